@@ -34,14 +34,14 @@ const KERNEL_MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"
 /// Script that is the first process of the machine.
 const INIT_SCRIPT: &str = include_str!("arm64/init.sh");
 
-/// Directory of Ambit's programs in the machine.
-const PROGRAMS: &str = "opt/ambit";
+/// Directory of Ambit's programs in the virtual machine.
+const PROGRAM_DIRECTORY: &str = "opt/ambit";
 
 /// Timeout from the machine's start until it is powered off.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
 /// Words that lines of the machine's output must contain, in this order within a line. The demo itself checks more.
-const EXPECTED_OUTPUT: [&[&str]; 7] = [
+const EXPECTED_WORDS: [&[&str]; 7] = [
     &["machine: Linux", "aarch64"],
     &["shop/frontend", "shop/orders", "HBONE (mTLS)", "allowed"],
     &["shop/frontend", "shop/ledger", "HBONE (mTLS)", "DENIED"],
@@ -100,7 +100,7 @@ fn build(architecture: Architecture) -> Result<PathBuf> {
 struct ScratchDirectory(PathBuf);
 
 impl ScratchDirectory {
-    /// Creates the directory, after removing the one that a killed command has left.
+    /// Creates the directory, after removing a directory that an earlier, killed command has left.
     fn new(path: PathBuf) -> Result<Self> {
         if path.exists() {
             fs::remove_dir_all(&path)?;
@@ -136,7 +136,7 @@ fn fill_initrd(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     fs::write(&init, INIT_SCRIPT)?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
 
-    let directory = root.join(PROGRAMS);
+    let directory = root.join(PROGRAM_DIRECTORY);
     fs::create_dir_all(&directory)?;
     for name in ambit_images::program_names().chain(["ambit-cni"]) {
         let mut strip = Command::new(format!("{}-strip", architecture.gnu_triple()));
@@ -198,7 +198,7 @@ fn run_successfully(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Running emulator, which is killed on drop.
+/// Running QEMU process, which is killed on drop.
 struct VirtualMachine(Child);
 
 impl Drop for VirtualMachine {
@@ -212,8 +212,8 @@ impl Drop for VirtualMachine {
 /// Runs the machine until it is powered off; prints and returns its output.
 fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
     let mut qemu = Command::new("qemu-system-aarch64");
-    // A processor of servers. The machine's clock counts its instructions, one a nanosecond, so that timeouts do not depend
-    // on the speed and load of this machine.
+    // A processor of servers. The machine's clock counts its instructions, one a nanosecond, so that timeouts do not
+    // depend on the speed and load of this machine.
     qemu.args(["-machine", "virt", "-cpu", "neoverse-n1", "-smp", "2"])
         .args(["-icount", "shift=0,sleep=off", "-m", "2G", "-nodefaults"])
         .args(["-display", "none", "-no-reboot", "-serial", "stdio"])
@@ -258,7 +258,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
 
 /// Checks the machine's output; the error lists what is missing.
 fn check_output(text: &str) -> Result<()> {
-    let missing = EXPECTED_OUTPUT.iter().filter(|words| {
+    let missing = EXPECTED_WORDS.iter().filter(|words| {
         let mut lines = text.lines();
         !lines.any(|line| has_in_order(line, words))
     });

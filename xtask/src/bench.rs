@@ -2,23 +2,18 @@
 
 mod against;
 mod comparison;
-mod measurement;
 mod programs;
-mod record;
 
 use std::{path::PathBuf, process::Command};
 
 use ambit_images::Architecture;
 use anyhow::{Result, ensure};
 
-use self::programs::{copy, replace};
+use self::programs::{copy_programs, replace_program};
 use crate::{images, outside, setup, shell, static_binary};
 
-/// Parts whose results can be compared between runs.
-const COMPARABLE_PARTS: [&str; 4] = ["traffic", "memory", "control", "waypoint"];
-
 /// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` at the
-/// end, compares the results with those of another revision; with `--write` there, keeps them in `docs/benchmarks.md`.
+/// end, compares the results with those of another revision.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return run_floods(args.get(1).map_or("4", String::as_str));
@@ -31,19 +26,13 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         [args @ .., flag, revision] if flag == "--against" => (args, Some(revision)),
         args => (args, None),
     };
-    let (args, is_written) = match args {
-        [args @ .., flag] if flag == "--write" => (args, true),
-        args => (args, false),
-    };
-    ensure!(
-        !(is_written && revision.is_some()),
-        "--write keeps the results of one revision: use it without --against"
-    );
-    let part = args.first().map_or("", String::as_str);
-    ensure!(
-        !(is_written || revision.is_some()) || COMPARABLE_PARTS.contains(&part),
-        "--against and --write are for one of {COMPARABLE_PARTS:?}"
-    );
+    if revision.is_some() {
+        let part = args.first().map(String::as_str);
+        ensure!(
+            matches!(part, Some("traffic" | "memory" | "control" | "waypoint")),
+            "--against compares `traffic`, `memory`, `control` or `waypoint`"
+        );
+    }
     setup::ensure(setup::Purpose::Bench)?;
     shell::run(
         "build the binaries",
@@ -65,11 +54,6 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         Some(revision) => {
             let then = against::programs_of_revision(revision, &programs)?;
             against::compare(&bench, &programs, &then)
-        }
-        None if is_written => {
-            let file = programs.join("figures.json");
-            shell::run("benchmark", bench.env(measurement::FILE_VARIABLE, &file))?;
-            record::write_record(part, measurement::read_measurements(&file)?)
         }
         None => shell::run("benchmark", &mut bench),
     }
@@ -115,14 +99,14 @@ fn find_envoy() -> Result<PathBuf> {
 fn build(is_static: bool) -> Result<PathBuf> {
     const NODE_PROXY_PROGRAM: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
-    copy(&shell::target_dir().join("release"), &directory)?;
+    copy_programs(&shell::target_dir().join("release"), &directory)?;
     if is_static {
         let proxy = static_binary::build(
             NODE_PROXY_PROGRAM,
             NODE_PROXY_PROGRAM,
             Architecture::native()?,
         )?;
-        replace(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
+        replace_program(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
     }
     Ok(directory)
 }

@@ -17,10 +17,10 @@ const KUBERNETES_RELEASES: &str = "1.32,1.33,1.34,1.35";
 const TEST_TARGETS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
 /// Arguments that select the tests of primary CNIs and layouts of nodes, on separate clusters.
-const PLATFORMS: [&str; 2] = ["--test", "platforms"];
+const PLATFORM_TEST_ARGS: [&str; 2] = ["--test", "platforms"];
 
 /// Arguments that select the tests that begin with an installation of Istio.
-const ISTIO: [&str; 2] = ["--test", "istio"];
+const ISTIO_TEST_ARGS: [&str; 2] = ["--test", "istio"];
 
 /// Passes the arguments to `ambit-cluster`; for `load` without archives, first builds Ambit's images from the source
 /// tree. `test` runs the cluster tests on several releases of Kubernetes.
@@ -54,11 +54,11 @@ fn test(options: &[String]) -> Result<()> {
         ["--versions", releases] => releases,
         ["--platforms"] => {
             setup::ensure(setup::Purpose::Cilium)?;
-            return test::test_crate("cluster-tests", &PLATFORMS.map(str::to_owned));
+            return test::test_crate("cluster-tests", &PLATFORM_TEST_ARGS.map(str::to_owned));
         }
         ["--istio"] => {
             istio::build()?;
-            return test::test_crate("cluster-tests", &ISTIO.map(str::to_owned));
+            return test::test_crate("cluster-tests", &ISTIO_TEST_ARGS.map(str::to_owned));
         }
         _ => {
             bail!(

@@ -55,7 +55,7 @@ fn unpack(
     name: &str,
     download: impl FnOnce(&PackageDatabase, &Path) -> Result<Command>,
 ) -> Result<PathBuf> {
-    let directory = directory(architecture).join(name);
+    let directory = package_directory(architecture).join(name);
     let contents = directory.join("contents");
     if contents.exists() {
         return Ok(contents);
@@ -91,7 +91,7 @@ fn unpack(
     Ok(contents)
 }
 
-fn directory(architecture: Architecture) -> PathBuf {
+fn package_directory(architecture: Architecture) -> PathBuf {
     shell::target_dir().join("debian").join(architecture.name())
 }
 
@@ -104,7 +104,7 @@ struct PackageDatabase {
 impl PackageDatabase {
     /// Creates the database, with the package lists of this machine's repositories.
     fn open(architecture: Architecture) -> Result<Self> {
-        let directory = directory(architecture).join("database");
+        let directory = package_directory(architecture).join("database");
         for part in ["state/lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(directory.join(part))?;
         }

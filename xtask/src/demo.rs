@@ -1,22 +1,60 @@
 //! `cargo xtask demo`: builds the real binaries and shows the mesh at work in the lab.
 
-use anyhow::Result;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
 
 use crate::{images, setup, shell};
 
+/// Programs of the demonstration's first part, which shows the mesh at layer 4.
+const LAYER_4_PROGRAMS: [&str; 6] = [
+    "ambit",
+    "ambit-agent",
+    "ambit-cni",
+    "ambit-control",
+    "ambit-lab-tool",
+    "ambit-node-proxy",
+];
+/// Program of the demonstration's last part.
+const WAYPOINT_PROGRAM: &str = "ambit-waypoint";
+
+/// Builds the programs and runs the demonstration. The waypoint is built while the mesh is shown at layer 4, since its
+/// Wasm compiler takes about a third of the build.
 pub(crate) fn run() -> Result<()> {
     setup::ensure(setup::Purpose::Demo)?;
-    // Unoptimised builds take half the time.
-    let mut cargo = shell::cargo(&["build", "--bins"]);
+    shell::run(
+        "build the programs of layer 4",
+        &mut build(&LAYER_4_PROGRAMS),
+    )?;
+    let ambit = shell::target_dir().join("debug/ambit");
+    eprintln!("==> the mesh at work");
+    let mut demo = Command::new(ambit)
+        .args(["lab", "demo", "--await-waypoint"])
+        .current_dir(shell::workspace_root())
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot start the demonstration")?;
+    let waypoint = shell::run(
+        "build the waypoint",
+        shell::nice(&build(&[WAYPOINT_PROGRAM])).arg("--quiet"),
+    );
+    // The end of its standard input lets the demonstration go on.
+    drop(demo.stdin.take());
+    let status = demo.wait().context("the demonstration is lost")?;
+    waypoint?;
+    ensure!(status.success(), "the demonstration failed ({status})");
+    Ok(())
+}
+
+/// Returns a command that builds these programs, unoptimised, which takes half the time. Whatever the programs, the same
+/// packages are selected: dependencies have the features of all, so that no later build repeats one.
+fn build(programs: &[&str]) -> Command {
+    let mut cargo = shell::cargo(&["build"]);
     for package in images::PACKAGES.iter().chain(&images::STATIC_PROGRAMS) {
         cargo.args(["--package", package]);
     }
-    shell::run("build the programs", &mut cargo)?;
-    let ambit = shell::target_dir().join("debug/ambit");
-    shell::run(
-        "the mesh at work",
-        std::process::Command::new(ambit)
-            .args(["lab", "demo"])
-            .current_dir(shell::workspace_root()),
-    )
+    for program in programs {
+        cargo.args(["--bin", program]);
+    }
+    cargo
 }

@@ -19,7 +19,7 @@ use crate::{
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Generator of SBOMs: crate and version.
-const CYCLONEDX: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
+const SBOM_GENERATOR: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 
 /// Folders of the programs below `crates`, and the names of their SBOMs, which are those of the images; the image
 /// `tools` has two programs.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     fs::create_dir_all(&out)?;
     setup::ensure(Purpose::Images)?;
-    write_bills_of_materials(&out)?;
+    write_sboms(&out)?;
     for architecture in Architecture::ALL {
         if !architecture.is_native() {
             setup::ensure(Purpose::Cross(architecture))?;
@@ -74,11 +74,11 @@ fn build_command_line(architecture: Architecture, out: &Path) -> Result<()> {
     tree.add_copy("LICENSE", &shell::workspace_root().join("LICENSE"), 0o644)?;
     let file = format!("ambit-{VERSION}-linux-{}.tar.gz", architecture.name());
     let path = out.join(file);
-    fs::write(&path, tree.compressed()?).with_context(|| path.display().to_string())
+    fs::write(&path, tree.to_tar_gz()?).with_context(|| path.display().to_string())
 }
 
 /// Writes an SBOM of each program, in CycloneDX format.
-fn write_bills_of_materials(out: &Path) -> Result<()> {
+fn write_sboms(out: &Path) -> Result<()> {
     let mut command = Command::new(install_cyclonedx()?);
     command
         .args(["cyclonedx", "--format", "json", "--spec-version", "1.5"])
@@ -88,13 +88,13 @@ fn write_bills_of_materials(out: &Path) -> Result<()> {
         // The same sources give the same bytes: the time of the commit, not today's.
         .env("SOURCE_DATE_EPOCH", commit_time()?);
     // The tool writes beside the manifest of each crate of the workspace.
-    let written = shell::run("bills of materials", &mut command).and_then(|()| copy_bills(out));
-    remove_bills(&shell::workspace_root())?;
+    let written = shell::run("bills of materials", &mut command).and_then(|()| copy_sboms(out));
+    remove_generated_sboms(&shell::workspace_root())?;
     written
 }
 
 /// Copies the programs' SBOMs, without the path of this checkout in them.
-fn copy_bills(out: &Path) -> Result<()> {
+fn copy_sboms(out: &Path) -> Result<()> {
     let root = shell::workspace_root();
     for (folder, name) in DISTRIBUTED_PROGRAMS {
         let bill = root.join("crates").join(folder).join("bill.json");
@@ -116,7 +116,7 @@ fn commit_time() -> Result<String> {
 }
 
 /// Removes the SBOMs that the generator wrote beside the manifests of all workspace crates.
-fn remove_bills(root: &Path) -> Result<()> {
+fn remove_generated_sboms(root: &Path) -> Result<()> {
     let mut folders = vec![root.to_path_buf()];
     for layer in fs::read_dir(root.join("crates"))? {
         folders.push(layer?.path());
@@ -134,7 +134,7 @@ fn remove_bills(root: &Path) -> Result<()> {
 
 /// Installs the generator of SBOMs into the target directory, and returns its path.
 fn install_cyclonedx() -> Result<PathBuf> {
-    let (name, version) = CYCLONEDX;
+    let (name, version) = SBOM_GENERATOR;
     let root = shell::target_dir()
         .join("tools")
         .join(format!("{name}-{version}"));

@@ -41,11 +41,11 @@ struct Options {
 
 /// Destination into which images are loaded without a registry.
 enum LoadTarget {
-    /// Cluster of `kind`, by name.
+    /// Cluster of `kind`; the default cluster without a name.
     Kind(Option<String>),
-    /// Cluster of `k3d`, by name.
+    /// Cluster of `k3d`; the default cluster without a name.
     K3d(Option<String>),
-    /// Profile of `minikube`, by name.
+    /// Profile of `minikube`; the default profile without a name.
     Minikube(Option<String>),
     /// Containerd on this machine, in the namespace that the kubelet uses.
     Containerd,
@@ -107,7 +107,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         built.push((architecture, directory));
     }
     let archives = write(&built, &options.out, &options.hub, &options.tag)?;
-    let chart = chart(&options)?;
+    let chart = write_chart_archive(&options)?;
     for archive in archives.iter().chain([&chart]) {
         eprintln!("    {}", archive.display());
     }
@@ -177,7 +177,7 @@ fn architectures(list: &str) -> Result<Vec<Architecture>> {
 }
 
 /// Writes the chart as an OCI archive; its default values name the images.
-fn chart(options: &Options) -> Result<PathBuf> {
+fn write_chart_archive(options: &Options) -> Result<PathBuf> {
     let directory = shell::workspace_root().join("charts/ambit");
     let naming = ImageNaming {
         hub: &options.hub,
@@ -266,7 +266,7 @@ fn write(
 mod tests {
     use super::*;
 
-    fn command(load: &str) -> String {
+    fn load_command(load: &str) -> String {
         let command = LoadTarget::parse(load).unwrap().command(Path::new("a.tar"));
         command.join(" ".as_ref()).into_string().unwrap()
     }
@@ -280,7 +280,7 @@ mod tests {
             ("minikube", "minikube image load a.tar"),
             ("containerd", "ctr --namespace k8s.io images import a.tar"),
         ] {
-            assert_eq!(command(load), words);
+            assert_eq!(load_command(load), words);
         }
         for wrong in ["docker", "containerd=x", ""] {
             assert!(LoadTarget::parse(wrong).is_err(), "{wrong}");

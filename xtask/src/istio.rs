@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result};
 use crate::shell;
 
 /// Go packages of Istio's programs.
-const PACKAGES: [&str; 4] = [
+const GO_PACKAGES: [&str; 4] = [
     "istio.io/istio/istioctl/cmd/istioctl",
     "istio.io/istio/pilot/cmd/pilot-discovery",
     "istio.io/istio/cni/cmd/install-cni",
@@ -21,7 +21,7 @@ const PACKAGES: [&str; 4] = [
 ];
 
 /// Names under which Istio's agent calls the one program that sets iptables rules.
-const IPTABLES: [&str; 6] = [
+const IPTABLES_COMMANDS: [&str; 6] = [
     "iptables",
     "iptables-save",
     "iptables-restore",
@@ -43,7 +43,7 @@ pub(crate) fn build() -> Result<()> {
         "-o",
     ])
     .arg(&out)
-    .args(PACKAGES)
+    .args(GO_PACKAGES)
     .current_dir(shell::workspace_root().join("build/istio"))
     .env("CGO_ENABLED", "0");
     shell::run("build Istio's programs", &mut go)?;
@@ -75,7 +75,7 @@ pub(crate) fn build() -> Result<()> {
         let module = module?.path();
         agent.push((module.display().to_string(), module));
     }
-    let links = IPTABLES.map(|name| (format!("/usr/bin/{name}"), "xtables-nft-multi"));
+    let links = IPTABLES_COMMANDS.map(|name| (format!("/usr/bin/{name}"), "xtables-nft-multi"));
     write_file_image(
         "docker.io/istio/install-cni:dev",
         &agent,

@@ -62,7 +62,8 @@ fn build_go_plugin(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Returns a command that builds the Go module in a directory below `build`, without the package and further flags.
+/// Returns a command that builds the Go module in a directory below `build`; the caller adds the package and other
+/// flags.
 fn go_build(source: &str, program: &Path) -> Command {
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
@@ -75,7 +76,7 @@ fn go_build(source: &str, program: &Path) -> Command {
 fn build_rust_plugin() -> Result<()> {
     let manifest = shell::workspace_root().join("build/plugins/rust/Cargo.toml");
     build_wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
-    copy_beside("test_plugin.wasm", "plugin-rust.wasm")
+    copy_to_programs("test_plugin.wasm", "plugin-rust.wasm")
 }
 
 /// Builds the example filters of the published SDK crate, unchanged.
@@ -84,21 +85,16 @@ fn build_published_plugins() -> Result<()> {
     let examples: Vec<&str> = names.iter().flat_map(|name| ["--example", name]).collect();
     // The published crate predates this lint.
     let lints = "-A unexpected_cfgs";
-    build_wasm(
-        "published filters",
-        &published_manifest()?,
-        &examples,
-        lints,
-    )?;
+    build_wasm("published filters", &sdk_manifest_path()?, &examples, lints)?;
     for name in names {
         let to = format!("published-{}.wasm", name.replace('_', "-"));
-        copy_beside(&format!("examples/{name}.wasm"), &to)?;
+        copy_to_programs(&format!("examples/{name}.wasm"), &to)?;
     }
     Ok(())
 }
 
 /// Returns the manifest path of the SDK crate that `build/plugins/published` depends on.
-fn published_manifest() -> Result<PathBuf> {
+fn sdk_manifest_path() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["metadata", "--locked", "--format-version=1"]);
     let manifest = shell::workspace_root().join("build/plugins/published/Cargo.toml");
     let output = cargo.arg("--manifest-path").arg(manifest).output()?;
@@ -140,7 +136,7 @@ fn plugins_directory() -> PathBuf {
 }
 
 /// Copies a WebAssembly module to the directory of the workspace's programs.
-fn copy_beside(built: &str, name: &str) -> Result<()> {
+fn copy_to_programs(built: &str, name: &str) -> Result<()> {
     let built = plugins_directory()
         .join(WASM_TARGET)
         .join("release")

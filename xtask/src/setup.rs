@@ -172,10 +172,6 @@ const BROWSER_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
 /// Tools for benchmarks, besides [`NGINX_PACKAGES`].
 const BENCH_PACKAGES: &[RequiredPackage] = &[
     RequiredPackage {
-        paths: &["/usr/lib/nginx/modules/ngx_stream_module.so"],
-        package: "libnginx-mod-stream",
-    },
-    RequiredPackage {
         paths: &["/usr/bin/iperf3"],
         package: "iperf3",
     },

@@ -10,8 +10,8 @@ use crate::{book, shell};
 mod claims;
 mod cycles;
 mod deny;
+mod dockerfile;
 mod files;
-mod images;
 mod language;
 mod layers;
 mod modules;
@@ -19,7 +19,7 @@ mod paths;
 mod recipes;
 mod source;
 mod trees;
-mod unused;
+mod unused_dependencies;
 mod workspace;
 
 /// Checks all rules. The error lists every violation, one per line.
@@ -28,18 +28,20 @@ pub(crate) fn run() -> Result<()> {
     let mut broken = layers::find_violations(&workspace);
     broken.extend(trees::find_violations(&workspace));
     broken.extend(deny::find_violations(&workspace)?);
-    broken.extend(images::find_violations()?);
+    broken.extend(dockerfile::find_violations()?);
     broken.extend(recipes::find_violations()?);
     broken.extend(book::find_problems()?);
     let manifest = fs::read_to_string(shell::workspace_root().join("Cargo.toml"))?;
-    broken.extend(unused::find_unused_in_workspace(&manifest, &workspace)?);
+    broken.extend(unused_dependencies::find_unused_in_workspace(
+        &manifest, &workspace,
+    )?);
     for package in workspace.workspace_members() {
         let sources = source::read_package(package)?;
         broken.extend(sources.iter().flat_map(files::find_violations));
         broken.extend(modules::find_violations(&sources));
         broken.extend(cycles::find_violations(package, &sources));
         broken.extend(language::find_violations(&sources));
-        broken.extend(unused::find_violations(package, &sources));
+        broken.extend(unused_dependencies::find_violations(package, &sources));
         broken.extend(claims::find_violations(package, &sources));
     }
     ensure!(broken.is_empty(), "tidy found:\n  {}", broken.join("\n  "));

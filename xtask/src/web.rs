@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::{setup, shell};
 
 /// Maximum size of the bundle in bytes, which is embedded in the command-line program.
-const MAX_BUNDLE: u64 = 600 * 1024;
+const MAX_BUNDLE_BYTES: u64 = 600 * 1024;
 
 /// Builds the bundle; with `check`, compares it with the checked-in bundle, checks types, and runs the unit tests.
 pub(crate) fn build(check: bool) -> Result<()> {
@@ -29,23 +29,23 @@ pub(crate) fn build(check: bool) -> Result<()> {
         shell::run("tests of the dashboard's page", &mut tests)?;
     }
     // Remove files that are no longer part of the bundle.
-    remove(out)?;
+    remove_directory(out)?;
     shell::run("the dashboard's bundle", node("build.mjs").arg(out))?;
-    let names = names(out)?;
+    let names = file_names(out)?;
     let mut size = 0;
     for name in &names {
         size += fs::metadata(out.join(name))?.len();
     }
     ensure!(
-        size <= MAX_BUNDLE,
-        "the dashboard's bundle has {size} bytes: at most {MAX_BUNDLE} may be in the command line"
+        size <= MAX_BUNDLE_BYTES,
+        "the dashboard's bundle has {size} bytes: at most {MAX_BUNDLE_BYTES} may be in the command line"
     );
     if check {
         let same = |name: &String| {
             let read = |directory: &Path| fs::read(directory.join(name)).ok();
             read(out) == read(&checked_in)
         };
-        let is_fresh = names == self::names(&checked_in)? && names.iter().all(same);
+        let is_fresh = names == self::file_names(&checked_in)? && names.iter().all(same);
         ensure!(
             is_fresh,
             "{} is stale: run `cargo xtask web`",
@@ -81,14 +81,14 @@ fn directory() -> PathBuf {
     shell::workspace_root().join("web")
 }
 
-fn remove(directory: &Path) -> Result<()> {
+fn remove_directory(directory: &Path) -> Result<()> {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-fn names(directory: &Path) -> Result<BTreeSet<String>> {
+fn file_names(directory: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(directory)?;
     let name =
         |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());

@@ -1,4 +1,4 @@
-//! Certificate of a peer: parses the identity in it.
+//! Fuzzes the parser of the identity in a peer's certificate.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

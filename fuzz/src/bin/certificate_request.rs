@@ -1,4 +1,4 @@
-//! Certificate signing request, which anybody with a token may send to the certificate authority.
+//! Fuzzes certificate signing requests, which every client with a token may send to the certificate authority.
 #![no_main]
 
 use std::{

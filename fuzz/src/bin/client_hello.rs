@@ -1,4 +1,4 @@
-//! First bytes of a TLS passthrough connection: reads the ClientHello.
+//! Fuzzes the ClientHello reader, with the first bytes of a TLS passthrough connection.
 #![no_main]
 
 use ambit_tls::{FirstMessage, HelloReader};

@@ -1,4 +1,4 @@
-//! Standard input of the CNI plugin, which the container runtime writes.
+//! Fuzzes the standard input of the CNI plugin, which the container runtime writes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! DNS query of a pod: the answer or refusal of any query is a valid DNS message.
+//! Fuzzes DNS queries of a pod: the answer to any query, or its error response, is a valid DNS message.
 #![no_main]
 
 use std::net::Ipv4Addr;

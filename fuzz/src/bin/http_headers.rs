@@ -1,4 +1,5 @@
-//! Values in a peer's CONNECT request: authority, and the headers baggage, forwarded, traceparent and original peer.
+//! Fuzzes values in a peer's CONNECT request: the authority, and the headers baggage, forwarded, traceparent and
+//! original peer.
 #![no_main]
 
 use ambit_codec::{Authority, Baggage, Forwarded, OriginalPeer, TraceParent};

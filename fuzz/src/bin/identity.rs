@@ -1,4 +1,4 @@
-//! SPIFFE id of a certificate or policy: parses and prints.
+//! Fuzzes the parser of SPIFFE IDs in certificates and policies: a parsed ID prints as the same text.
 #![no_main]
 
 use ambit_model::Identity;

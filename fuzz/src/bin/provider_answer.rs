@@ -1,4 +1,4 @@
-//! Responses to a waypoint from ext_authz providers, rate-limit services and OpenTelemetry collectors.
+//! Fuzzes responses that a waypoint gets from ext_authz providers, rate-limit services and OpenTelemetry collectors.
 #![no_main]
 
 use ambit_wire::{ext_authz, rate_limit_service};

@@ -1,4 +1,4 @@
-//! Header of the PROXY protocol, version 2.
+//! Fuzzes the parser of PROXY protocol headers, version 2.
 #![no_main]
 
 use ambit_codec::ProxyHeader;

@@ -1,4 +1,4 @@
-//! Normalization of request targets. The first byte selects the normalization.
+//! Fuzzes the normalization of request targets. The first byte of the input selects the normalization.
 #![no_main]
 
 use ambit_l7::{

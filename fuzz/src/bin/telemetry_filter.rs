@@ -1,4 +1,4 @@
-//! CEL conditions and access log formats of Telemetry objects: parses them and applies them to a request.
+//! Fuzzes CEL conditions and access log formats of Telemetry objects: parses them, and evaluates them for a request.
 #![no_main]
 
 use std::time::{Duration, SystemTime};
@@ -15,18 +15,18 @@ fuzz_target!(|data: &[u8]| {
     headers.insert("x-a", http::HeaderValue::from_static("b"));
     let address = ([10, 0, 0, 1], 80).into();
     let observation = RequestObservation {
-        started: SystemTime::UNIX_EPOCH,
+        start_time: SystemTime::UNIX_EPOCH,
         duration: Duration::from_millis(3),
         method: Some("GET"),
         path: Some("/a?b=c"),
         protocol: Some("HTTP/1.1"),
         authority: Some("a:80"),
         response_code: 200,
-        flags: "-",
-        flag_bits: 0,
-        code_details: None,
+        response_flags: "-",
+        response_flag_bits: 0,
+        response_code_details: None,
         termination_details: None,
-        upstream_failure: None,
+        upstream_transport_failure: None,
         request_bytes: 0,
         response_bytes: 1,
         upstream_time: None,
@@ -34,12 +34,12 @@ fuzz_target!(|data: &[u8]| {
         is_grpc: false,
         upstream_host: Some(address),
         upstream_cluster: Some("a"),
-        upstream_local: None,
-        downstream_local: address,
-        downstream_remote: address,
+        upstream_local_address: None,
+        downstream_local_address: address,
+        downstream_remote_address: address,
         server_name: None,
-        route: Some("r"),
-        peer: None,
+        route_name: Some("r"),
+        downstream_spiffe_id: None,
         trace_id: None,
         hostname: "h",
         request_headers: &headers,

@@ -1,4 +1,4 @@
-//! Trace contexts in all supported request headers: a propagated context parses to the same values.
+//! Fuzzes trace contexts in all supported request headers: a propagated context parses to the same values.
 #![no_main]
 
 use ambit_observation::trace::{IncomingTraceContext, SpanId, TraceId};

@@ -1,4 +1,4 @@
-//! Input of a plugin to the Wasm host: serialized pairs, and host calls with arbitrary pointers and lengths.
+//! Fuzzes a plugin's input to the Wasm host: serialized pairs, and host calls with arbitrary pointers and lengths.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};

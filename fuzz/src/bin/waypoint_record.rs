@@ -1,5 +1,5 @@
-//! Record that the control plane sends to a waypoint. The substitute of a record that is not understood has the name
-//! under which the record was sent.
+//! Fuzzes records that the control plane sends to a waypoint. The substitute for an invalid record keeps the name under
+//! which the record was sent.
 #![no_main]
 
 use ambit_model::{PolicyKey, WaypointRecordType};

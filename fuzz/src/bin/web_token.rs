@@ -1,5 +1,5 @@
-//! JSON web tokens, key sets, and requests with tokens from every source: no input panics, and no token is accepted
-//! that no key has signed.
+//! Fuzzes JSON web tokens, key sets, and requests with tokens from every source: no input panics, and every accepted
+//! token is signed by one of the keys.
 #![no_main]
 
 use std::time::SystemTime;

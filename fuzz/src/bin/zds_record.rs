@@ -1,4 +1,4 @@
-//! ZDS record, which the agent or the node proxy parses.
+//! Fuzzes the parsers of ZDS records in the agent and the node proxy.
 #![no_main]
 
 use ambit_wire::zds_codec;

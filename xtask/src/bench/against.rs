@@ -3,22 +3,32 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
 
 use super::{
     comparison::{ComparisonOutcome, Interval, MAX_PAIRS},
-    measurement::{self, Measurement},
     programs,
 };
 use crate::shell;
 
 /// Number of pairs of runs before the first comparison.
 const MIN_PAIRS: usize = 4;
+
+/// Result of one benchmark in a run, as `ambit-bench` writes it.
+#[derive(Deserialize)]
+struct Measurement {
+    what: String,
+    unit: String,
+    /// Measured value; `None` if it is not finite.
+    value: Option<f64>,
+    score: Option<f64>,
+}
 
 /// Values of one benchmark in all pairs of runs.
 #[derive(Default)]
@@ -58,12 +68,12 @@ pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf
     if of_revision.exists() {
         fs::remove_dir_all(&of_revision)?;
     }
-    programs::copy(&target.join("release"), &of_revision)?;
+    programs::copy_programs(&target.join("release"), &of_revision)?;
     fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
     Ok(of_revision)
 }
 
-/// Resolves a revision in this tree: in the worktree, `HEAD` is another one.
+/// Resolves a revision to a commit in this working tree, since `HEAD` is a different commit in the separate worktree.
 fn resolve_commit(revision: &str) -> Result<String> {
     let mut git = Command::new("git");
     git.args(["rev-parse", "--verify", "--end-of-options"])
@@ -108,20 +118,28 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Measurement>> {
     shell::copy_environment(bench, &mut command);
     command
         .env("AMBIT_BENCH_ROUNDS", "1")
-        .env(measurement::FILE_VARIABLE, &file)
+        .env("AMBIT_BENCH_FIGURES", &file)
         .current_dir(shell::workspace_root());
     shell::run(
         &format!("benchmark of {}", programs.display()),
         &mut command,
     )?;
-    measurement::read_measurements(&file)
+    let read = File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let figures: Vec<Measurement> = serde_json::from_reader(read)
+        .with_context(|| format!("{} has no figures", file.display()))?;
+    ensure!(
+        !figures.is_empty(),
+        "this benchmark has no figures to compare"
+    );
+    Ok(figures)
 }
 
-/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the two
-/// is not finite.
+/// Adds a pair of runs to the measurements `figures`. Returns the names of omitted measurements: those that the other
+/// revision lacks, and those without a finite value in one of the runs.
 ///
 /// # Errors
-/// When this tree's run lacks a figure of the other revision's.
+///
+/// When this tree's run lacks a measurement of the other revision's.
 fn add_pair(
     figures: &mut BTreeMap<String, ComparedMeasurement>,
     now: Vec<Measurement>,
@@ -170,7 +188,7 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
+/// Prints a line for each measurement: medians, the ratio (above 1 is better) with its interval, and the outcome.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 fn print(figures: &BTreeMap<String, ComparedMeasurement>, left_out: &BTreeSet<String>) {
     println!(
@@ -206,14 +224,11 @@ fn print(figures: &BTreeMap<String, ComparedMeasurement>, left_out: &BTreeSet<St
 mod tests {
     use super::*;
 
-    fn figure(what: &str, score: Option<f64>) -> Measurement {
+    fn measurement(what: &str, score: Option<f64>) -> Measurement {
         Measurement {
             what: what.to_owned(),
             unit: "us".to_owned(),
             value: score,
-            ratio: None,
-            relay: None,
-            existing: None,
             score,
         }
     }
@@ -222,15 +237,15 @@ mod tests {
     fn pairs_are_divided_figure_by_figure() {
         let mut figures = BTreeMap::new();
         let now = vec![
-            figure("a", Some(2.0)),
-            figure("b", None),
-            figure("c", Some(1.0)),
+            measurement("a", Some(2.0)),
+            measurement("b", None),
+            measurement("c", Some(1.0)),
         ];
-        let then = vec![figure("b", Some(1.0)), figure("a", Some(1.0))];
+        let then = vec![measurement("b", Some(1.0)), measurement("a", Some(1.0))];
         assert_eq!(add_pair(&mut figures, now, then).unwrap(), ["b", "c"]);
         assert_eq!(figures.keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(figures["a"].ratios, [2.0]);
-        let vanished = add_pair(&mut figures, Vec::new(), vec![figure("a", Some(1.0))]);
+        let vanished = add_pair(&mut figures, Vec::new(), vec![measurement("a", Some(1.0))]);
         assert!(vanished.is_err());
     }
 

@@ -5,13 +5,13 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 
 /// Copies the programs among a directory's build outputs to another directory.
-pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy_programs(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         if let Some(name) = name.filter(|name| is_program(name)) {
-            replace(&path, &to.join(name))?;
+            replace_program(&path, &to.join(name))?;
         }
     }
     Ok(())
@@ -22,7 +22,7 @@ fn is_program(name: &str) -> bool {
 }
 
 /// Replaces a program by renaming, since a running executable cannot be written to.
-pub(super) fn replace(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn replace_program(from: &Path, to: &Path) -> Result<()> {
     let beside = to.with_extension("new");
     fs::copy(from, &beside)
         .and_then(|_| fs::rename(&beside, to))

@@ -44,7 +44,7 @@ pub(super) fn string_literal(expression: &Expr) -> Option<String> {
     }
 }
 
-/// String constant with its doc comment.
+/// String constant of a Rust file, with its doc comment.
 #[derive(Debug)]
 pub(super) struct Constant {
     pub(super) name: String,
@@ -79,7 +79,7 @@ pub(super) fn constants(file: &syn::File) -> Vec<Constant> {
 }
 
 /// Returns the variants of an enumeration with their doc comments.
-pub(super) fn variants(file: &syn::File, name: &str) -> Vec<(String, String)> {
+pub(super) fn enum_variants(file: &syn::File, name: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for item in &file.items {
         if let Item::Enum(item) = item
@@ -93,7 +93,7 @@ pub(super) fn variants(file: &syn::File, name: &str) -> Vec<(String, String)> {
 }
 
 /// Returns the text with a capital first letter.
-pub(super) fn first_sentence(text: &str) -> String {
+pub(super) fn capitalize_first(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string());
     first.unwrap_or_default() + letters.as_str()

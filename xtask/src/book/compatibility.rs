@@ -14,8 +14,8 @@ const POINTER_FILE: &str = "COMPATIBILITY.md";
 /// Path of the book's pages in links of [`POINTER_FILE`].
 const BOOK_DIRECTORY: &str = "docs/src/";
 
-/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` returns whether a path exists that begins
-/// at the repository's root or with the name of a crate.
+/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` returns whether a path exists that
+/// begins at the repository's root or with the name of a crate.
 pub(super) fn find_problems(
     pages: &Pages,
     pointer: &str,
@@ -56,7 +56,7 @@ fn problems(text: &str, exists: &impl Fn(&str) -> bool) -> Vec<(usize, String)> 
     for (line, row) in prose(text) {
         let missing = code_spans(row).filter(|span| is_path(span) && !exists(span));
         found.extend(missing.map(|path| (line, format!("the path {path} does not exist"))));
-        let cells = cells(row);
+        let cells = table_cells(row);
         if headings.is_empty() || cells.is_empty() {
             headings = cells;
             continue;
@@ -74,7 +74,7 @@ fn problems(text: &str, exists: &impl Fn(&str) -> bool) -> Vec<(usize, String)> 
 }
 
 /// Returns the cells of a table's row; none for lines that are not rows.
-fn cells(line: &str) -> Vec<String> {
+fn table_cells(line: &str) -> Vec<String> {
     let Some(row) = line.strip_prefix('|') else {
         return Vec::new();
     };

@@ -10,7 +10,7 @@ const LABEL_FILES: &[&str] = &[
     "crates/control-plane/k8s-api/src/enablement.rs",
     "crates/control-plane/waypoint-objects/src/objects.rs",
     "crates/control-plane/waypoint-objects/src/parameters.rs",
-    "crates/control-plane/waypoint-objects/src/ours.rs",
+    "crates/control-plane/waypoint-objects/src/ownership.rs",
     "crates/control-plane/derive/src/objects/destination_rule/balancing.rs",
     "crates/programs/agent/src/enrolment/annotations.rs",
 ];

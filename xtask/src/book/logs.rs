@@ -10,7 +10,7 @@ use syn::{
 };
 
 use super::code::{
-    constants, doc_text, first_sentence, markdown_table, parse, string_literal, variants,
+    capitalize_first, constants, doc_text, enum_variants, markdown_table, parse, string_literal,
 };
 
 /// File with the fields of a node proxy's access log.
@@ -127,8 +127,8 @@ fn event_fields(tokens: &str) -> Vec<(String, String)> {
 
 fn request_fields() -> Result<String> {
     let constants = constants(&parse(FORMATS_FILE)?);
-    let json = constants.iter().find(|one| one.name == "ISTIO_JSON");
-    let json = json.with_context(|| format!("{FORMATS_FILE} has no ISTIO_JSON"))?;
+    let json = constants.iter().find(|one| one.name == "ISTIO_JSON_FORMAT");
+    let json = json.with_context(|| format!("{FORMATS_FILE} has no ISTIO_JSON_FORMAT"))?;
     // Parsed line by line: the order of the fields is that of the text.
     let pairs = json.value.split(['{', '}', ',', '\n']).filter_map(|pair| {
         let (key, value) = pair.trim().split_once("\":\"")?;
@@ -145,12 +145,12 @@ fn request_fields() -> Result<String> {
 }
 
 fn response_flags() -> Result<String> {
-    let rows = variants(&parse(FLAGS_FILE)?, "ResponseFlag").into_iter();
+    let rows = enum_variants(&parse(FLAGS_FILE)?, "ResponseFlag").into_iter();
     let rows = rows.map(|(name, doc)| {
         let (flag, meaning) = doc
             .split_once(": ")
             .with_context(|| format!("{FLAGS_FILE}: {name} does not begin with its flag"))?;
-        Ok(vec![flag.to_owned(), first_sentence(meaning)])
+        Ok(vec![flag.to_owned(), capitalize_first(meaning)])
     });
     Ok(markdown_table(
         &["flag", "meaning"],
@@ -162,11 +162,13 @@ fn failure_reasons() -> Result<String> {
     let file = parse(REASONS_FILE)?;
     let mut texts = ReasonTexts::default();
     texts.visit_file(&file);
-    let rows = variants(&file, "Reason").into_iter().map(|(name, doc)| {
-        let text = texts.0.get(&name);
-        let text = text.with_context(|| format!("{REASONS_FILE}: {name} has no text"))?;
-        Ok(vec![format!("`{text}`"), doc])
-    });
+    let rows = enum_variants(&file, "FailureReason")
+        .into_iter()
+        .map(|(name, doc)| {
+            let text = texts.0.get(&name);
+            let text = text.with_context(|| format!("{REASONS_FILE}: {name} has no text"))?;
+            Ok(vec![format!("`{text}`"), doc])
+        });
     Ok(markdown_table(
         &["flag", "meaning"],
         &rows.collect::<Result<Vec<_>>>()?,

@@ -8,8 +8,8 @@ use std::{
 
 /// Page that lists all others.
 const SUMMARY_FILE: &str = "SUMMARY.md";
-/// Comments of which one must precede a block of commands.
-const DOCUMENT_MARKS: &[&str] = &[
+/// Comments that say whether and where a block of commands is tested; one of them must precede each block.
+const RUNNER_COMMENTS: &[&str] = &[
     "<!-- run: lab -->",
     "<!-- run: cluster -->",
     "<!-- run: istio",
@@ -135,7 +135,7 @@ fn unmarked_code_blocks(text: &str) -> impl Iterator<Item = usize> {
     let before = std::iter::once("").chain(text.lines());
     let blocks = before.zip(text.lines()).enumerate();
     blocks.filter_map(|(index, (before, line))| {
-        let is_marked = DOCUMENT_MARKS.iter().any(|mark| before.starts_with(mark));
+        let is_marked = RUNNER_COMMENTS.iter().any(|mark| before.starts_with(mark));
         (line.starts_with("```console") && !is_marked).then_some(index + 1)
     })
 }

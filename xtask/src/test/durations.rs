@@ -16,7 +16,7 @@ impl Durations {
     /// Adds a suite's duration and, from the output of libtest's `--report-time`, the durations of its tests.
     pub(super) fn add(&mut self, suite: &str, elapsed: Duration, output: &str) {
         self.suites.push((elapsed, suite.to_owned()));
-        let tests = output.lines().filter_map(test);
+        let tests = output.lines().filter_map(parse_test_duration);
         self.tests
             .extend(tests.map(|(name, elapsed)| (elapsed, format!("{suite} {name}"))));
     }
@@ -34,7 +34,7 @@ impl Durations {
 }
 
 /// Parses name and duration in a line such as `test name ... ok <1.234s>`.
-fn test(line: &str) -> Option<(&str, Duration)> {
+fn parse_test_duration(line: &str) -> Option<(&str, Duration)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (_, seconds) = rest.strip_suffix("s>")?.rsplit_once('<')?;
     let seconds = seconds.parse().ok()?;
@@ -47,16 +47,19 @@ mod tests {
 
     #[test]
     fn libtest_lines_carry_durations() {
-        let found = test("test a::b ... ok <1.250s>");
+        let found = parse_test_duration("test a::b ... ok <1.250s>");
         assert_eq!(found, Some(("a::b", Duration::from_millis(1250))));
-        assert_eq!(test("test a ... FAILED <0.5s>").map(|one| one.0), Some("a"));
+        assert_eq!(
+            parse_test_duration("test a ... FAILED <0.5s>").map(|one| one.0),
+            Some("a")
+        );
         for line in [
             "test a ... ok",
             "running 3 tests",
             "test result: ok. 1 passed",
             "test a ... ok <-1s>",
         ] {
-            assert_eq!(test(line), None, "{line}");
+            assert_eq!(parse_test_duration(line), None, "{line}");
         }
     }
 }

@@ -19,8 +19,8 @@ use crate::shell;
 pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
-    /// Maximum number of concurrent steps.
-    at_once: usize,
+    /// Maximum number of the lane's concurrent steps.
+    max_concurrent_steps: usize,
     steps: VecDeque<Step>,
 }
 
@@ -38,7 +38,7 @@ struct Step {
 }
 
 impl Lane {
-    /// Builds a lane that runs these suites.
+    /// Builds a lane whose steps run these test suites.
     pub(super) fn suite_lane(name: &'static str, priority: Priority, suites: Vec<Suite>) -> Self {
         let step = |suite: Suite| Step {
             command: suite.command(),
@@ -48,18 +48,18 @@ impl Lane {
         Self {
             name,
             priority,
-            at_once: 1,
+            max_concurrent_steps: 1,
             steps: suites.into_iter().map(step).collect(),
         }
     }
 
     /// Sets the maximum number of concurrent steps.
     pub(super) fn max_parallel(mut self, steps: usize) -> Self {
-        self.at_once = steps;
+        self.max_concurrent_steps = steps;
         self
     }
 
-    /// Adds a command after the last step.
+    /// Adds a command as the lane's last step.
     pub(super) fn command(mut self, name: &str, command: Command) -> Self {
         self.steps.push_back(Step {
             name: name.to_owned(),
@@ -89,7 +89,7 @@ pub(super) fn run(lanes: Vec<Lane>) -> Result<()> {
                 let steps = Mutex::new(lane.steps);
                 let next = || lock(&steps).pop_front();
                 thread::scope(|scope| {
-                    for place in 0..lane.at_once {
+                    for place in 0..lane.max_concurrent_steps {
                         let next = &next;
                         scope.spawn(move || {
                             while let Some(mut step) = next() {

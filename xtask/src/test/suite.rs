@@ -15,7 +15,7 @@ use crate::{setup, shell};
 /// Suites that take minutes and build third-party programs, so that only `cargo xtask cluster test` runs them.
 const SEPARATE_SUITES: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
 
-/// Test program that cargo has built.
+/// Test program of a crate, which cargo has built.
 #[derive(Debug)]
 pub(super) struct Suite {
     /// Crate and target, for instance `system-tests::attacks`.
@@ -33,7 +33,7 @@ pub(super) enum SuiteKind {
     Cluster,
     /// Network namespaces, links and programs of other crates, for which the suite mostly waits.
     Lab,
-    /// The CPU: the suite mostly computes.
+    /// The CPU of this machine: the suite mostly computes.
     Unit,
 }
 
@@ -71,8 +71,8 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is one
-/// invocation of cargo: two would unify features differently and build most libraries twice.
+/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is
+/// one invocation of cargo: two would unify features differently and build most libraries twice.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@ use super::{
     workspace::Package,
 };
 
-/// Crates that may name protobuf messages, with the reason, besides `wire`, which contains them: the ends of gRPC
+/// Crates besides `wire` that may name protobuf messages, each with the reason. These crates are the ends of gRPC
 /// streams, which pass messages on unchanged.
 const MESSAGE_USERS: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
@@ -23,7 +23,7 @@ const MESSAGE_USERS: &[(&str, &str)] = &[
 ];
 
 /// Public names of the generated modules of `wire`, and crates that define protobuf messages.
-const GENERATED: &[&str] = &[
+const GENERATED_NAMES: &[&str] = &[
     "ambit",
     "discovery",
     "security",
@@ -31,7 +31,7 @@ const GENERATED: &[&str] = &[
     "workload",
     "zds",
 ];
-const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
+const PROTOBUF_CRATES: &[&str] = &["prost", "prost_types", "tonic_prost"];
 
 /// Crates that may use netlink, with the reason.
 const NETLINK_USERS: &[(&str, &str)] = &[
@@ -42,8 +42,8 @@ const NETLINK_USERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if a vital one
-/// fails.
+/// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if an
+/// essential task panics.
 const TASK_USERS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
 pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {
@@ -77,8 +77,8 @@ pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<Stri
 
 fn is_message(path: &NamedPath) -> bool {
     match path.segments.as_slice() {
-        [first, second, ..] if first == "ambit_wire" => GENERATED.contains(&second.as_str()),
-        [first, ..] => PROTOBUF.contains(&first.as_str()),
+        [first, second, ..] if first == "ambit_wire" => GENERATED_NAMES.contains(&second.as_str()),
+        [first, ..] => PROTOBUF_CRATES.contains(&first.as_str()),
         [] => false,
     }
 }

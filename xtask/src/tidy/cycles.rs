@@ -19,7 +19,7 @@ use syn::Item;
 use super::{
     modules::{Module, ModulePath, modules},
     paths::{CodeScope, NamedPath, first_names, named_paths},
-    source::{Source, attributes, is_for_tests},
+    source::{Source, is_for_tests, item_attributes},
     workspace::Package,
 };
 
@@ -75,7 +75,7 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
             }
         };
         for path in &scope.paths {
-            let Some((target, _)) = module(scope, path, &scopes) else {
+            let Some((target, _)) = resolve_module(scope, path, &scopes) else {
                 continue;
             };
             let target = &target.module.path[..];
@@ -83,7 +83,7 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
                 add(&mut edges, target, path);
             }
             if !scope.re_exports(path, &scopes)
-                && let Some(target) = definition(scope, path, &scopes, MAX_RE_EXPORTS)
+                && let Some(target) = defining_module(scope, path, &scopes, MAX_RE_EXPORTS)
             {
                 add(&mut edges, target, path);
             }
@@ -96,9 +96,9 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
 }
 
 /// File of a module, with everything that is needed to resolve paths in it.
-struct Scope<'a> {
+struct ModuleScope<'a> {
     module: &'a Module<'a>,
-    /// Paths in shipped code.
+    /// Paths in the file's code outside of tests.
     paths: Vec<NamedPath>,
     /// First segments of paths outside of `use`.
     first_names: BTreeSet<String>,
@@ -106,19 +106,19 @@ struct Scope<'a> {
     items: BTreeSet<String>,
 }
 
-type Scopes<'a> = BTreeMap<&'a [String], Scope<'a>>;
+type Scopes<'a> = BTreeMap<&'a [String], ModuleScope<'a>>;
 
 fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
-    let tests: Vec<ModulePath> = modules.iter().flat_map(Module::tests).collect();
+    let tests: Vec<ModulePath> = modules.iter().flat_map(Module::test_modules).collect();
     let is_shipped = |module: &&Module<'_>| {
         let is_below = |tests: &ModulePath| module.path.starts_with(tests);
         !module.source.is_test() && !tests.iter().any(is_below)
     };
-    let scope = |module: &'a Module<'a>| Scope {
+    let scope = |module: &'a Module<'a>| ModuleScope {
         module,
         paths: named_paths(&module.source.syntax, CodeScope::Shipped),
         first_names: first_names(&module.source.syntax, CodeScope::Shipped),
-        items: items(&module.source.syntax.items),
+        items: shipped_item_names(&module.source.syntax.items),
     };
     let shipped = modules.iter().filter(is_shipped);
     shipped
@@ -126,13 +126,13 @@ fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
         .collect()
 }
 
-impl Scope<'_> {
+impl ModuleScope<'_> {
     /// Returns whether a path re-exports an item from a module below, which the file itself does not use.
     fn re_exports(&self, path: &NamedPath, scopes: &Scopes<'_>) -> bool {
         let Some(import) = path.import.as_ref().filter(|import| import.is_public) else {
             return false;
         };
-        let is_below = module(self, path, scopes)
+        let is_below = resolve_module(self, path, scopes)
             .is_some_and(|(target, _)| target.module.path.starts_with(&self.module.path));
         is_below && !self.first_names.contains(&import.name)
     }
@@ -141,17 +141,17 @@ impl Scope<'_> {
     fn imports(&self, name: &str) -> impl Iterator<Item = &NamedPath> {
         self.paths.iter().filter(move |path| {
             let import = path.import.as_ref();
-            path.inline == 0 && import.is_some_and(|import| import.name == name)
+            path.inline_depth == 0 && import.is_some_and(|import| import.name == name)
         })
     }
 }
 
 /// Returns the module to which the beginning of a path resolves, and the rest of the path.
-fn module<'s, 'p>(
-    scope: &'s Scope<'_>,
+fn resolve_module<'s, 'p>(
+    scope: &'s ModuleScope<'_>,
     path: &'p NamedPath,
     scopes: &'s Scopes<'s>,
-) -> Option<(&'s Scope<'s>, &'p [String])> {
+) -> Option<(&'s ModuleScope<'s>, &'p [String])> {
     let (first, rest) = path.segments.split_first()?;
     let mut base = scope.module.path.clone();
     let mut segments = &path.segments[..];
@@ -162,7 +162,7 @@ fn module<'s, 'p>(
         }
         "self" => segments = rest,
         "super" => {
-            let mut inline = path.inline;
+            let mut inline = path.inline_depth;
             while let Some((first, rest)) = segments.split_first()
                 && first == "super"
             {
@@ -176,7 +176,7 @@ fn module<'s, 'p>(
         first if scope.module.children.contains_key(first) => {}
         _ => return None,
     }
-    let mut found: &Scope<'_> = scopes.get(&base[..])?;
+    let mut found: &ModuleScope<'_> = scopes.get(&base[..])?;
     while let Some((next, rest)) = segments.split_first() {
         base.push(next.clone());
         match scopes.get(&base[..]) {
@@ -188,13 +188,13 @@ fn module<'s, 'p>(
 }
 
 /// Returns the module that defines the item of a path; `None` if another crate does.
-fn definition<'s>(
-    scope: &'s Scope<'_>,
+fn defining_module<'s>(
+    scope: &'s ModuleScope<'_>,
     path: &NamedPath,
     scopes: &'s Scopes<'s>,
     re_exports: usize,
 ) -> Option<&'s [String]> {
-    let (target, within) = module(scope, path, scopes)?;
+    let (target, within) = resolve_module(scope, path, scopes)?;
     let own = Some(&target.module.path[..]);
     let Some(name) = within.first().filter(|name| !target.items.contains(*name)) else {
         return own;
@@ -203,10 +203,10 @@ fn definition<'s>(
         return own;
     };
     if let Some(import) = target.imports(name).next() {
-        return definition(target, import, scopes, re_exports);
+        return defining_module(target, import, scopes, re_exports);
     }
     let in_globs = target.imports("*").find_map(|glob| {
-        let (of, _) = module(target, glob, scopes)?;
+        let (of, _) = resolve_module(target, glob, scopes)?;
         of.items.contains(name).then_some(&of.module.path[..])
     });
     // Otherwise a name that a macro makes.
@@ -214,8 +214,10 @@ fn definition<'s>(
 }
 
 /// Returns the names of the items that are not for tests only.
-fn items(items: &[Item]) -> BTreeSet<String> {
-    let shipped = items.iter().filter(|item| !is_for_tests(attributes(item)));
+fn shipped_item_names(items: &[Item]) -> BTreeSet<String> {
+    let shipped = items
+        .iter()
+        .filter(|item| !is_for_tests(item_attributes(item)));
     let name = |item: &Item| {
         Some(match item {
             Item::Const(item) => item.ident.to_string(),
@@ -234,8 +236,8 @@ fn items(items: &[Item]) -> BTreeSet<String> {
     shipped.filter_map(name).collect()
 }
 
-/// Returns the ancestors of two modules that are siblings; for a module and one that it contains, the latter's ancestor
-/// and the former's own file. `None` for a path within one module.
+/// Returns two sibling modules that contain `from` and `to`, or are these modules. If one contains the other, returns
+/// the container's own file and its child on the path to the other module. `None` for a path within one module.
 fn siblings_of_paths(from: &[String], to: &[String]) -> Option<(ModulePath, ModulePath)> {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let node = |path: &[String]| match path.get(..=common) {

@@ -73,7 +73,7 @@ pub(super) fn find_violations(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Built versions of each crate.
+/// Versions of each crate that are built, by the crate's name.
 type Versions = BTreeMap<String, BTreeSet<String>>;
 
 /// Lists the versions of crates that are built for any of the targets, by `cargo tree`.

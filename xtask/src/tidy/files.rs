@@ -7,7 +7,7 @@ const MAX_MAIN_LINES: usize = 60;
 const HEADER_FROM_LINES: usize = 100;
 
 pub(super) fn find_violations(source: &Source) -> Vec<String> {
-    if source.generated {
+    if source.is_generated {
         return Vec::new();
     }
     let shown = source.path.display();
@@ -19,9 +19,9 @@ pub(super) fn find_violations(source: &Source) -> Vec<String> {
         .lines()
         .count();
     let mut broken = Vec::new();
-    let in_src = source.in_src.is_some();
+    let in_src = source.path_in_src.is_some();
     let is_lib = source
-        .in_src
+        .path_in_src
         .as_deref()
         .is_some_and(|path| path.as_os_str() == "lib.rs");
     if is_lib && !text.contains("#![forbid(unsafe_code)]") {

@@ -7,7 +7,7 @@ use super::source::Source;
 const PRONOUNS: &[&str] = &[
     "It", "That", "These", "They", "This", "Those", "What", "Whatever", "Who", "Whoever", "See",
 ];
-/// Headings in doc comments, whose text begins on a line of its own: on theirs, it would be part of the heading.
+/// Headings in doc comments that a line break must follow: text on the heading's line would be part of the heading.
 const HEADINGS: &[&str] = &["# Errors ", "# Panics "];
 /// Minimum number of words of a doc comment.
 const MIN_DOC_WORDS: usize = 3;
@@ -25,7 +25,7 @@ const DECLARATIONS: &[&str] = &[
 
 pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
     let mut findings = Vec::new();
-    for source in sources.iter().filter(|source| !source.generated) {
+    for source in sources.iter().filter(|source| !source.is_generated) {
         check_source(source, &mut findings);
     }
     findings

@@ -23,7 +23,7 @@ pub(super) struct Module<'a> {
 
 impl Module<'_> {
     /// Returns the paths of the submodules that are for tests only.
-    pub(super) fn tests(&self) -> impl Iterator<Item = ModulePath> {
+    pub(super) fn test_modules(&self) -> impl Iterator<Item = ModulePath> {
         let tests = self.children.iter().filter(|(_, for_tests)| **for_tests);
         tests.map(|(name, _)| [&self.path[..], std::slice::from_ref(name)].concat())
     }
@@ -34,10 +34,10 @@ impl Module<'_> {
 pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
     let has_lib = sources
         .iter()
-        .any(|source| source.in_src.as_deref() == Some(path::Path::new("lib.rs")));
+        .any(|source| source.path_in_src.as_deref() == Some(path::Path::new("lib.rs")));
     let mut modules = Vec::new();
-    for source in sources.iter().filter(|source| !source.generated) {
-        let Some(in_src) = &source.in_src else {
+    for source in sources.iter().filter(|source| !source.is_generated) {
+        let Some(in_src) = &source.path_in_src else {
             continue;
         };
         let parts = in_src.with_extension("");

@@ -8,14 +8,14 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::source::{attributes, is_for_tests};
+use super::source::{is_for_tests, item_attributes};
 
 /// Path that occurs in a file's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct NamedPath {
     pub(super) segments: Vec<String>,
     /// Depth of the inline module in the file that contains the path.
-    pub(super) inline: usize,
+    pub(super) inline_depth: usize,
     /// Name that a `use` declaration gives to the path's item.
     pub(super) import: Option<Import>,
 }
@@ -32,9 +32,9 @@ pub(super) struct Import {
 /// Part of the code that is searched for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CodeScope {
-    /// All code of a file.
+    /// Searches all code of a file.
     All,
-    /// Code outside of tests.
+    /// Searches only code outside of tests.
     Shipped,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn first_names(file: &File, code: CodeScope) -> BTreeSet<String> {
 fn collect_paths(file: &File, code: CodeScope) -> PathCollector {
     let mut paths = PathCollector {
         code,
-        inline: 0,
+        inline_depth: 0,
         named: Vec::new(),
         first_names: BTreeSet::new(),
     };
@@ -64,7 +64,7 @@ fn collect_paths(file: &File, code: CodeScope) -> PathCollector {
 
 struct PathCollector {
     code: CodeScope,
-    inline: usize,
+    inline_depth: usize,
     named: Vec<NamedPath>,
     first_names: BTreeSet<String>,
 }
@@ -75,7 +75,7 @@ impl PathCollector {
         if segments.len() > 1 {
             self.named.push(NamedPath {
                 segments,
-                inline: self.inline,
+                inline_depth: self.inline_depth,
                 import: None,
             });
         }
@@ -84,7 +84,7 @@ impl PathCollector {
     fn add_import(&mut self, segments: Vec<String>, name: String, is_public: bool) {
         self.named.push(NamedPath {
             segments,
-            inline: self.inline,
+            inline_depth: self.inline_depth,
             import: Some(Import { name, is_public }),
         });
     }
@@ -167,15 +167,15 @@ impl PathCollector {
 
 impl<'ast> Visit<'ast> for PathCollector {
     fn visit_item(&mut self, item: &'ast Item) {
-        if self.code == CodeScope::All || !is_for_tests(attributes(item)) {
+        if self.code == CodeScope::All || !is_for_tests(item_attributes(item)) {
             visit::visit_item(self, item);
         }
     }
 
     fn visit_item_mod(&mut self, item: &'ast ItemMod) {
-        self.inline += 1;
+        self.inline_depth += 1;
         visit::visit_item_mod(self, item);
-        self.inline -= 1;
+        self.inline_depth -= 1;
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {

@@ -1,5 +1,5 @@
-//! Rules for the files that ARCHITECTURE.md names: each must exist, and a recipe must name exactly the files of its
-//! example.
+//! Rules for the files that ARCHITECTURE.md names: each must exist and contain the items that it is named for, and a
+//! recipe must name exactly the files of its example.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -17,14 +17,14 @@ struct Recipe {
     /// Name of the example, which replaces `NAME` in the recipe's paths.
     name: &'static str,
     /// Texts that occur only in files of the example.
-    marks: &'static [&'static str],
+    marker_texts: &'static [&'static str],
 }
 
 const RECIPES: &[Recipe] = &[
     Recipe {
         title: "### A new kind of object",
         name: "http_fault",
-        marks: &[
+        marker_texts: &[
             "HTTPFault,",
             "HTTPFault;",
             "for HTTPFault",
@@ -35,12 +35,12 @@ const RECIPES: &[Recipe] = &[
     Recipe {
         title: "### A new type of record",
         name: "telemetry",
-        marks: &["WaypointTelemetry", "WAYPOINTTELEMETRY", "    Telemetry: "],
+        marker_texts: &["WaypointTelemetry", "WAYPOINTTELEMETRY", "    Telemetry: "],
     },
     Recipe {
         title: "### A new filter of routes",
         name: "cors",
-        marks: &["HttpCors", "HttpFilter::Cors", "mod cors", "cors_policy"],
+        marker_texts: &["HttpCors", "HttpFilter::Cors", "mod cors", "cors_policy"],
     },
 ];
 
@@ -53,11 +53,11 @@ pub(super) fn find_violations() -> Result<Vec<String>> {
     }
     let document = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&document).context("cannot read ARCHITECTURE.md")?;
-    let mut broken = missing(&text, &files);
+    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let mut broken = missing_paths(&text, &files);
+    broken.extend(missing_items(&text, &files, read));
     for recipe in RECIPES {
-        broken.extend(forgotten_files(recipe, &text, &files, |path| {
-            fs::read_to_string(root.join(path)).unwrap_or_default()
-        }));
+        broken.extend(forgotten_files(recipe, &text, &files, read));
     }
     Ok(broken)
 }
@@ -79,7 +79,7 @@ fn list_files(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<
 }
 
 /// Returns the paths in backticks that contain a folder and end with one of [`SOURCE_EXTENSIONS`].
-fn paths(text: &str) -> impl Iterator<Item = &str> {
+fn backticked_paths(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|one| {
         let is_file = SOURCE_EXTENSIONS.iter().any(|ending| one.ends_with(ending));
@@ -93,10 +93,32 @@ fn matches_path(file: &str, path: &str) -> bool {
 }
 
 /// Returns the paths in a text that do not exist.
-fn missing(text: &str, files: &[String]) -> Vec<String> {
-    let named = paths(text).filter(|path| !path.contains("NAME"));
+fn missing_paths(text: &str, files: &[String]) -> Vec<String> {
+    let named = backticked_paths(text).filter(|path| !path.contains("NAME"));
     let gone = named.filter(|path| !files.iter().any(|file| matches_path(file, path)));
     gone.map(|path| format!("ARCHITECTURE.md names {path}, which is no file"))
+        .collect()
+}
+
+/// Returns the items in phrases such as ``"`ITEM` in `PATH`"`` that do not occur in that file.
+fn missing_items(text: &str, files: &[String], read: impl Fn(&str) -> String) -> Vec<String> {
+    let parts: Vec<&str> = text.split('`').collect();
+    let phrases = parts.windows(3).skip(1).step_by(2);
+    let named = phrases.filter_map(|phrase| match phrase {
+        [item, between, path] if between.trim() == "in" && path.ends_with(".rs") => {
+            Some((item.rsplit("::").next().unwrap_or(item), *path))
+        }
+        _ => None,
+    });
+    let is_gone = |(item, path): &(&str, &str)| {
+        let mut candidates = files.iter().filter(|file| matches_path(file, path));
+        !candidates.any(|file| read(file).contains(item))
+    };
+    named
+        .filter(is_gone)
+        .map(|(item, path)| {
+            format!("ARCHITECTURE.md names {item} in {path}, which does not have it")
+        })
         .collect()
 }
 
@@ -113,12 +135,12 @@ fn forgotten_files(
     };
     let end = section.find("\n##").unwrap_or(section.len());
     let section = section.get(..end).unwrap_or_default();
-    let named: BTreeSet<String> = paths(section)
+    let named: BTreeSet<String> = backticked_paths(section)
         .map(|path| path.replace("NAME", recipe.name))
         .collect();
     let is_marked = |file: &String| {
         let text = read(file);
-        recipe.marks.iter().any(|mark| text.contains(mark))
+        recipe.marker_texts.iter().any(|mark| text.contains(mark))
     };
     let is_named = |file: &String| {
         // The name of a file includes the folder of its submodules.
@@ -167,7 +189,7 @@ mod tests {
     const RECIPE: Recipe = Recipe {
         title: "### A new thing",
         name: "knob",
-        marks: &["Knob"],
+        marker_texts: &["Knob"],
     };
 
     fn found(section: &str) -> Vec<String> {
@@ -199,13 +221,27 @@ mod tests {
     }
 
     #[test]
+    fn items_must_occur_in_the_file_that_they_are_named_in() {
+        let files = ["crates/a/src/pool.rs".to_owned()];
+        let text =
+            "`Pool::take` in\n  `a/src/pool.rs`; not `gone` here, but `Pond` in `src/pool.rs`.";
+        let stale = missing_items(text, &files, |_| {
+            "impl Pool { fn take(&self) {} }".to_owned()
+        });
+        assert_eq!(
+            stale,
+            ["ARCHITECTURE.md names Pond in src/pool.rs, which does not have it"]
+        );
+    }
+
+    #[test]
     fn a_path_without_a_file_is_found() {
         let files = ["crates/a/src/lib.rs".to_owned()];
         assert_eq!(
-            missing("`a/src/lib.rs`, `lib.rs` and `a/b/*.rs`", &files),
+            missing_paths("`a/src/lib.rs`, `lib.rs` and `a/b/*.rs`", &files),
             [""; 0]
         );
-        assert_eq!(missing("`b/src/lib.rs`", &files).len(), 1);
-        assert_eq!(missing("`rc/lib.rs`", &files).len(), 1);
+        assert_eq!(missing_paths("`b/src/lib.rs`", &files).len(), 1);
+        assert_eq!(missing_paths("`rc/lib.rs`", &files).len(), 1);
     }
 }

@@ -16,9 +16,9 @@ pub(super) struct Source {
     /// Path relative to the workspace's root.
     pub(super) path: PathBuf,
     /// Path relative to the package's `src`; `None` outside of it.
-    pub(super) in_src: Option<PathBuf>,
+    pub(super) path_in_src: Option<PathBuf>,
     /// Whether `cargo xtask gen` writes the file.
-    pub(super) generated: bool,
+    pub(super) is_generated: bool,
     pub(super) text: String,
     pub(super) syntax: syn::File,
 }
@@ -44,8 +44,8 @@ impl Source {
     pub(super) fn new(path: &Path, in_src: Option<&Path>, text: String) -> Result<Self> {
         Ok(Self {
             path: path.to_path_buf(),
-            in_src: in_src.map(Path::to_path_buf),
-            generated: path
+            path_in_src: in_src.map(Path::to_path_buf),
+            is_generated: path
                 .components()
                 .any(|part| part.as_os_str() == "generated"),
             syntax: syn::parse_file(&text)?,
@@ -61,7 +61,7 @@ impl Source {
 
     /// Returns whether the whole file is test code, by its path.
     pub(super) fn is_test(&self) -> bool {
-        let Some(in_src) = &self.in_src else {
+        let Some(in_src) = &self.path_in_src else {
             return true;
         };
         let below_tests = in_src.components().any(|part| part.as_os_str() == "tests");
@@ -85,7 +85,7 @@ pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
 }
 
 /// Returns the attributes of an item.
-pub(super) fn attributes(item: &Item) -> &[Attribute] {
+pub(super) fn item_attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,
         Item::Enum(item) => &item.attrs,

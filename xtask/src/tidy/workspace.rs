@@ -13,7 +13,7 @@ pub(super) struct Workspace {
     pub(super) packages: BTreeMap<String, Package>,
 }
 
-/// Package of the workspace, or a dependency.
+/// Package of the workspace, or a dependency of one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Package {
     pub(super) name: String,
@@ -39,7 +39,7 @@ pub(super) struct DeclaredDependency {
     pub(super) kind: Option<String>,
     /// Name of the crate in code; `None` if the dependency is not built.
     #[serde(skip)]
-    pub(super) called: Option<String>,
+    pub(super) crate_name: Option<String>,
 }
 
 /// Rules of a package: `[package.metadata.tidy]` of its manifest.
@@ -91,11 +91,11 @@ struct MetadataPackage {
     license: Option<String>,
     source: Option<String>,
     dependencies: Vec<DeclaredDependency>,
-    metadata: Option<Own>,
+    metadata: Option<OwnMetadata>,
 }
 
 #[derive(Default, Deserialize)]
-struct Own {
+struct OwnMetadata {
     #[serde(default)]
     tidy: serde_json::Value,
 }
@@ -113,7 +113,7 @@ struct Node {
 
 #[derive(Deserialize)]
 struct Edge {
-    /// Name of the library crate in code.
+    /// Name of the dependency's library crate in code.
     name: String,
     pkg: String,
     dep_kinds: Vec<EdgeKind>,
@@ -151,7 +151,7 @@ pub(super) fn read() -> Result<Workspace> {
             let edge = deps
                 .iter()
                 .find(|edge| names.get(&edge.pkg) == Some(&declared.name));
-            declared.called = edge.map(|edge| edge.name.clone());
+            declared.crate_name = edge.map(|edge| edge.name.clone());
         }
         let dir = package.manifest_path.parent();
         let dir = dir.context("a manifest at the root")?.to_path_buf();

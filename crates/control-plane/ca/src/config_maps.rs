@@ -31,7 +31,8 @@ use crate::{
 /// Name of the ConfigMap with the root certificates, and the key of the PEM text in it.
 const ROOTS_CONFIG_MAP: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const CRL_CONFIG_MAP: (&str, &str) = ("istio-ca-crl", CRL_FILE);
-const TRUST_DOMAINS_CONFIG_MAP: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
+const TRUST_DOMAINS_CONFIG_MAP: (&str, &str) =
+    (trust_domains::CONFIG_MAP_NAME, TrustDomains::FILE_NAME);
 /// Namespaces that get no ConfigMaps.
 const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
 /// Field manager under which the ConfigMaps are written.
@@ -45,7 +46,7 @@ const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 type ConfigMapName = &'static str;
 
-/// Desired and existing ConfigMaps of every namespace, without IO.
+/// Desired and existing ConfigMaps of every namespace; computes the writes that are due, and does no IO.
 #[derive(Debug, Default)]
 struct ConfigMapCopies {
     /// Desired text of each ConfigMap in every namespace; `None` for a ConfigMap that must not exist.
@@ -70,7 +71,7 @@ impl ConfigMapCopies {
         self.desired.insert(CRL_CONFIG_MAP.0, crl);
         // Existing ConfigMaps stay until the desired text is known.
         if let Some(domains) = domains {
-            let roots = trust.authority.root_pem() + &domains.further_roots;
+            let roots = trust.authority.root_pem() + &domains.additional_roots;
             self.desired.insert(ROOTS_CONFIG_MAP.0, Some(roots.into()));
             self.desired
                 .insert(TRUST_DOMAINS_CONFIG_MAP.0, domains.text.clone());
@@ -82,7 +83,7 @@ impl ConfigMapCopies {
         for namespace in &self.namespaces {
             for (name, text) in &self.desired {
                 let existing = self.existing.get(&(namespace.clone(), *name));
-                if existing.copied() != text.as_deref().map(hash) {
+                if existing.copied() != text.as_deref().map(hash_text) {
                     due.push(PendingWrite {
                         namespace: namespace.clone(),
                         name,
@@ -94,23 +95,23 @@ impl ConfigMapCopies {
         due
     }
 
-    /// Records a successful write, which the watch will confirm.
+    /// Records a successful write before the watch reports it, so that the write is not repeated meanwhile.
     fn record_write(&mut self, due: &PendingWrite) {
         let key = (due.namespace.clone(), due.name);
         match &due.text {
-            Some(text) => drop(self.existing.insert(key, hash(text))),
+            Some(text) => drop(self.existing.insert(key, hash_text(text))),
             None => drop(self.existing.remove(&key)),
         }
     }
 }
 
-fn hash(text: &str) -> u64 {
+fn hash_text(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Hashes the text of a ConfigMap; 0 without the mesh's label, so that the ConfigMap is written again.
+/// Returns the hash of a ConfigMap's text; 0 without the label `istio.io/config`, so that the ConfigMap is rewritten.
 fn data_hash(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels
@@ -119,7 +120,7 @@ fn data_hash(map: &ConfigMap, key: &str) -> u64 {
         == Some("true");
     let text = map.data.as_ref().and_then(|data| data.get(key));
     match text.filter(|_| is_labelled) {
-        Some(text) => hash(text),
+        Some(text) => hash_text(text),
         None => 0,
     }
 }
@@ -171,8 +172,8 @@ pub async fn distribute_config_maps(
             event = namespaces.next() => match event {
                 WatchEvent::Object(id, ()) => drop(copies.namespaces.insert(id.name)),
                 WatchEvent::Removed(id) => drop(copies.namespaces.remove(&id.name)),
-                WatchEvent::Listed => drop(unknown.remove("namespaces")),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => drop(unknown.remove("namespaces")),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
             event = roots.next() => apply_watch_event(&mut copies, &mut unknown, ROOTS_CONFIG_MAP.0, event),
             event = revoked.next() => apply_watch_event(&mut copies, &mut unknown, CRL_CONFIG_MAP.0, event),
@@ -201,7 +202,7 @@ pub async fn distribute_config_maps(
             backoff.reset();
             continue;
         }
-        let write = |due: PendingWrite| async move { (write(client, &due).await, due) };
+        let write = |due: PendingWrite| async move { (write_config_map(client, &due).await, due) };
         let mut writes = stream::iter(due)
             .map(write)
             .buffer_unordered(MAX_CONCURRENT_WRITES);
@@ -224,19 +225,19 @@ pub async fn distribute_config_maps(
 
 fn apply_watch_event(
     copies: &mut ConfigMapCopies,
-    unknown: &mut BTreeSet<ConfigMapName>,
+    unlisted: &mut BTreeSet<ConfigMapName>,
     name: ConfigMapName,
     event: WatchEvent<u64>,
 ) {
     match event {
         WatchEvent::Object(id, hash) => drop(copies.existing.insert((id.namespace, name), hash)),
         WatchEvent::Removed(id) => drop(copies.existing.remove(&(id.namespace, name))),
-        WatchEvent::Listed => drop(unknown.remove(name)),
-        WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+        WatchEvent::ListCompleted => drop(unlisted.remove(name)),
+        WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
     }
 }
 
-async fn write(client: &Client, due: &PendingWrite) -> Result<(), kube::Error> {
+async fn write_config_map(client: &Client, due: &PendingWrite) -> Result<(), kube::Error> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), &due.namespace);
     let maps = [ROOTS_CONFIG_MAP, CRL_CONFIG_MAP, TRUST_DOMAINS_CONFIG_MAP];
     let key = maps.iter().find(|(name, _)| *name == due.name);
@@ -285,7 +286,7 @@ mod tests {
         }
     }
 
-    fn names(copies: &ConfigMapCopies) -> Vec<String> {
+    fn pending_names(copies: &ConfigMapCopies) -> Vec<String> {
         let due = copies.pending_writes().into_iter();
         due.map(|due| {
             let sign = if due.text.is_some() { "" } else { "-" };
@@ -306,7 +307,7 @@ mod tests {
         copies.set_desired(&trust(None), &Some(Arc::default()));
         copies.namespaces.extend(["a".into(), "b".into()]);
         assert_eq!(
-            names(&copies),
+            pending_names(&copies),
             ["a/istio-ca-root-cert", "b/istio-ca-root-cert"]
         );
         write_all(&mut copies);
@@ -319,7 +320,7 @@ mod tests {
         copies.set_desired(&trust(None), &Some(Arc::default()));
         assert_eq!(copies.pending_writes().len(), 2, "another root");
         copies.namespaces.remove("b");
-        assert_eq!(names(&copies), ["a/istio-ca-root-cert"]);
+        assert_eq!(pending_names(&copies), ["a/istio-ca-root-cert"]);
     }
 
     #[test]
@@ -327,11 +328,14 @@ mod tests {
         let mut copies = ConfigMapCopies::default();
         copies.namespaces.insert("a".into());
         copies.set_desired(&trust(Some("list")), &Some(Arc::default()));
-        assert_eq!(names(&copies), ["a/istio-ca-crl", "a/istio-ca-root-cert"]);
+        assert_eq!(
+            pending_names(&copies),
+            ["a/istio-ca-crl", "a/istio-ca-root-cert"]
+        );
         write_all(&mut copies);
         let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone();
         copies.desired = [(ROOTS_CONFIG_MAP.0, roots), (CRL_CONFIG_MAP.0, None)].into();
-        assert_eq!(names(&copies), ["-a/istio-ca-crl"]);
+        assert_eq!(pending_names(&copies), ["-a/istio-ca-crl"]);
     }
 
     #[test]
@@ -348,12 +352,12 @@ mod tests {
         let publication = |text: Option<&str>, further: &str| {
             Some(Arc::new(TrustDomainsDocument {
                 text: text.map(Into::into),
-                further_roots: further.to_owned(),
+                additional_roots: further.to_owned(),
             }))
         };
         copies.set_desired(&trust, &publication(Some("{}"), "further"));
         assert_eq!(
-            names(&copies),
+            pending_names(&copies),
             ["a/ambit-trust-domains", "a/istio-ca-root-cert"]
         );
         let roots = copies.desired[ROOTS_CONFIG_MAP.0].clone().unwrap();
@@ -361,7 +365,7 @@ mod tests {
         write_all(&mut copies);
         copies.set_desired(&trust, &publication(None, ""));
         assert_eq!(
-            names(&copies),
+            pending_names(&copies),
             ["-a/ambit-trust-domains", "a/istio-ca-root-cert"]
         );
     }
@@ -372,8 +376,8 @@ mod tests {
             data: Some([(ROOTS_CONFIG_MAP.1.to_owned(), "x".to_owned())].into()),
             ..ConfigMap::default()
         };
-        assert_ne!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash("x"));
+        assert_ne!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash_text("x"));
         map.metadata.labels = Some([(CONFIG_LABEL.to_owned(), "true".to_owned())].into());
-        assert_eq!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash("x"));
+        assert_eq!(data_hash(&map, ROOTS_CONFIG_MAP.1), hash_text("x"));
     }
 }

@@ -18,7 +18,7 @@ pub async fn reload_on_change(dir: PathBuf, publisher: TrustPublisher, mut drain
     loop {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         }
         let from = dir.clone();
         let read = ambit_rt::spawn_blocking("ca files", move || CaMaterial::read_dir(&from)).await;

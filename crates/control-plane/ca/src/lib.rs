@@ -1,8 +1,8 @@
 //! The certificate authority (CA) of the mesh: its key and certificates, their replacement, and the CSR API.
 //!
 //! [`material`] is a CA as PEM texts, stored in a directory of files or in a Secret ([`CaSecret`]). [`trust`] replaces
-//! the CA that signs; [`service`] serves the CSR API with it. [`distribute_config_maps`] writes the root certificates, and the
-//! accepted [`trust_domains`], into every namespace.
+//! the CA that signs; [`service`] serves the CSR API with it. [`distribute_config_maps`] writes the root certificates,
+//! and the accepted [`trust_domains`], into every namespace.
 //!
 //! # Changing the root without an outage
 //!

@@ -32,12 +32,12 @@ pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Reason why a certificate authority cannot be loaded or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Directory with only a part of a layout's files.
+    /// The directory has some, but not all, files of Istio's `cacerts` or of cert-manager's Secret.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
         PLUGGED_IN_FILES.join(", "), CERT_MANAGER_FILES.join(", ")
     )]
-    Partial {
+    IncompleteFiles {
         /// Path of the directory.
         dir: String,
         /// Name of a file that is present.
@@ -47,7 +47,7 @@ pub enum CaError {
     },
     /// Failure to read or write a file.
     #[error("cannot use {path}")]
-    File {
+    FileAccess {
         /// Path of the file.
         path: PathBuf,
         /// Cause of the error.
@@ -56,7 +56,7 @@ pub enum CaError {
     },
     /// Files whose contents are not a usable CA.
     #[error("the certificate authority in {location} cannot be used")]
-    Authority {
+    InvalidAuthority {
         /// Directory or Secret that has the files.
         location: String,
         /// Cause of the error.
@@ -97,7 +97,7 @@ impl CaMaterial {
     pub fn from_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {
-            cert: root.own_root_pem().unwrap_or_else(|| roots.clone()),
+            cert: root.signing_root_pem().unwrap_or_else(|| roots.clone()),
             key: root.key_pem(),
             roots,
             ..Self::default()
@@ -107,7 +107,7 @@ impl CaMaterial {
     /// Parses and verifies the CA; `location` is the directory or Secret that errors name.
     pub fn to_authority(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
-            CaError::Authority {
+            CaError::InvalidAuthority {
                 location: location.to_owned(),
                 source,
             }
@@ -118,7 +118,7 @@ impl CaMaterial {
     pub fn read_dir(dir: &Path) -> Result<Option<Self>, CaError> {
         let text = |file: &str| {
             let path = dir.join(file);
-            fs::read_to_string(&path).map_err(|source| CaError::File { path, source })
+            fs::read_to_string(&path).map_err(|source| CaError::FileAccess { path, source })
         };
         let exist = |files: &[&'static str]| -> (Vec<&'static str>, Vec<&'static str>) {
             files.iter().partition(|file| dir.join(file).exists())
@@ -158,7 +158,7 @@ impl CaMaterial {
         } else {
             (present, missing)
         };
-        Err(CaError::Partial {
+        Err(CaError::IncompleteFiles {
             dir: dir.display().to_string(),
             present: present.join(", "),
             missing: missing.join(", "),
@@ -170,7 +170,7 @@ impl CaMaterial {
 /// the generated root is only in memory.
 pub fn open_or_create(dir: Option<&Path>, trust_domain: &str) -> Result<CaMaterial, CaError> {
     let made = |location: &str| {
-        CaMaterial::new_root(trust_domain).map_err(|source| CaError::Authority {
+        CaMaterial::new_root(trust_domain).map_err(|source| CaError::InvalidAuthority {
             location: location.to_owned(),
             source,
         })
@@ -194,7 +194,7 @@ pub fn open_or_create(dir: Option<&Path>, trust_domain: &str) -> Result<CaMateri
 fn write_to_dir(dir: &Path, material: &CaMaterial) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();
-        move |source| CaError::File { path, source }
+        move |source| CaError::FileAccess { path, source }
     };
     let mut beside = dir.as_os_str().to_owned();
     beside.push(format!(".new-{}", std::process::id()));
@@ -215,19 +215,19 @@ fn write_to_dir(dir: &Path, material: &CaMaterial) -> Result<(), CaError> {
     ];
     for (file, content) in PLUGGED_IN_FILES.iter().zip(contents) {
         let path = beside.join(file);
-        write_private(&path, content).map_err(error(&path))?;
+        write_private_file(&path, content).map_err(error(&path))?;
     }
     // The rename replaces an empty directory, and fails on any other.
     fs::rename(&beside, dir).map_err(|source| {
         fs::remove_dir_all(&beside).ok();
-        CaError::File {
+        CaError::FileAccess {
             path: dir.to_owned(),
             source,
         }
     })
 }
 
-fn write_private(path: &Path, content: &str) -> io::Result<()> {
+fn write_private_file(path: &Path, content: &str) -> io::Result<()> {
     use std::io::Write;
     let mut file = fs::OpenOptions::new()
         .write(true)
@@ -240,7 +240,7 @@ fn write_private(path: &Path, content: &str) -> io::Result<()> {
 
 /// Writes the root certificates atomically to a file, which clients read.
 pub fn write_root(path: &Path, roots: &str) -> Result<(), CaError> {
-    let error = |source| CaError::File {
+    let error = |source| CaError::FileAccess {
         path: path.to_owned(),
         source,
     };

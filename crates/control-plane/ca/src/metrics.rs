@@ -14,28 +14,28 @@ use prometheus_client::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
 /// Outcomes of certificate requests.
 const CSR_OUTCOMES: [&str; 5] = ["received", "issued", "failed", "denied", "unauthenticated"];
 
-/// Metrics of the certificate authority; clones share them.
+/// Metrics of the certificate authority. A clone counts into the same metrics.
 #[derive(Clone, Debug)]
 pub struct CaMetrics {
-    csr: Family<Outcome, PlainCounter>,
+    certificate_requests: Family<OutcomeLabels, PlainCounter>,
     root_expiry: Gauge<f64, AtomicU64>,
 }
 
 impl Default for CaMetrics {
     fn default() -> Self {
         let metrics = Self {
-            csr: Family::default(),
+            certificate_requests: Family::default(),
             root_expiry: Gauge::default(),
         };
-        let outcomes = CSR_OUTCOMES.map(|outcome| Outcome { outcome });
-        start_series(&metrics.csr, outcomes);
+        let outcomes = CSR_OUTCOMES.map(|outcome| OutcomeLabels { outcome });
+        start_series(&metrics.certificate_requests, outcomes);
         metrics
     }
 }
@@ -46,7 +46,7 @@ impl CaMetrics {
         registry.register(
             "citadel_server_csr_count",
             "Certificate requests, by outcome",
-            self.csr.clone(),
+            self.certificate_requests.clone(),
         );
         registry.register(
             "citadel_server_root_cert_expiry_timestamp",
@@ -55,9 +55,11 @@ impl CaMetrics {
         );
     }
 
-    /// Counts a certificate request.
+    /// Counts a certificate request under one of [`CSR_OUTCOMES`].
     pub(crate) fn count_csr(&self, outcome: &'static str) {
-        self.csr.get_or_create(&Outcome { outcome }).inc();
+        self.certificate_requests
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
     }
 
     pub(crate) fn set_root_expiry(&self, at: SystemTime) {

@@ -23,7 +23,7 @@ const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// Error of loading or creating the Secret of the root.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// Error of the API server.
+    /// Call to the API server for the Secret that failed.
     #[error("cannot {verb} the secret {location}")]
     Api {
         /// Verb of the call.
@@ -72,8 +72,8 @@ impl CaSecret {
         format!("{}/{SECRET_NAME}", self.namespace)
     }
 
-    /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas do so at once,
-    /// one of them succeeds, and all use its root.
+    /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas create the
+    /// Secret at once, one of them succeeds, and all use its root.
     pub async fn open_or_create(&self) -> Result<CaMaterial, SecretError> {
         loop {
             let found = self.api.get_opt(SECRET_NAME).await;
@@ -111,18 +111,18 @@ impl CaSecret {
         loop {
             tokio::select! {
                 event = watch.next() => match event {
-                    WatchEvent::Listing => there = None,
+                    WatchEvent::ListStarted => there = None,
                     WatchEvent::Object(_, secret) => {
                         there = Some(true);
                         self.apply_secret(&secret, &publisher);
                     }
                     WatchEvent::Removed(_) => there = Some(false),
-                    WatchEvent::Listed => there = there.or(Some(false)),
+                    WatchEvent::ListCompleted => there = there.or(Some(false)),
                     WatchEvent::Unavailable(_) => {}
                 },
                 Ok(()) = leadership.changed() => {}
                 _ = look.tick() => {}
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
             }
             let is_leader = *leadership.borrow_and_update();
             if let Some(there) = there.filter(|_| is_leader) {
@@ -149,10 +149,10 @@ impl CaSecret {
         }
     }
 
-    /// Recreates a deleted Secret (`there` is false) and renews the root before it expires; only the leader calls this.
-    async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
+    /// Recreates the Secret if it was deleted, and renews the root before it expires. Only the leader calls this.
+    async fn reconcile_as_leader(&self, publisher: &TrustPublisher, exists: bool) {
         let trust = publisher.current();
-        if !there {
+        if !exists {
             match self.create(&trust.material).await {
                 Ok(()) => {
                     tracing::warn!(

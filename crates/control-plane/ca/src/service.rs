@@ -43,7 +43,7 @@ pub struct CertificateService {
     pub trust_domain: ArcStr,
     /// Maximum lifetime of a certificate, whatever lifetime is requested.
     pub max_ttl: Duration,
-    /// Counters of the service.
+    /// Counters of certificate requests by outcome.
     pub metrics: CaMetrics,
 }
 
@@ -77,7 +77,10 @@ impl CertificateService {
         };
         if requested.is_empty() {
             let check = |pods: &PodDirectory| authorize_own_identity(&*self.access, pods, caller);
-            self.pods.retry_until_listed(check).await.map_err(denied)?;
+            self.pods
+                .retry_while_transient(check)
+                .await
+                .map_err(denied)?;
             let own = Identity::new(
                 self.trust_domain.clone(),
                 caller.namespace.clone(),
@@ -88,17 +91,17 @@ impl CertificateService {
             }
             return Ok(own);
         }
-        if let Some(waypoint) = self.access.waypoint(caller) {
+        if let Some(waypoint) = self.access.waypoint_of_caller(caller) {
             let check = |pods: &PodDirectory| {
                 let caller = (caller, &waypoint);
                 check_waypoint_calls(&*self.access, pods, caller, requested, &self.trust_domain)
             };
-            return self.pods.retry_until_listed(check).await.map_err(denied);
+            return self.pods.retry_while_transient(check).await.map_err(denied);
         }
         let check = |pods: &PodDirectory| {
             check_impersonation(&*self.access, pods, caller, requested, &self.trust_domain)
         };
-        self.pods.retry_until_listed(check).await.map_err(denied)
+        self.pods.retry_while_transient(check).await.map_err(denied)
     }
 
     /// Returns the lifetime of a certificate for a requested one in seconds. Longer requests get

@@ -1,8 +1,8 @@
 //! Trust domains that proxies accept besides the mesh's own one, published as the text of a file: a ConfigMap in every
 //! namespace ([`crate::distribute_config_maps`]), or a file for clients of this machine.
 //!
-//! Bundles that cannot be fetched, also after a restart, keep the roots that were published last. Roots that are no
-//! certificates are left out, so that their trust domain is not accepted.
+//! A trust domain whose bundle cannot be fetched keeps the roots that were published last, also after a restart. Roots
+//! that are not certificates are left out, so that their trust domain is not accepted.
 //!
 //! Further roots of the mesh's own trust domain are for a CA beside this one, such as istio-csr: proxies verify that
 //! CA's server and the certificates of both by them, so that they are also published with the roots of this one.
@@ -19,14 +19,13 @@ use tokio::sync::watch;
 use crate::{material::write_root, trust::CaTrust};
 
 /// Name of the ConfigMap of trust domains.
-pub(crate) const CONFIG_MAP: &str = "ambit-trust-domains";
-/// Maximum length of the text in bytes, within the size limit of a ConfigMap.
+pub(crate) const CONFIG_MAP_NAME: &str = "ambit-trust-domains";
+/// Maximum length of the published text in bytes, below the size limit of a ConfigMap.
 const MAX_TEXT_BYTES: usize = 1_000_000;
 /// First and longest backoff while the last published trust domains cannot be read.
 const READ_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Publication to be written; `None` until the desired trust domains are known, during which the previous publication
-/// stays.
+/// Trust domains to publish; `None` until the desired ones are known, and until then the previous publication stays.
 pub type PublishedTrustDomains = Option<Arc<TrustDomainsDocument>>;
 
 /// Published trust domains, and additional roots of the mesh's own trust domain.
@@ -36,30 +35,30 @@ pub struct TrustDomainsDocument {
     /// this CA.
     pub text: Option<Arc<str>>,
     /// Roots of the mesh's own trust domain besides those of this CA.
-    pub further_roots: String,
+    pub additional_roots: String,
 }
 
 /// Source of the trust domains that were published before this process started.
-pub enum LastPublished {
+pub enum PreviousPublication {
     /// File at this path.
     File(PathBuf),
     /// ConfigMap in this namespace.
     ConfigMap(Client, String),
-    /// Nothing was published before.
-    Unavailable,
+    /// No source: no earlier publication is read.
+    NoSource,
 }
 
-impl fmt::Debug for LastPublished {
+impl fmt::Debug for PreviousPublication {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
             Self::ConfigMap(_, namespace) => f.debug_tuple("ConfigMap").field(namespace).finish(),
-            Self::Unavailable => f.write_str("Nowhere"),
+            Self::NoSource => f.write_str("Nowhere"),
         }
     }
 }
 
-impl LastPublished {
+impl PreviousPublication {
     async fn read(&self) -> TrustDomains {
         let mut backoff = Backoff::new(READ_BACKOFF.0, READ_BACKOFF.1, 0.2);
         loop {
@@ -81,7 +80,7 @@ impl LastPublished {
 
     async fn text(&self) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
         match self {
-            Self::Unavailable => Ok(None),
+            Self::NoSource => Ok(None),
             Self::File(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Ok(Some(text)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -89,9 +88,10 @@ impl LastPublished {
             },
             Self::ConfigMap(client, namespace) => {
                 let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
-                let named = ListParams::default().fields(&format!("metadata.name={CONFIG_MAP}"));
+                let named =
+                    ListParams::default().fields(&format!("metadata.name={CONFIG_MAP_NAME}"));
                 let found = api.list(&named).await?.items.pop();
-                Ok(found.and_then(|map| map.data?.remove(TrustDomains::FILE)))
+                Ok(found.and_then(|map| map.data?.remove(TrustDomains::FILE_NAME)))
             }
         }
     }
@@ -100,19 +100,19 @@ impl LastPublished {
 /// Publishes the desired trust domains whenever they or the roots of this CA change. Ends when all receivers are
 /// dropped.
 pub async fn publish_trust_domains(
-    own: String,
+    own_trust_domain: String,
     mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
     mut trust: watch::Receiver<Arc<CaTrust>>,
-    last: LastPublished,
+    previous: PreviousPublication,
     published: watch::Sender<PublishedTrustDomains>,
 ) {
-    let mut current = last.read().await;
+    let mut current = previous.read().await;
     loop {
         let roots = trust.borrow_and_update().authority.root_pem();
         let desired_now = desired.borrow_and_update().clone();
         if let Some(desired) = desired_now {
             let next = merge_trust_domains(&desired, &current);
-            match to_document(&own, &next, &roots) {
+            match to_document(&own_trust_domain, &next, &roots) {
                 Some(next_publication) => {
                     current = next;
                     let next = Some(Arc::new(next_publication));
@@ -161,7 +161,8 @@ pub async fn write_on_change(path: PathBuf, mut published: watch::Receiver<Publi
     }
 }
 
-/// Builds the publication of `domains`; `own_roots` are this CA's. Returns `None` if its text is too long.
+/// Builds the document to publish. `own` is the mesh's trust domain, `own_roots` are the roots of this CA. Returns
+/// `None` if the text exceeds [`MAX_TEXT_BYTES`].
 fn to_document(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<TrustDomainsDocument> {
     if domains.is_empty() {
         return Some(TrustDomainsDocument::default());
@@ -177,7 +178,7 @@ fn to_document(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Tru
     let text = serde_json::to_string(&domains).ok()?;
     (text.len() <= MAX_TEXT_BYTES).then(|| TrustDomainsDocument {
         text: Some(text.into()),
-        further_roots,
+        additional_roots: further_roots,
     })
 }
 
@@ -193,7 +194,7 @@ fn merge_trust_domains(desired: &AcceptedTrustDomains, last: &TrustDomains) -> T
             add_roots(&mut merged, domain, text);
         }
     }
-    for domain in &desired.pending {
+    for domain in &desired.pending_trust_domains {
         // The last roots may be from a bundle and from other sources together.
         if let Some(text) = last.roots.get(domain.as_str()) {
             add_roots(&mut merged, domain, text);
@@ -244,7 +245,7 @@ mod tests {
             let all = desired.roots.entry((*domain).into()).or_default();
             all.push((*text).into());
         }
-        desired.pending = pending.iter().map(|name| (*name).into()).collect();
+        desired.pending_trust_domains = pending.iter().map(|name| (*name).into()).collect();
         desired
     }
 
@@ -296,7 +297,7 @@ mod tests {
         let desired = desired(&[("td", &further), ("west", &west)], &[]);
         let merged = merge_trust_domains(&desired, &TrustDomains::default());
         let publication = to_document("td", &merged, &own).unwrap();
-        assert_eq!(publication.further_roots, further);
+        assert_eq!(publication.additional_roots, further);
         let text = publication.text.unwrap();
         let domains: TrustDomains = serde_json::from_str(&text).unwrap();
         assert_eq!(domains.roots["td"], format!("{further}{own}"));
@@ -309,7 +310,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_published_until_objects_are_known() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(TrustDomains::FILE);
+        let path = directory.path().join(TrustDomains::FILE_NAME);
         let last = TrustDomains {
             roots: [("a".to_owned(), root())].into(),
             ..TrustDomains::default()
@@ -323,7 +324,7 @@ mod tests {
         let (_trust, trust) = watch::channel(Arc::new(trust));
         let (follow, desired_now) = watch::channel(None);
         let (publisher, mut published) = watch::channel(None);
-        let from = LastPublished::File(path.clone());
+        let from = PreviousPublication::File(path.clone());
         let publishing = publish_trust_domains("td".into(), desired_now, trust, from, publisher);
         ambit_rt::spawn("publish", publishing);
         ambit_rt::spawn("write", write_on_change(path.clone(), published.clone()));
@@ -336,6 +337,6 @@ mod tests {
         published.changed().await.unwrap();
         let now = published.borrow_and_update().clone().unwrap();
         assert_eq!(*now, TrustDomainsDocument::default());
-        ambit_testkit::until("the file is removed", || !path.exists()).await;
+        ambit_testkit::wait_until("the file is removed", || !path.exists()).await;
     }
 }

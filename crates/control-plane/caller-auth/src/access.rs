@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Instant};
 
 use ambit_grpc_listener::CallerState;
 use ambit_model::{ArcStr, GatewayName};
-use ambit_rt::Rates;
+use ambit_rt::RateLimits;
 use tonic::{Status, metadata::MetadataMap};
 
 use crate::{
@@ -25,14 +25,14 @@ pub type ServiceAccounts = BTreeSet<(ArcStr, ArcStr)>;
 pub struct CallerAccess {
     authenticator: Arc<dyn Authenticator>,
     /// Service accounts of node proxies, which may act for the pods of their node.
-    trusted_nodes: ServiceAccounts,
+    node_proxy_accounts: ServiceAccounts,
     /// Whether any service account may read the configuration of the whole mesh, rather than only node proxies.
-    any_reader: bool,
+    allows_any_reader: bool,
     /// Namespace whose service accounts may list connected xDS clients.
     mesh_namespace: ArcStr,
     waypoints: Arc<WaypointRegistry>,
     metrics: CallerMetrics,
-    warnings: Rates<IpAddr>,
+    warning_rates: RateLimits<IpAddr>,
 }
 
 impl CallerAccess {
@@ -47,12 +47,12 @@ impl CallerAccess {
     ) -> Self {
         Self {
             authenticator,
-            trusted_nodes,
-            any_reader,
+            node_proxy_accounts: trusted_nodes,
+            allows_any_reader: any_reader,
             mesh_namespace,
             waypoints,
             metrics,
-            warnings: Rates::new(WARNING_RATE.0, WARNING_RATE.1),
+            warning_rates: RateLimits::new(WARNING_RATE.0, WARNING_RATE.1),
         }
     }
 
@@ -71,7 +71,7 @@ impl CallerAccess {
             Ok(caller) => {
                 self.metrics.count_token("accepted");
                 if let Some(caller_state) = caller_state {
-                    caller_state.set_authenticated(self.may_read_debug_pages(&caller));
+                    caller_state.set_authenticated(self.may_read_mesh(&caller));
                 }
                 Ok(caller)
             }
@@ -87,7 +87,7 @@ impl CallerAccess {
                 self.metrics.count_token("refused");
                 self.warn(source, &error);
                 if let Some(caller_state) = caller_state {
-                    caller_state.count_refusal();
+                    caller_state.count_rejected_call();
                 }
                 Err(Status::unauthenticated("the token is not accepted"))
             }
@@ -96,17 +96,17 @@ impl CallerAccess {
 
     /// Logs a rejected call, with a rate limit so that callers cannot flood the log.
     fn warn(&self, source: IpAddr, error: &TokenError) {
-        if self.warnings.try_acquire(source, Instant::now()) {
+        if self.warning_rates.try_acquire(source, Instant::now()) {
             tracing::warn!(%source, %error, "a caller is not authenticated");
         } else {
             tracing::debug!(%source, %error, "a caller is not authenticated");
         }
     }
 
-    /// Checks which configuration a caller may read: all of it, or only a waypoint's own. Meaningful only once the
-    /// mesh's objects are known: until then no account is a waypoint's. `denied` is the reason why the caller may not
-    /// act as its own account, if there is one.
-    pub fn check_discovery(
+    /// Checks whether a caller may read configuration over xDS: node proxies read that of the whole mesh, waypoints
+    /// only their own. Call this only after the initial objects are known: until then, no service account is a
+    /// waypoint's. `denied` is the reason why the caller may not act as its own service account, if there is one.
+    pub fn authorize_discovery(
         &self,
         caller: &Caller,
         denied: Option<String>,
@@ -114,7 +114,7 @@ impl CallerAccess {
     ) -> Result<(), Status> {
         let (caller_state, source) = CallerState::from_extensions(extensions);
         let no_reader = || "neither a trusted node account nor a waypoint's".to_owned();
-        let denied = denied.or_else(|| (!self.may_read_debug_pages(caller)).then(no_reader));
+        let denied = denied.or_else(|| (!self.may_read_mesh(caller)).then(no_reader));
         let Some(denied) = denied else {
             if let Some(caller_state) = caller_state {
                 caller_state.set_authenticated(true);
@@ -128,7 +128,7 @@ impl CallerAccess {
     }
 
     /// Checks whether a caller may list connected xDS clients.
-    pub fn check_debug(
+    pub fn authorize_debug(
         &self,
         caller: &Caller,
         extensions: &http::Extensions,
@@ -153,39 +153,41 @@ impl CallerAccess {
         caller: &Caller,
         denied: &str,
     ) {
-        if self.warnings.try_acquire(source, Instant::now()) {
+        if self.warning_rates.try_acquire(source, Instant::now()) {
             tracing::warn!(%caller, denied, "refused discovery");
         }
         if let Some(caller_state) = caller_state {
-            caller_state.count_refusal();
+            caller_state.count_rejected_call();
         }
     }
 
-    fn may_read_debug_pages(&self, caller: &Caller) -> bool {
-        self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
+    fn may_read_mesh(&self, caller: &Caller) -> bool {
+        self.allows_any_reader
+            || self.is_node_proxy(caller)
+            || self.waypoint_of_caller(caller).is_some()
     }
 
     /// Returns the waypoint that the caller is an instance of; `None` for node proxies, even if a Gateway has their
     /// account's name.
-    pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
+    pub fn waypoint_of_caller(&self, caller: &Caller) -> Option<GatewayName> {
         let waypoint = self.waypoints.waypoint_of_caller(caller);
-        waypoint.filter(|_| !self.is_trusted_node(caller))
+        waypoint.filter(|_| !self.is_node_proxy(caller))
     }
 
     /// Returns whether the caller is a node proxy.
-    pub fn is_trusted_node(&self, caller: &Caller) -> bool {
-        self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
+    pub fn is_node_proxy(&self, caller: &Caller) -> bool {
+        self.is_node_proxy_account(&(caller.namespace.clone(), caller.service_account.clone()))
     }
 
-    /// Returns whether a service account (namespace and name) is one of node proxies.
-    pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
-        self.trusted_nodes.contains(account)
+    /// Returns whether a service account (namespace and name) belongs to node proxies.
+    pub fn is_node_proxy_account(&self, account: &(ArcStr, ArcStr)) -> bool {
+        self.node_proxy_accounts.contains(account)
     }
 }
 
 impl CallerRoles for CallerAccess {
-    fn is_trusted_node(&self, caller: &Caller) -> bool {
-        self.is_trusted_node(caller)
+    fn is_node_proxy(&self, caller: &Caller) -> bool {
+        self.is_node_proxy(caller)
     }
 
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool> {
@@ -197,11 +199,11 @@ impl CallerRoles for CallerAccess {
             .waypoint_of_account(namespace, account)
             .is_some();
         let account = (ArcStr::from(namespace), ArcStr::from(account));
-        Some(is_waypoint && !self.is_node_account(&account))
+        Some(is_waypoint && !self.is_node_proxy_account(&account))
     }
 
-    fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
-        self.waypoints.is_caller_for(waypoint, namespace)
+    fn makes_calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool {
+        self.waypoints.makes_calls_for(waypoint, namespace)
     }
 }
 

@@ -14,18 +14,18 @@ use tokio::{
 use crate::token::Caller;
 
 /// Maximum time for which a denial is delayed, in case an object arrives that allows the request.
-const MAX_WAIT: Duration = Duration::from_millis(1500);
+const MAX_DENIAL_DELAY: Duration = Duration::from_millis(1500);
 
 /// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallerDenied {
-    /// The caller's service account is not one of node proxies.
+    /// The caller's service account may not request this identity: it does not belong to node proxies.
     #[error("{0} is not a trusted node account")]
-    NotTrusted(String),
+    NotNodeProxy(String),
     /// The requested identity is not a SPIFFE ID of Istio's form.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     InvalidIdentity(String),
-    /// The requested identity is of another trust domain.
+    /// The requested identity belongs to another trust domain than the mesh's.
     #[error("{0} is of another trust domain")]
     ForeignTrustDomain(String),
     /// The token is not bound to a pod, so that the caller's node is unknown.
@@ -54,10 +54,10 @@ pub enum CallerDenied {
         /// Node of the caller.
         node: ArcStr,
     },
-    /// The identity is one under which waypoints make calls on behalf of objects, and no pod has it.
+    /// The requested identity is reserved for calls that waypoints make on behalf of objects; no pod has it.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     ReservedIdentity(Identity),
-    /// No object of the namespace requires calls by the waypoint.
+    /// No object of the namespace that requires calls is attached to the waypoint's Gateway.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
@@ -74,19 +74,19 @@ pub enum CallerDenied {
     #[error(
         "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
     )]
-    NotAWaypoint {
+    PodNotOfWaypoint {
         /// Name of the caller's pod.
         pod: String,
         /// Gateway of the waypoint.
         waypoint: GatewayName,
     },
-    /// The service accounts of waypoints are not known yet.
+    /// The objects of the mesh are not listed yet, so that the service accounts of waypoints are unknown.
     #[error("the objects of the mesh are not read yet")]
-    PodsNotListed,
+    ObjectsNotListed,
 }
 
 impl CallerDenied {
-    /// Returns whether an object that has not arrived yet could allow the request.
+    /// Returns whether an object that the API server has not reported yet could allow the request.
     fn may_be_transient(&self) -> bool {
         matches!(
             self,
@@ -94,9 +94,9 @@ impl CallerDenied {
                 | Self::PodUidMismatch(_)
                 | Self::PodWithoutNode(_)
                 | Self::IdentityNotOnNode { .. }
-                | Self::NotAWaypoint { .. }
+                | Self::PodNotOfWaypoint { .. }
                 | Self::NoCallsFromWaypoint { .. }
-                | Self::PodsNotListed
+                | Self::ObjectsNotListed
         )
     }
 }
@@ -104,15 +104,15 @@ impl CallerDenied {
 /// Roles of service accounts in the mesh.
 pub trait CallerRoles {
     /// Returns whether the caller is a node proxy.
-    fn is_trusted_node(&self, caller: &Caller) -> bool;
+    fn is_node_proxy(&self, caller: &Caller) -> bool;
 
     /// Returns whether a service account is a waypoint's, whose identity only that waypoint's own pods get; `None`
     /// until the waypoints are known. Always false for a node proxy's account, even if a Gateway has its name.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
-    /// Returns whether a waypoint's Gateway has attached objects of the namespace that need calls
-    /// by the waypoint.
-    fn is_called_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
+    /// Returns whether objects of the namespace that are attached to the waypoint's Gateway require calls by the
+    /// waypoint.
+    fn makes_calls_for(&self, waypoint: &GatewayName, namespace: &str) -> bool;
 }
 
 /// Pods of the cluster, and notifications of their changes.
@@ -120,20 +120,20 @@ pub trait CallerRoles {
 pub struct Pods {
     /// Pods with their nodes and service accounts.
     pub directory: Arc<RwLock<PodDirectory>>,
-    /// Version that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
-    pub followed: watch::Receiver<u64>,
+    /// Counter that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
+    pub version: watch::Receiver<u64>,
 }
 
 impl Pods {
-    /// Repeats a check until it allows, or denies for a reason that no further object could lift. A node proxy learns
-    /// of a new pod from its agent, perhaps before the API server reports the pod here; by waiting, the pod's first
-    /// connection need not wait for the proxy's next attempt.
-    pub async fn retry_until_listed<T>(
+    /// Repeats a check until it succeeds, or fails for a reason that no further object could lift, for at most 1.5
+    /// seconds. A node proxy may request the identity of a new pod before the API server reports the pod here; waiting
+    /// spares the pod's first connection a retry by the proxy.
+    pub async fn retry_while_transient<T>(
         &self,
         check: impl Fn(&PodDirectory) -> Result<T, CallerDenied>,
     ) -> Result<T, CallerDenied> {
-        let mut followed = self.followed.clone();
-        let deadline = Instant::now() + MAX_WAIT;
+        let mut followed = self.version.clone();
+        let deadline = Instant::now() + MAX_DENIAL_DELAY;
         loop {
             let started = *followed.borrow_and_update() > 0;
             let checked = check(&self.directory.read());
@@ -150,10 +150,9 @@ impl Pods {
     }
 }
 
-/// Decides whether a node proxy may request an identity on behalf of a pod: the proxy must be the
-/// live pod that its token is bound to, and a live mesh pod of that identity must be on its node.
-/// Waypoints' identities cannot be requested on their behalf; the proxy's own identity needs no
-/// other pod.
+/// Decides whether a node proxy may request an identity on behalf of a pod. The caller must be the live pod that its
+/// token is bound to, and a live mesh pod with that identity must be on the same node. A node proxy never gets the
+/// identity of a waypoint; for its own identity, it needs no other pod.
 pub fn check_impersonation(
     access: &impl CallerRoles,
     pods: &PodDirectory,
@@ -161,20 +160,20 @@ pub fn check_impersonation(
     requested: &str,
     trust_domain: &str,
 ) -> Result<Identity, CallerDenied> {
-    if !access.is_trusted_node(caller) {
-        return Err(CallerDenied::NotTrusted(caller.to_string()));
+    if !access.is_node_proxy(caller) {
+        return Err(CallerDenied::NotNodeProxy(caller.to_string()));
     }
     let identity = requested_identity(requested, trust_domain)?;
     if identity.is_for_waypoint_calls() {
         return Err(CallerDenied::ReservedIdentity(identity));
     }
     let (namespace, account) = (&identity.namespace, &identity.service_account);
-    let pod = own_pod(pods, caller)?;
+    let pod = bound_pod(pods, caller)?;
     if (namespace, account) == (&caller.namespace, &caller.service_account) {
         return Ok(identity);
     }
     let is_waypoint = access.is_waypoint_account(namespace, account);
-    if is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
+    if is_waypoint.ok_or(CallerDenied::ObjectsNotListed)? {
         return Err(CallerDenied::WaypointIdentity(identity));
     }
     if !pods.is_served_on(&pod.node, namespace, account) {
@@ -186,9 +185,9 @@ pub fn check_impersonation(
     Ok(identity)
 }
 
-/// Decides whether a waypoint may request the reserved identity of a namespace: an object of that
-/// namespace that needs calls must be attached to the waypoint's Gateway, and the caller must be
-/// one of the waypoint's own pods.
+/// Decides whether a waypoint may request the reserved identity for calls on behalf of a namespace's objects. An object
+/// of that namespace that requires calls must be attached to the waypoint's Gateway, and the caller must be a pod of
+/// the waypoint.
 pub fn check_waypoint_calls(
     access: &impl CallerRoles,
     pods: &PodDirectory,
@@ -198,10 +197,10 @@ pub fn check_waypoint_calls(
 ) -> Result<Identity, CallerDenied> {
     let identity = requested_identity(requested, trust_domain)?;
     if !identity.is_for_waypoint_calls() {
-        return Err(CallerDenied::NotTrusted(caller.to_string()));
+        return Err(CallerDenied::NotNodeProxy(caller.to_string()));
     }
     authorize_own_identity(access, pods, caller)?;
-    if !access.is_called_for(waypoint, &identity.namespace) {
+    if !access.makes_calls_for(waypoint, &identity.namespace) {
         return Err(CallerDenied::NoCallsFromWaypoint {
             namespace: identity.namespace,
             waypoint: waypoint.clone(),
@@ -221,44 +220,44 @@ fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, C
 }
 
 /// Checks whether a caller may act as its own service account. Peers trust every holder of a waypoint's identity, so
-/// that only live pods with the waypoint's label get it.
+/// only live pods with the waypoint's label get it.
 pub fn authorize_own_identity(
     access: &impl CallerRoles,
     pods: &PodDirectory,
     caller: &Caller,
 ) -> Result<(), CallerDenied> {
-    if access.is_trusted_node(caller) {
+    if access.is_node_proxy(caller) {
         return Ok(());
     }
     let is_waypoint = access.is_waypoint_account(&caller.namespace, &caller.service_account);
-    if !is_waypoint.ok_or(CallerDenied::PodsNotListed)? {
+    if !is_waypoint.ok_or(CallerDenied::ObjectsNotListed)? {
         return Ok(());
     }
-    let pod = own_pod(pods, caller)?;
+    let pod = bound_pod(pods, caller)?;
     if pod.gateway.as_ref() == Some(&caller.service_account) {
         return Ok(());
     }
-    Err(CallerDenied::NotAWaypoint {
-        pod: service_account_name(caller),
+    Err(CallerDenied::PodNotOfWaypoint {
+        pod: pod_name(caller),
         waypoint: GatewayName::new(caller.namespace.clone(), caller.service_account.clone()),
     })
 }
 
 /// Returns the pod that the caller's token is bound to: it must exist, be alive, be on a node, and
 /// run under the caller's account.
-fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, CallerDenied> {
+fn bound_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, CallerDenied> {
     let bound = caller
         .pod
         .as_ref()
         .ok_or(CallerDenied::TokenNotBoundToPod)?;
-    let name = || service_account_name(caller);
+    let name = || pod_name(caller);
     let pod = pods
         .pod(&caller.namespace, &bound.name)
         .ok_or_else(|| CallerDenied::UnknownPod(name()))?;
     if bound.uid.is_empty() || pod.uid != bound.uid {
         return Err(CallerDenied::PodUidMismatch(name()));
     }
-    if !pod.live {
+    if !pod.is_live {
         return Err(CallerDenied::PodEnded(name()));
     }
     if pod.service_account != caller.service_account {
@@ -270,7 +269,7 @@ fn own_pod<'a>(pods: &'a PodDirectory, caller: &Caller) -> Result<&'a PodFacts, 
     Ok(pod)
 }
 
-fn service_account_name(caller: &Caller) -> String {
+fn pod_name(caller: &Caller) -> String {
     let pod = caller.pod.as_ref().map(|pod| pod.name.as_str());
     format!("{}/{}", caller.namespace, pod.unwrap_or_default())
 }

@@ -4,33 +4,33 @@ use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family, registry::Registry};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabels {
     reason: &'static str,
 }
 
 /// Outcomes of token verification.
 const TOKEN_OUTCOMES: [&str; 3] = ["accepted", "refused", "unavailable"];
 
-/// Counters of callers; clones share them.
+/// Counters of callers of the control plane. A clone counts into the same metrics.
 #[derive(Clone, Debug)]
 pub struct CallerMetrics {
-    callers_closed: Family<Reason, PlainCounter>,
-    tokens: Family<Outcome, PlainCounter>,
+    closed_connections: Family<ReasonLabels, PlainCounter>,
+    token_verifications: Family<OutcomeLabels, PlainCounter>,
 }
 
 impl Default for CallerMetrics {
     fn default() -> Self {
         let metrics = Self {
-            callers_closed: Family::default(),
-            tokens: Family::default(),
+            closed_connections: Family::default(),
+            token_verifications: Family::default(),
         };
-        let outcomes = TOKEN_OUTCOMES.map(|outcome| Outcome { outcome });
-        start_series(&metrics.tokens, outcomes);
+        let outcomes = TOKEN_OUTCOMES.map(|outcome| OutcomeLabels { outcome });
+        start_series(&metrics.token_verifications, outcomes);
         metrics
     }
 }
@@ -41,23 +41,26 @@ impl CallerMetrics {
         registry.register(
             "ambit_callers_closed",
             "Connections closed for want of a caller that stays, by reason",
-            self.callers_closed.clone(),
+            self.closed_connections.clone(),
         );
         registry.register(
             "ambit_calls_authenticated",
             "Calls, by the result of their authentication",
-            self.tokens.clone(),
+            self.token_verifications.clone(),
         );
     }
 
-    /// Counts a connection that was closed because its caller is unauthenticated or not entitled to
-    /// stay.
+    /// Counts a connection that was closed because its caller is unauthenticated or may not keep long-lived streams.
     pub fn count_closed_connection(&self, reason: &'static str) {
-        self.callers_closed.get_or_create(&Reason { reason }).inc();
+        self.closed_connections
+            .get_or_create(&ReasonLabels { reason })
+            .inc();
     }
 
     /// Counts a call by the outcome of its token's verification: accepted, refused, or unavailable.
     pub(crate) fn count_token(&self, outcome: &'static str) {
-        self.tokens.get_or_create(&Outcome { outcome }).inc();
+        self.token_verifications
+            .get_or_create(&OutcomeLabels { outcome })
+            .inc();
     }
 }

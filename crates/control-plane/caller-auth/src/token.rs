@@ -5,7 +5,7 @@
 //! Kubernetes API. Both validate claims as strictly as waypoints do for the tokens of requests
 //! (`ambit_jwt`).
 
-mod review;
+mod reviewer;
 mod reviews;
 mod unverified;
 
@@ -22,7 +22,7 @@ use ambit_jwt::{KeySet, UnverifiedToken};
 use ambit_k8s_api::is_dns_name;
 use ambit_model::ArcStr;
 
-pub use review::TokenReviewer;
+pub use reviewer::TokenReviewer;
 
 /// Tolerated clock skew between the issuer of a token and this process, which verifies it.
 const EXPIRY_LEEWAY: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ pub enum TokenError {
     /// The token is not valid yet (`nbf`).
     #[error("the token is not valid yet")]
     NotYetValid,
-    /// The token's audience is another one.
+    /// The token is issued for other audiences than the control plane's.
     #[error("the token is not meant for audience {0}")]
     WrongAudience(String),
     /// A required claim is missing.
@@ -105,11 +105,11 @@ pub enum TokenError {
     TooManyReviews,
 }
 
-/// Future of an authentication result.
+/// Future that resolves to the authenticated caller, or to the reason for rejecting the token.
 pub type AuthenticateFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + Send + 'a>>;
 
-/// Verifier of tokens.
+/// Authenticator of callers by their service account tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
     /// Authenticates a token that was presented from the address `source`.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> AuthenticateFuture<'a>;
@@ -117,7 +117,7 @@ pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
 
 /// Reason why the public keys cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub enum KeyFileError {
     /// The file cannot be read.
     #[error("cannot read the token keys {path}")]
     Read {
@@ -131,13 +131,13 @@ pub enum KeysError {
     #[error(
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
-    NoKey {
+    NoUsableKey {
         /// Path of the file.
         path: String,
     },
     /// A PEM key in the file is unusable.
     #[error("key {number} of {path} cannot be used")]
-    Key {
+    InvalidKey {
         /// Path of the file.
         path: String,
         /// Position of the key in the file, counted from 1.
@@ -153,7 +153,7 @@ pub struct KeyFileAuthenticator {
 
 impl fmt::Debug for KeyFileAuthenticator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyFile")
+        f.debug_struct("KeyFileAuthenticator")
             .field("keys", &self.keys)
             .field("audience", &self.audience)
             .finish()
@@ -162,16 +162,16 @@ impl fmt::Debug for KeyFileAuthenticator {
 
 impl KeyFileAuthenticator {
     /// Reads the public keys of the file. The result accepts only tokens for `audience`.
-    pub fn open(path: &Path, audience: &str) -> Result<Self, KeysError> {
+    pub fn open(path: &Path, audience: &str) -> Result<Self, KeyFileError> {
         let name = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|source| KeysError::Read {
+        let bytes = std::fs::read(path).map_err(|source| KeyFileError::Read {
             path: name.clone(),
             source,
         })?;
         let keys = match KeySet::parse_jwks(&bytes) {
             Ok(set) => set,
             Err(_) => KeySet::parse_pem(&String::from_utf8_lossy(&bytes)).map_err(|number| {
-                KeysError::Key {
+                KeyFileError::InvalidKey {
                     path: name.clone(),
                     number,
                 }
@@ -181,7 +181,7 @@ impl KeyFileAuthenticator {
             tracing::warn!(path = name, key, "a token key is not used");
         }
         if keys.is_empty() {
-            return Err(KeysError::NoKey { path: name });
+            return Err(KeyFileError::NoUsableKey { path: name });
         }
         Ok(Self {
             keys,
@@ -204,7 +204,7 @@ impl KeyFileAuthenticator {
         }
         let times = token.check_validity(SystemTime::now(), EXPIRY_LEEWAY);
         times.map_err(token_error)?;
-        if !token.has_audience_of([self.audience.as_str()].into_iter()) {
+        if !token.has_any_audience([self.audience.as_str()].into_iter()) {
             return Err(TokenError::WrongAudience(self.audience.clone()));
         }
         to_caller(&token)

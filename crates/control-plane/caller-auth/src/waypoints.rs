@@ -19,12 +19,12 @@ pub struct WaypointRegistry(RwLock<Option<RegistryState>>);
 #[derive(Debug, Default)]
 struct RegistryState {
     gateways: BTreeSet<GatewayName>,
-    /// Objects that require calls by a waypoint, by the waypoint's Gateway.
-    callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
+    /// Objects on whose behalf a waypoint makes calls, by the waypoint's Gateway.
+    objects_with_calls: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
 }
 
 impl WaypointRegistry {
-    /// Applies changes of derived records. Returns whether any of them concerns waypoints.
+    /// Applies changes of derived records. Returns whether they change waypoints' records, or are the first records.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
@@ -38,12 +38,12 @@ impl WaypointRegistry {
         }
         for (key, record) in delta.waypoint_records_of::<WaypointExtension>() {
             is_news = true;
-            known.set(key, Kind::WasmPlugin, record.is_some());
+            known.record_calls(key, Kind::WasmPlugin, record.is_some());
         }
         for (key, record) in delta.waypoint_records_of::<RateLimit>() {
             is_news = true;
             let calls = record.is_some_and(|limit| limit.global.is_some());
-            known.set(key, Kind::RateLimit, calls);
+            known.record_calls(key, Kind::RateLimit, calls);
         }
         is_news
     }
@@ -65,30 +65,32 @@ impl WaypointRegistry {
         known.as_ref()?.gateways.contains(&name).then_some(name)
     }
 
-    /// Returns whether objects of a namespace that are attached to a Gateway require calls by its waypoint.
-    pub fn is_caller_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
+    /// Returns whether the waypoint of a Gateway makes calls on behalf of objects of a namespace.
+    pub fn makes_calls_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
         let known = self.0.read();
-        let callers = known.as_ref().and_then(|known| known.callers.get(gateway));
+        let callers = known
+            .as_ref()
+            .and_then(|known| known.objects_with_calls.get(gateway));
         callers.is_some_and(|all| all.iter().any(|(_, object)| object.namespace == namespace))
     }
 }
 
 impl RegistryState {
-    /// Records whether a waypoint record's object requires calls by the waypoint.
-    fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
+    /// Records whether a waypoint makes calls on behalf of the object of a waypoint record.
+    fn record_calls(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
         let (gateway, object) = (
             &key.gateway,
             (kind, PolicyKey::from_resource_name(&key.name)),
         );
         if calls {
-            self.callers
+            self.objects_with_calls
                 .entry(gateway.clone())
                 .or_default()
                 .insert(object);
-        } else if let Some(callers) = self.callers.get_mut(gateway) {
+        } else if let Some(callers) = self.objects_with_calls.get_mut(gateway) {
             callers.remove(&object);
             if callers.is_empty() {
-                self.callers.remove(gateway);
+                self.objects_with_calls.remove(gateway);
             }
         }
     }

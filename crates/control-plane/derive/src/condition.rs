@@ -1,4 +1,5 @@
-//! Desired status conditions of objects. Published conditions are not read here: the status writer compares.
+//! Desired status conditions of objects. This module does not read published conditions: the status writer compares
+//! them with the desired ones.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +10,10 @@ use crate::problem::{Problem, Severity};
 /// Maximum length of a condition's message, in characters.
 pub(crate) const MAX_MESSAGE_CHARS: usize = 1000;
 
-/// Type of status condition on objects of some kind.
+/// Type of status condition, such as `WaypointAccepted`, with the function that builds it for an object.
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionType {
-    /// `type` of the condition.
+    /// Name of the condition type, which is the condition's field `type`.
     pub name: &'static str,
     /// Field manager of server-side apply that writes the condition.
     pub manager: &'static str,
@@ -24,7 +25,7 @@ pub struct ConditionType {
     pub needs_derived_status: bool,
 }
 
-/// List in the status whose entries have their own conditions, such as `parents` of a route.
+/// List in an object's status whose entries have their own conditions, such as `parents` of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusListType {
     /// Name of the list in the status.
@@ -35,40 +36,40 @@ pub struct StatusListType {
     pub is_shared: bool,
 }
 
-/// State of an object as far as it depends on other objects, in the form of status conditions.
+/// Status of an object as far as it depends on other objects, in the form of status conditions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DerivedStatus {
-    /// Condition on the waypoints that an object has, or that apply it.
+    /// Condition that names the waypoints which the object is attached to, or the waypoints or routes that use it.
     pub condition: Option<ConditionContent>,
-    /// Entries of the list in the status, with their conditions.
+    /// Entries of the object's status list, such as `parents` of a route, with their conditions.
     pub entries: Vec<StatusEntry>,
     /// Condition of a Gateway: whether its waypoint has been ready.
-    pub introduction: Option<ConditionContent>,
+    pub introduced_condition: Option<ConditionContent>,
     /// Condition of a Gateway: which objects keep another waypoint until the Gateway's has been ready.
-    pub replaces: Option<ConditionContent>,
+    pub replaces_condition: Option<ConditionContent>,
 }
 
-/// Entry of a list in the status, with its conditions.
+/// Entry of a list in an object's status, such as a route's `parents`, with its conditions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusEntry {
-    /// Fields that identify the entry in the list.
+    /// Fields that identify the entry in its list, such as the `name` of a listener.
     pub identity: BTreeMap<&'static str, Value>,
-    /// Further fields of the entry.
-    pub fields: BTreeMap<&'static str, Value>,
+    /// Fields of the entry besides `identity` and `conditions`, such as `attachedRoutes` of a listener.
+    pub other_fields: BTreeMap<&'static str, Value>,
     /// Conditions of the entry, by type.
     pub conditions: Vec<(&'static str, ConditionContent)>,
 }
 
-/// Object that conditions are computed for, with its problems and its state.
+/// Object that status conditions are built for: its problems, and its derived status.
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionInput<'a> {
     /// Problems of the object.
     pub problems: &'a [Problem],
-    /// Whether any rule of a policy is in effect.
-    pub in_force: bool,
+    /// Whether any rule of the policy is in effect.
+    pub is_in_force: bool,
     /// Whether the object has `targetRefs`, so that waypoints enforce it.
     pub is_attached: bool,
-    /// State of the object as far as it depends on other objects.
+    /// Status of the object as far as it depends on other objects; `None` before it is computed.
     pub derived_status: Option<&'a DerivedStatus>,
 }
 
@@ -175,25 +176,25 @@ pub(crate) const GATEWAY_EFFECTIVE: ConditionType = ConditionType {
 pub(crate) const WAYPOINT_INTRODUCED: ConditionType = ConditionType {
     name: "ambit.io/Introduced",
     manager: "ambit-introduction",
-    build: |input| input.derived_status?.introduction.clone(),
+    build: |input| input.derived_status?.introduced_condition.clone(),
     reports_problems: false,
     needs_derived_status: true,
 };
 
-/// Condition that lists the objects that keep another waypoint until the Gateway's has been ready; later processes read
-/// it.
+/// Condition that lists the objects that keep another waypoint until the Gateway's has been ready; a control plane that
+/// restarts reads it.
 pub(crate) const GATEWAY_REPLACES: ConditionType = ConditionType {
     name: "ambit.io/Replaces",
     manager: "ambit-replaces",
-    build: |input| input.derived_status?.replaces.clone(),
+    build: |input| input.derived_status?.replaces_condition.clone(),
     reports_problems: false,
     needs_derived_status: true,
 };
 
-/// Content of a status condition.
+/// Status, reason and message of a status condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConditionContent {
-    /// Whether its `status` is `True`.
+    /// Whether the condition's `status` is `True`.
     pub is_true: bool,
     /// `reason` of the condition.
     pub reason: &'static str,
@@ -210,7 +211,7 @@ fn waypoint_accepted(input: &ConditionInput<'_>) -> Option<ConditionContent> {
         .then(|| waypoint_condition_with_problems(input))?
 }
 
-/// Builds the condition from the object's state and its problems.
+/// Builds the condition from the object's derived status and its problems.
 fn waypoint_condition_with_problems(input: &ConditionInput<'_>) -> Option<ConditionContent> {
     let mut problems = input.problems.iter();
     if problems.any(|problem| problem.severity == Severity::Error) {
@@ -252,13 +253,13 @@ fn ztunnel_accepted(input: &ConditionInput<'_>) -> ConditionContent {
         [] => (true, "Accepted"),
         problems if problems.iter().any(is_broken) => (
             false,
-            if input.in_force {
+            if input.is_in_force {
                 "Outdated"
             } else {
                 "Invalid"
             },
         ),
-        _ => (input.in_force, "UnsupportedValue"),
+        _ => (input.is_in_force, "UnsupportedValue"),
     };
     let message = if input.problems.is_empty() {
         "attached to ztunnel".to_owned()
@@ -273,7 +274,7 @@ fn ztunnel_accepted(input: &ConditionInput<'_>) -> ConditionContent {
     }
 }
 
-/// Joins the messages of problems to the message of a condition.
+/// Joins the messages of problems to one message of a condition.
 pub fn join_messages(problems: &[Problem]) -> String {
     let one = |problem: &Problem| match problem.field.as_str() {
         "" | "." => problem.message.clone(),

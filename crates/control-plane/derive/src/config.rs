@@ -7,11 +7,11 @@ use ipnet::IpNet;
 /// Settings of the whole mesh.
 #[derive(Clone, Debug)]
 pub struct MeshConfig {
-    /// Name of this cluster, first part of workload uids.
+    /// Name of this cluster, which is the first part of workload uids.
     pub cluster_id: ArcStr,
-    /// Trust domain of every identity.
+    /// Trust domain of all identities of the mesh.
     pub trust_domain: ArcStr,
-    /// Domain of Kubernetes services.
+    /// DNS domain of Kubernetes services, such as `cluster.local`.
     pub cluster_domain: ArcStr,
     /// Namespace whose policies apply to the whole mesh.
     pub root_namespace: ArcStr,
@@ -30,11 +30,11 @@ pub struct MeshConfig {
     pub registry_only: bool,
     /// Path normalization in waypoints.
     pub path_normalization: PathNormalization,
-    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`.
+    /// Number of trusted proxies in front of the mesh that add to `x-forwarded-for`.
     pub trusted_proxies: u32,
     /// Whether routes need a `ReferenceGrant` for backends in other namespaces.
     pub reference_grants: ReferenceGrants,
-    /// Requests that policies attached to services apply to.
+    /// Requests that a policy attached to a service applies to: requests to the service alone, or also to its pods.
     pub service_policy_scope: ServicePolicyScope,
     /// Whether the control plane reads Secrets with registry credentials for the images of Wasm plugins.
     pub image_pull_secrets: bool,
@@ -52,11 +52,11 @@ pub struct MeshConfig {
 /// RequestAuthentications, RateLimits, WasmPlugins).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServicePolicyScope {
-    /// Requests to the service, and to its pods' own addresses.
+    /// Policies of a service apply to requests to the service, and to requests to its pods' own addresses.
     #[default]
-    Pods,
-    /// Requests to the service only, as in Istio.
-    Istio,
+    ServiceAndPods,
+    /// Policies of a service apply to requests to the service only, as in Istio.
+    ServiceOnly,
 }
 
 /// Whether routes need a `ReferenceGrant` for backends in other namespaces.
@@ -72,43 +72,44 @@ pub enum ReferenceGrants {
 /// How pods and services are attached to waypoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointAttachment {
-    /// By labels; without labels by the waypoints of their namespace: to one for the pod's service account, else to one
-    /// for the namespace.
+    /// Labels attach objects; without labels, the waypoints of their namespace do: the waypoint for the pod's service
+    /// account, else the waypoint for the namespace.
     #[default]
-    Seed,
-    /// By labels only, as in Istio.
-    Labels,
+    LabelsAndGateways,
+    /// Labels alone attach pods and services, as in Istio.
+    LabelsOnly,
 }
 
 /// Clients whose connections to workloads go through the workloads' waypoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkloadWaypoints {
-    /// All clients, whichever address they connect to.
+    /// All clients connect through the workload's waypoint, whichever address they connect to.
     #[default]
-    Enforced,
-    /// Captured clients that connect to the workload's own address, as in Istio. Only with
-    /// [`WaypointAttachment::Labels`].
-    Istio,
+    AllClients,
+    /// Captured clients that connect to the workload's own address go through its waypoint, as in
+    /// Istio. Only with [`WaypointAttachment::LabelsOnly`].
+    CapturedClients,
 }
 
-/// Treatment of connections to objects whose waypoint cannot be used.
+/// Treatment of connections to objects whose waypoint is missing or cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointMissing {
-    /// Connections are refused.
+    /// Connections to an object without a usable waypoint are refused.
     #[default]
-    Refuse,
+    RefuseConnections,
     /// Connections bypass the waypoint, as in Istio.
-    Allow,
+    BypassWaypoint,
 }
 
 /// Time from which a waypoint binds the objects whose labels name it: their connections go through it or are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointBinding {
-    /// Immediately, as in Istio: connections are refused until the waypoint is ready.
+    /// A waypoint binds objects immediately, as in Istio: connections are refused until the waypoint is ready.
     #[default]
     Strict,
-    /// Once the waypoint has been ready, or as soon as policies are attached to it or to objects that it will serve.
-    Ready,
+    /// A waypoint binds objects once it has been ready, or as soon as policies are attached to it or to objects that it
+    /// will serve.
+    WhenReady,
 }
 
 impl Default for MeshConfig {

@@ -1,5 +1,5 @@
-//! Index of the mesh: the objects, their problems and states, the published records, and the stale records that must be
-//! rendered again.
+//! Index of the mesh: the objects, their problems and derived statuses, the published records, and the stale records
+//! that must be rendered again.
 //!
 //! The modules of `index` mark records as stale after changes that affect several kinds of objects; for a single kind,
 //! the kind's own file does.
@@ -36,13 +36,13 @@ use crate::{
 pub struct Index {
     /// Objects and their relations, from which records are rendered.
     pub(crate) view: MeshView,
-    /// Problems, conflicts and states of objects.
+    /// Problems, conflicts and derived statuses of objects.
     pub(crate) reports: Reports,
     /// Invalid objects that a substitute replaces, because no valid version of them is known.
-    pub(crate) substitutes: BTreeSet<ObjectKey>,
-    /// Units whose records are stale and must be rendered again.
-    pub(crate) stale: BTreeSet<RenderUnit>,
-    pub(crate) published: PublishedRecords,
+    pub(crate) substituted_objects: BTreeSet<ObjectKey>,
+    /// Render units whose records are stale and must be rendered again.
+    pub(crate) stale_units: BTreeSet<RenderUnit>,
+    pub(crate) published_records: PublishedRecords,
 }
 
 impl Index {
@@ -51,9 +51,9 @@ impl Index {
         Self {
             view: MeshView::new(config),
             reports: Reports::default(),
-            substitutes: BTreeSet::new(),
-            stale: BTreeSet::new(),
-            published: PublishedRecords::default(),
+            substituted_objects: BTreeSet::new(),
+            stale_units: BTreeSet::new(),
+            published_records: PublishedRecords::default(),
         }
     }
 
@@ -89,13 +89,13 @@ impl Index {
     }
 
     // === states ===
-    /// Returns the state of an object as far as it depends on other objects; `None` before it is computed, and for
-    /// kinds without one.
+    /// Returns the status of an object as far as it depends on other objects; `None` before it is computed, and for
+    /// kinds without a derived status.
     pub fn derived_status(&self, key: &ObjectKey) -> Option<&DerivedStatus> {
         self.reports.derived_status(key)
     }
 
-    /// Returns the objects whose states changed since the last call.
+    /// Returns the objects whose derived status changed since the last call.
     pub fn take_changed_derived_statuses(&mut self) -> BTreeSet<ObjectKey> {
         self.reports.take_changed_derived_statuses()
     }

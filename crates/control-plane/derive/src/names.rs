@@ -1,4 +1,4 @@
-//! Lists of names in messages.
+//! Formats lists of object names for the messages of conditions and problems.
 
 use ambit_model::GatewayName;
 

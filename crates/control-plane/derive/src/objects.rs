@@ -52,12 +52,12 @@ use ambit_model::ArcStr;
 
 use readable::Readable;
 
-/// Kind with its map in [`Objects`].
+/// Kind of object that [`Objects`] stores: gives access to the kind's map of parsed objects.
 pub(crate) trait Stored: Readable {
     /// Returns the parsed objects of the kind, by name.
     fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input>;
 
-    /// Returns the parsed objects of the kind, by name, for changes.
+    /// Returns the mutable map of the kind's parsed objects, by name.
     fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input>;
 }
 
@@ -100,7 +100,7 @@ ambit_k8s_api::for_each_kind!(table);
 
 impl Objects {
     /// Returns the parsed objects of a kind, by name.
-    pub(crate) fn all<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
+    pub(crate) fn all_of_kind<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
         K::of(self)
     }
 }

@@ -1,5 +1,5 @@
-//! Directory of running pods: the certificate authority and xDS check by it which identities a node's proxy may use,
-//! and readers of flow events find the proxies in it.
+//! Directory of running pods. The certificate authority and xDS look up in it which identities a node's proxy may use,
+//! and readers of flow events look up node proxies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,16 +18,16 @@ pub struct PodFacts {
     /// Name of the pod's node; empty while the pod is not scheduled.
     pub node: ArcStr,
     /// Whether the pod has neither succeeded nor failed.
-    pub live: bool,
+    pub is_live: bool,
     /// Whether the pod belongs to the mesh, so that its node's proxy acts for it: it is captured, or will be.
-    pub enrolled: bool,
+    pub is_enrolled: bool,
     /// Gateway that the label `gateway.networking.k8s.io/gateway-name` names.
     pub gateway: Option<ArcStr>,
     /// First address of the pod, if it has one.
     pub address: Option<IpAddr>,
 }
 
-/// Entry of the pod directory.
+/// Pod in the [`PodDirectory`]: its name, and the facts about it.
 #[derive(Clone, Copy, Debug)]
 pub struct PodEntry<'a> {
     /// Namespace of the pod.
@@ -43,15 +43,15 @@ pub struct PodEntry<'a> {
 pub struct PodDirectory {
     pods: HashMap<(ArcStr, ArcStr), PodFacts>,
     /// Names of live pods of the mesh, by node and by identity (namespace, service account).
-    served: HashMap<ArcStr, BTreeMap<(ArcStr, ArcStr), BTreeSet<ArcStr>>>,
+    served_identities: HashMap<ArcStr, BTreeMap<(ArcStr, ArcStr), BTreeSet<ArcStr>>>,
 }
 
 impl PodDirectory {
     /// Adds a pod, or replaces its facts.
     pub(crate) fn insert(&mut self, namespace: &ArcStr, name: &ArcStr, facts: PodFacts) {
         self.remove(namespace, name);
-        if facts.live && facts.enrolled && !facts.node.is_empty() {
-            self.served
+        if facts.is_live && facts.is_enrolled && !facts.node.is_empty() {
+            self.served_identities
                 .entry(facts.node.clone())
                 .or_default()
                 .entry((namespace.clone(), facts.service_account.clone()))
@@ -66,7 +66,7 @@ impl PodDirectory {
         let Some(facts) = self.pods.remove(&(namespace.clone(), name.clone())) else {
             return;
         };
-        let Some(identities) = self.served.get_mut(&facts.node) else {
+        let Some(identities) = self.served_identities.get_mut(&facts.node) else {
             return;
         };
         let identity = (namespace.clone(), facts.service_account);
@@ -77,7 +77,7 @@ impl PodDirectory {
             }
         }
         if identities.is_empty() {
-            self.served.remove(&facts.node);
+            self.served_identities.remove(&facts.node);
         }
     }
 
@@ -97,7 +97,7 @@ impl PodDirectory {
 
     /// Whether a live pod of the mesh with this identity runs on the node, so that the node's proxy may act for it.
     pub fn is_served_on(&self, node: &str, namespace: &str, service_account: &str) -> bool {
-        self.served.get(node).is_some_and(|identities| {
+        self.served_identities.get(node).is_some_and(|identities| {
             identities.contains_key(&(namespace.into(), service_account.into()))
         })
     }

@@ -41,7 +41,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Error in a field that makes its object invalid.
+/// Error in a field, which makes the whole object invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct FieldError {

@@ -1,4 +1,4 @@
-//! Records that proxies receive, and their changes.
+//! Records that proxies receive from the control plane, and changes of records.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ pub type ChangedRecords<N, R> = Vec<(N, Option<Arc<R>>)>;
 /// Changed records of all types, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
-    /// Records of workloads.
+    /// Changed workload records, by uid.
     pub workloads: ChangedRecords<WorkloadUid, Workload>,
-    /// Records of services.
+    /// Changed service records, by namespace and host name.
     pub services: ChangedRecords<NamespacedHostname, ServiceRecord>,
-    /// Layer 4 policies, which node proxies enforce.
+    /// Changed layer 4 policies, which node proxies enforce.
     pub policies: ChangedRecords<PolicyKey, Authorization>,
-    /// Records for waypoints, of all types.
+    /// Changed records for waypoints, of all types.
     pub waypoint_records: ChangedRecords<WaypointRecordKey, WaypointRecord>,
 }
 
@@ -57,7 +57,7 @@ impl Delta {
 /// Record of a service, with fields that only some receivers get.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceRecord {
-    /// Service record that all receivers get.
+    /// Service record in the form that all receivers get.
     pub service: model::Service,
     /// Application protocols of the service's ports, in their order: a TCP and a UDP port may have the same number.
     pub app_protocols: Vec<AppProtocol>,

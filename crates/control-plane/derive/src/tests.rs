@@ -24,7 +24,8 @@ use ambit_model::{
 use super::*;
 use crate::problem::Problem;
 
-/// Applies the changed records of one type for waypoints; their names are `GATEWAY`, `verb` and the record's own name.
+/// Applies changed waypoint records of one type to the map `all`. The keys of the map consist of the Gateway's name,
+/// `verb` and the record's name.
 fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     all: &mut BTreeMap<String, R>,
     names: &mut Vec<String>,
@@ -37,11 +38,11 @@ fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
             (_, "") => format!("{}{verb}all", key.gateway),
             (_, name) => format!("{}{verb}{name}", key.gateway),
         };
-        put(all, names, name, record.cloned());
+        put_record(all, names, name, record.cloned());
     }
 }
 
-/// Index, with the records as a receiver of its deltas has them.
+/// Index under test, with the records that a receiver of all its deltas has.
 pub(crate) struct TestMesh {
     pub(crate) index: Index,
     pub(crate) pods: PodDirectory,
@@ -62,7 +63,7 @@ pub(crate) struct TestMesh {
     pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
 }
 
-pub(crate) fn objects(yaml: &str) -> Vec<Object> {
+pub(crate) fn parse_objects(yaml: &str) -> Vec<Object> {
     yaml.split("\n---\n")
         .filter(|document| !document.trim().is_empty())
         .map(|document| {
@@ -78,10 +79,10 @@ pub(crate) fn objects(yaml: &str) -> Vec<Object> {
 
 impl TestMesh {
     pub(crate) fn empty() -> Self {
-        Self::with(MeshConfig::default())
+        Self::with_config(MeshConfig::default())
     }
 
-    pub(crate) fn with(config: MeshConfig) -> Self {
+    pub(crate) fn with_config(config: MeshConfig) -> Self {
         let config = MeshConfig {
             cluster_id: "c1".into(),
             ..config
@@ -104,7 +105,7 @@ impl TestMesh {
     }
 
     /// Builds a mesh from the objects of YAML documents, and flushes once.
-    pub(crate) fn of(yaml: &str) -> Self {
+    pub(crate) fn from_yaml(yaml: &str) -> Self {
         let mut mesh = Self::empty();
         mesh.apply(yaml);
         mesh
@@ -112,7 +113,7 @@ impl TestMesh {
 
     /// Applies objects and returns the names of the changed records (`-` before those that were removed).
     pub(crate) fn apply(&mut self, yaml: &str) -> Vec<String> {
-        for object in objects(yaml) {
+        for object in parse_objects(yaml) {
             self.index.apply(&object, None, &mut self.pods);
         }
         self.flush()
@@ -133,7 +134,7 @@ impl TestMesh {
         let delta = self.index.flush();
         let mut names = Vec::new();
         for (uid, workload) in &delta.workloads {
-            put(
+            put_record(
                 &mut self.workloads,
                 &mut names,
                 uid.to_string(),
@@ -142,10 +143,10 @@ impl TestMesh {
         }
         for (name, record) in &delta.services {
             let service = record.as_deref().map(|record| record.service.clone());
-            put(&mut self.services, &mut names, name.to_string(), service);
+            put_record(&mut self.services, &mut names, name.to_string(), service);
         }
         for (key, policy) in &delta.policies {
-            put(
+            put_record(
                 &mut self.policies,
                 &mut names,
                 key.to_string(),
@@ -213,7 +214,12 @@ impl TestMesh {
     }
 }
 
-fn put<T>(map: &mut BTreeMap<String, T>, names: &mut Vec<String>, name: String, value: Option<T>) {
+fn put_record<T>(
+    map: &mut BTreeMap<String, T>,
+    names: &mut Vec<String>,
+    name: String,
+    value: Option<T>,
+) {
     match value {
         Some(value) => {
             names.push(name.clone());
@@ -227,7 +233,7 @@ fn put<T>(map: &mut BTreeMap<String, T>, names: &mut Vec<String>, name: String, 
 }
 
 /// Pod that most tests use: `shop/cart-1`, captured, ready, on the node n1.
-pub(crate) const CART: &str = r#"
+pub(crate) const CART_POD: &str = r#"
 apiVersion: v1
 kind: Pod
 metadata:
@@ -250,7 +256,7 @@ status:
   conditions: [{type: Ready, status: "True"}]
 "#;
 
-pub(crate) const SERVICE: &str = r#"
+pub(crate) const CART_SERVICE: &str = r#"
 apiVersion: v1
 kind: Service
 metadata: {name: cart, namespace: shop}
@@ -262,8 +268,8 @@ spec:
 "#;
 
 /// Returns the manifest `CART` with some texts replaced.
-pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
-    let mut text = CART.to_owned();
+pub(crate) fn cart_pod(replacements: &[(&str, &str)]) -> String {
+    let mut text = CART_POD.to_owned();
     for (from, to) in replacements {
         assert!(text.contains(from), "{from:?} is not in the pod");
         text = text.replace(from, to);
@@ -272,20 +278,20 @@ pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
 }
 
 /// Joins YAML documents into one text.
-pub(crate) fn all(documents: &[&str]) -> String {
+pub(crate) fn join_documents(documents: &[&str]) -> String {
     documents.join("\n---\n")
 }
 
 #[test]
 fn conditions_that_stand_on_objects_change_no_record() {
     let objects = [
-        SERVICE.trim_start(),
+        CART_SERVICE.trim_start(),
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {rules: [{}]}\n",
         "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: p, namespace: shop}\nspec: {mtls: {mode: STRICT}}\n",
         "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e, namespace: shop}\nspec: {hosts: [a.com], resolution: DNS}\n",
         "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: w, namespace: shop}\nspec: {address: 192.0.2.1}\n",
     ];
-    let mut mesh = TestMesh::of(&all(&objects));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&objects));
     assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
     for object in objects {
         let condition = "{type: Any, status: \"False\", reason: Any, message: \"\", lastTransitionTime: \"2026-01-01T00:00:00Z\"}";

@@ -43,7 +43,7 @@ use crate::{
         introductions::Introductions,
         key_set_state::KeySetState,
         references::References,
-        workload_waypoints::{PolicyScope, WorkloadWaypoints},
+        workload_waypoints::{PolicyScope, WaypointsByWorkload},
     },
 };
 
@@ -63,16 +63,16 @@ pub struct MeshView {
     pub(crate) revisions: Revisions,
     /// Namespaces that `discoverySelectors` select.
     pub(crate) discovery: Discovery,
-    /// Node proxies of other implementations, by node.
+    /// Pods of node proxies of other implementations, such as ztunnel, by node.
     pub(crate) foreign_proxies: BTreeMap<ArcStr, BTreeSet<ObjectKey>>,
     /// Results of fetching key sets and trust bundles.
     pub(crate) key_sets: HashMap<KeySource, KeySetState>,
     /// Services, with the waypoints of their endpoints.
-    pub(crate) service_waypoints: WorkloadWaypoints<NamespacedHostname>,
+    pub(crate) service_waypoints: WaypointsByWorkload<NamespacedHostname>,
     /// Layer 4 policies, with the waypoints of the pods that they apply to.
-    pub(crate) policy_waypoints: WorkloadWaypoints<PolicyScope>,
+    pub(crate) policy_waypoints: WaypointsByWorkload<PolicyScope>,
     pub(crate) instances: Instances,
-    /// Which waypoints have been ready, and decisions on those that have not.
+    /// Waypoints that have been ready, and for each other waypoint whether it binds objects nevertheless.
     pub(crate) introductions: Introductions,
 }
 
@@ -90,8 +90,8 @@ impl MeshView {
             discovery: Discovery::default(),
             foreign_proxies: BTreeMap::new(),
             key_sets: HashMap::new(),
-            service_waypoints: WorkloadWaypoints::default(),
-            policy_waypoints: WorkloadWaypoints::default(),
+            service_waypoints: WaypointsByWorkload::default(),
+            policy_waypoints: WaypointsByWorkload::default(),
             instances: Instances::default(),
             introductions: Introductions::default(),
         }
@@ -99,7 +99,9 @@ impl MeshView {
 
     /// Returns the parsed form of an object.
     pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
-        self.objects(&key.namespace)?.all::<K>().get(&key.name)
+        self.objects(&key.namespace)?
+            .all_of_kind::<K>()
+            .get(&key.name)
     }
 
     /// Returns the objects of a namespace, unless `discoverySelectors` exclude it.

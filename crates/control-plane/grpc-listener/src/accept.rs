@@ -115,7 +115,7 @@ impl AsyncWrite for TlsConnection {
     }
 }
 
-/// Connections for `tonic::transport::Server::serve_with_incoming`.
+/// Stream of accepted TLS connections, for `tonic::transport::Server::serve_with_incoming`.
 pub struct IncomingConnections(mpsc::Receiver<AdmittedConnection<TlsStream<TcpStream>>>);
 
 impl fmt::Debug for IncomingConnections {
@@ -177,5 +177,5 @@ fn admit_connections(
         stream.set_nodelay(true).ok();
         TlsAcceptor::from(config()).accept(stream)
     };
-    handshakes::admit(name, listener, HANDSHAKE_LIMITS, drain, admission, closed)
+    handshakes::accept_with_handshake(name, listener, HANDSHAKE_LIMITS, drain, admission, closed)
 }

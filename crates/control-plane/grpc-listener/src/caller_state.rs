@@ -31,7 +31,7 @@ pub struct CallerState(Arc<Inner>);
 struct Inner {
     source: Option<IpAddr>,
     state: watch::Sender<State>,
-    refusals: AtomicU32,
+    rejected_calls: AtomicU32,
     long_lived_permits: Arc<Semaphore>,
 }
 
@@ -39,52 +39,52 @@ struct Inner {
 enum State {
     /// No call has been authenticated yet.
     Unknown,
-    /// The caller's service account keeps no long-lived streams.
+    /// A call was authenticated; the caller's service account keeps no long-lived streams.
     Authenticated,
     /// The caller keeps long-lived streams; the connection holds one of their slots.
     LongLived(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
     /// Calls were rejected for their credentials [`MAX_REFUSED_CALLS`] times.
-    Refused,
+    TooManyRejections,
 }
 
 /// Reason why a connection is closed before its maximum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectionEnding {
-    /// An authenticated caller without long-lived streams: closed after calls in flight complete.
-    Leave,
+pub enum ConnectionCloseReason {
+    /// The caller is authenticated but keeps no long-lived streams; calls in flight complete first.
+    NotLongLived,
     /// No call was authenticated before the timeout.
-    Silent,
+    NoAuthenticatedCall,
     /// Too many calls were rejected.
-    Refused,
+    TooManyRejections,
     /// A newer connection of the same address took the slot.
-    Displaced,
+    SlotTaken,
 }
 
-impl ConnectionEnding {
-    /// Returns the value of the metric's label.
+impl ConnectionCloseReason {
+    /// Returns the value of the label `reason` in the metric of closed connections.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Leave => "leave",
-            Self::Silent => "silent",
-            Self::Refused => "refused",
-            Self::Displaced => "displaced",
+            Self::NotLongLived => "leave",
+            Self::NoAuthenticatedCall => "silent",
+            Self::TooManyRejections => "refused",
+            Self::SlotTaken => "displaced",
         }
     }
 
     /// Returns whether calls in flight complete before the connection is closed.
     pub(super) fn is_graceful(self) -> bool {
-        matches!(self, Self::Leave | Self::Refused)
+        matches!(self, Self::NotLongLived | Self::TooManyRejections)
     }
 }
 
 impl CallerState {
-    /// Creates the state of a connection from `source` with an unknown caller; `lasting` has the
-    /// slots of long-lived connections.
+    /// Creates the state of a connection from `source` whose caller is not authenticated yet; `lasting` limits the
+    /// number of long-lived connections.
     pub(super) fn new(source: Option<IpAddr>, lasting: Arc<Semaphore>) -> Self {
         Self(Arc::new(Inner {
             source: source.map(|ip| ip.to_canonical()),
             state: watch::Sender::new(State::Unknown),
-            refusals: AtomicU32::new(0),
+            rejected_calls: AtomicU32::new(0),
             long_lived_permits: lasting,
         }))
     }
@@ -99,7 +99,7 @@ impl CallerState {
         )
     }
 
-    /// Records an authenticated call; `stays` if the caller keeps long-lived streams.
+    /// Records an authenticated call. `stays` is true if the caller keeps long-lived streams.
     pub fn set_authenticated(&self, stays: bool) {
         self.0.state.send_if_modified(|state| {
             let permit = stays.then(|| self.0.long_lived_permits.clone().try_acquire_owned());
@@ -115,43 +115,46 @@ impl CallerState {
     }
 
     /// Records that a call was rejected for its credentials.
-    pub fn count_refusal(&self) {
-        if self.0.refusals.fetch_add(1, Ordering::Relaxed) + 1 < MAX_REFUSED_CALLS {
+    pub fn count_rejected_call(&self) {
+        if self.0.rejected_calls.fetch_add(1, Ordering::Relaxed) + 1 < MAX_REFUSED_CALLS {
             return;
         }
         self.0.state.send_if_modified(|state| {
             let unknown = matches!(state, State::Unknown | State::Authenticated);
             if unknown {
-                *state = State::Refused;
+                *state = State::TooManyRejections;
             }
             unknown
         });
     }
 
     /// Waits until the caller's state requires the connection to be closed; never completes for long-lived connections.
-    pub(super) async fn wait_for_ending(self, mut slot: Option<Slot>) -> ConnectionEnding {
+    pub(super) async fn wait_for_close_reason(
+        self,
+        mut slot: Option<Slot>,
+    ) -> ConnectionCloseReason {
         let evicted = async {
             match &mut slot {
-                Some(slot) => slot.evicted().await,
+                Some(slot) => slot.wait_until_evicted().await,
                 None => std::future::pending().await,
             }
         };
         let mut follow = self.0.state.subscribe();
-        let decided =
-            follow.wait_for(|state| matches!(state, State::LongLived(_) | State::Refused));
+        let decided = follow
+            .wait_for(|state| matches!(state, State::LongLived(_) | State::TooManyRejections));
         let stays = tokio::select! {
             // `self` holds the sender, so this never fails.
             decided = decided => decided.is_ok_and(|state| matches!(*state, State::LongLived(_))),
-            () = evicted => return ConnectionEnding::Displaced,
+            () = evicted => return ConnectionCloseReason::SlotTaken,
             () = tokio::time::sleep(FIRST_CALL_TIMEOUT) => {
                 return match *self.0.state.borrow() {
-                    State::Authenticated => ConnectionEnding::Leave,
-                    _ => ConnectionEnding::Silent,
+                    State::Authenticated => ConnectionCloseReason::NotLongLived,
+                    _ => ConnectionCloseReason::NoAuthenticatedCall,
                 };
             }
         };
         if !stays {
-            return ConnectionEnding::Refused;
+            return ConnectionCloseReason::TooManyRejections;
         }
         drop(slot);
         std::future::pending().await
@@ -171,7 +174,7 @@ mod tests {
     }
 
     /// Takes a slot for unauthenticated connections from an address.
-    async fn slot(slots: &Slots) -> Option<Slot> {
+    async fn acquire_slot(slots: &Slots) -> Option<Slot> {
         Some(slots.acquire(SOURCE).await)
     }
 
@@ -187,8 +190,8 @@ mod tests {
     async fn connection_without_an_authenticated_call_is_closed() {
         let begin = tokio::time::Instant::now();
         assert_eq!(
-            caller_state(1).wait_for_ending(None).await,
-            ConnectionEnding::Silent
+            caller_state(1).wait_for_close_reason(None).await,
+            ConnectionCloseReason::NoAuthenticatedCall
         );
         assert_eq!(begin.elapsed().as_secs(), FIRST_CALL_TIMEOUT.as_secs());
     }
@@ -197,22 +200,29 @@ mod tests {
     async fn short_lived_caller_is_closed_after_its_calls() {
         let one = caller_state(1);
         one.set_authenticated(false);
-        assert_eq!(one.wait_for_ending(None).await, ConnectionEnding::Leave);
+        assert_eq!(
+            one.wait_for_close_reason(None).await,
+            ConnectionCloseReason::NotLongLived
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn bad_tokens_close_a_connection_unless_it_is_long_lived() {
         let one = caller_state(1);
         for _ in 0..MAX_REFUSED_CALLS {
-            one.count_refusal();
+            one.count_rejected_call();
         }
-        assert_eq!(one.wait_for_ending(None).await, ConnectionEnding::Refused);
+        assert_eq!(
+            one.wait_for_close_reason(None).await,
+            ConnectionCloseReason::TooManyRejections
+        );
         let one = caller_state(1);
         one.set_authenticated(true);
         for _ in 0..MAX_REFUSED_CALLS {
-            one.count_refusal();
+            one.count_rejected_call();
         }
-        let over = tokio::time::timeout(10 * FIRST_CALL_TIMEOUT, one.wait_for_ending(None)).await;
+        let over =
+            tokio::time::timeout(10 * FIRST_CALL_TIMEOUT, one.wait_for_close_reason(None)).await;
         assert!(over.is_err(), "it stays");
     }
 
@@ -220,11 +230,14 @@ mod tests {
     async fn long_lived_callers_free_their_slot_and_are_not_evicted() {
         let slots = slots();
         let one = caller_state(1);
-        let over = tokio::spawn(one.clone().wait_for_ending(slot(&slots).await));
+        let over = tokio::spawn(
+            one.clone()
+                .wait_for_close_reason(acquire_slot(&slots).await),
+        );
         one.set_authenticated(true);
-        let second = caller_state(1).wait_for_ending(slot(&slots).await);
-        let third = slot(&slots).await;
-        assert_eq!(second.await, ConnectionEnding::Displaced);
+        let second = caller_state(1).wait_for_close_reason(acquire_slot(&slots).await);
+        let third = acquire_slot(&slots).await;
+        assert_eq!(second.await, ConnectionCloseReason::SlotTaken);
         assert!(!over.is_finished());
         drop(third);
     }
@@ -235,7 +248,10 @@ mod tests {
         let [first, second] = [(); 2].map(|()| CallerState::new(None, Arc::clone(&lasting)));
         first.set_authenticated(true);
         second.set_authenticated(true);
-        assert_eq!(second.wait_for_ending(None).await, ConnectionEnding::Leave);
+        assert_eq!(
+            second.wait_for_close_reason(None).await,
+            ConnectionCloseReason::NotLongLived
+        );
         drop(first);
         assert_eq!(lasting.available_permits(), 1);
     }

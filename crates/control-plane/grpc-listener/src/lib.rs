@@ -13,5 +13,5 @@ pub use accept::{
     HandshakeCloseReason, IncomingConnections, PeerInfo, TlsConnection, http1_listener,
     incoming_connections, server_config,
 };
-pub use caller_state::{CallerState, ConnectionEnding};
-pub use serve::{ConnectionEnd, ServeOptions, serve};
+pub use caller_state::{CallerState, ConnectionCloseReason};
+pub use serve::{ConnectionCloseSignal, ServeOptions, serve};

@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use crate::{
     accept::{IncomingConnections, TlsConnection},
-    caller_state::{CallerState, ConnectionEnding},
+    caller_state::{CallerState, ConnectionCloseReason},
 };
 
 /// Maximum concurrent streams of one connection.
@@ -34,11 +34,11 @@ const KEEP_ALIVE_INTERVAL_AND_TIMEOUT: (Duration, Duration) =
 /// Timeout for streams to end during the drain.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Signal in the extensions of a request: its connection is about to be closed.
+/// Signal that a request's connection is about to be closed, in the extensions of the request.
 #[derive(Clone, Debug)]
-pub struct ConnectionEnd(watch::Receiver<bool>);
+pub struct ConnectionCloseSignal(watch::Receiver<bool>);
 
-impl ConnectionEnd {
+impl ConnectionCloseSignal {
     /// Waits until the connection is about to be closed.
     pub async fn wait(&mut self) {
         // Without its connection, the stream ends anyway.
@@ -61,13 +61,13 @@ pub async fn serve(
     mut incoming: IncomingConnections,
     options: ServeOptions,
     drain: DrainWatcher,
-    closed: impl Fn(ConnectionEnding) + Clone + Send + 'static,
+    closed: impl Fn(ConnectionCloseReason) + Clone + Send + 'static,
 ) {
     let lasting = Arc::new(Semaphore::new(MAX_LONG_LIVED_CONNECTIONS));
     while let Some(Ok(connection)) = incoming.next().await {
         let source = connection.connect_info().address.map(|peer| peer.ip());
         let caller_state = CallerState::new(source, Arc::clone(&lasting));
-        let served = serve_one(
+        let served = serve_connection(
             connection,
             caller_state,
             options.clone(),
@@ -78,16 +78,18 @@ pub async fn serve(
     }
 }
 
-async fn serve_one(
+async fn serve_connection(
     mut connection: TlsConnection,
     caller_state: CallerState,
     options: ServeOptions,
     mut drain: DrainWatcher,
-    closed: impl Fn(ConnectionEnding),
+    closed: impl Fn(ConnectionCloseReason),
 ) {
     let work = drain.open_work();
     let peer = connection.connect_info();
-    let over = caller_state.clone().wait_for_ending(connection.take_slot());
+    let over = caller_state
+        .clone()
+        .wait_for_close_reason(connection.take_slot());
     let age = options
         .max_connection_age
         .mul_f64(rand::rng().random_range(0.9..1.1));
@@ -98,7 +100,7 @@ async fn serve_one(
         request.extensions_mut().insert(caller_state.clone());
         request
             .extensions_mut()
-            .insert(ConnectionEnd(ended.clone()));
+            .insert(ConnectionCloseSignal(ended.clone()));
         let answer = routes.clone().call(request.map(Body::new));
         async move {
             match answer.await {
@@ -119,7 +121,7 @@ async fn serve_one(
     let done = tokio::select! {
         done = served.as_mut() => Some(done),
         () = tokio::time::sleep(age) => None,
-        _ = drain.started() => None,
+        _ = drain.wait_until_started() => None,
         ending = over => {
             closed(ending);
             if !ending.is_graceful() {

@@ -30,9 +30,9 @@ const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug)]
 pub struct InstallOptions {
     /// Maximum time to wait until all workloads are ready; `None` does not wait.
-    pub wait: Option<Duration>,
+    pub ready_timeout: Option<Duration>,
     /// Whether to take over fields that other field managers own.
-    pub force: bool,
+    pub force_conflicts: bool,
 }
 
 /// Returns the inventory of a revision's installation in a namespace, if there is one.
@@ -50,12 +50,11 @@ pub async fn installed_inventory(
     Ok(map.map(|map| Inventory::read(&map)).transpose()?)
 }
 
-pub(crate) fn inventory_name(namespace: &str, revision: &str) -> ObjectRef {
+pub(crate) fn inventory_ref(namespace: &str, revision: &str) -> ObjectRef {
     ObjectRef::for_kind::<ConfigMap>(Some(namespace), &inventory::config_map_name(revision))
 }
 
-/// Applies the plan to the cluster: installs, or upgrades an installation. Reports each step by
-/// `say`.
+/// Installs the plan, or upgrades an existing installation, and reports each step.
 ///
 /// # Errors
 ///
@@ -66,13 +65,15 @@ pub async fn install(
     cluster: &ClusterApi,
     plan: &Plan,
     options: InstallOptions,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let namespace = plan.release.namespace.as_str();
-    let deadline = options.wait.map(|wait| (Instant::now() + wait, wait));
+    let deadline = options
+        .ready_timeout
+        .map(|wait| (Instant::now() + wait, wait));
     let revision = plan.overrides.revision();
     let before = installed_inventory(cluster, namespace, revision).await?;
-    if before.is_none() && !options.force {
+    if before.is_none() && !options.force_conflicts {
         reject_foreign_objects(cluster, plan).await?;
     }
     let made_namespace = match &before {
@@ -82,11 +83,13 @@ pub async fn install(
             None => false,
         },
     };
-    cluster.apply(&plan.namespace(), options.force).await?;
-    say(&format!("namespace {namespace}"));
-    let crds = apply_crds(cluster, plan, before.as_ref(), say).await?;
+    cluster
+        .apply(&plan.namespace(), options.force_conflicts)
+        .await?;
+    report_progress(&format!("namespace {namespace}"));
+    let crds = apply_crds(cluster, plan, before.as_ref(), report_progress).await?;
 
-    let names = plan.names();
+    let names = plan.object_refs();
     let next = Inventory {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         values: plan.overrides.clone().into_value(),
@@ -108,17 +111,19 @@ pub async fn install(
 
     let mut images = ImagePullChecks::new(plan);
     if deadline.is_some() {
-        images.delete_held_back_pods(cluster, say).await?;
+        images
+            .delete_back_off_pods(cluster, report_progress)
+            .await?;
     }
     for object in &plan.objects {
         if object::kind(object) == "DaemonSet"
             && let Some(deadline) = deadline
         {
-            wait_for_root(cluster, plan, deadline, &mut images, say).await?;
+            wait_for_root(cluster, plan, deadline, &mut images, report_progress).await?;
         }
-        let applied = cluster.apply(object, options.force).await?;
+        let applied = cluster.apply(object, options.force_conflicts).await?;
         if let Some(name) = ObjectRef::from_object(&applied) {
-            say(&name.to_string());
+            report_progress(&name.to_string());
         }
     }
     for gone in before
@@ -127,19 +132,21 @@ pub async fn install(
     {
         let is_ours = ownership(cluster, &gone).await? == Ownership::OwnedByRelease;
         if is_ours && cluster.delete(&gone, DELETION_TIMEOUT).await? {
-            say(&format!("{gone} is no longer wanted: deleted"));
+            report_progress(&format!("{gone} is no longer wanted: deleted"));
         }
     }
     cluster.apply(&next.config_map(namespace), true).await?;
     match deadline {
-        Some(deadline) => wait_until_ready(cluster, &names, deadline, &mut images, say).await,
+        Some(deadline) => {
+            wait_until_ready(cluster, &names, deadline, &mut images, report_progress).await
+        }
         None => Ok(()),
     }
 }
 
 /// Fails if a first installation would overwrite objects that Helm or another mesh has created.
 async fn reject_foreign_objects(cluster: &ClusterApi, plan: &Plan) -> Result<(), InstallError> {
-    for name in plan.names() {
+    for name in plan.object_refs() {
         let Some(existing) = cluster.get(&name).await? else {
             continue;
         };
@@ -170,21 +177,21 @@ async fn reject_foreign_objects(cluster: &ClusterApi, plan: &Plan) -> Result<(),
 async fn apply_crds(
     cluster: &ClusterApi,
     plan: &Plan,
-    before: Option<&Inventory>,
-    say: &dyn Fn(&str),
+    previous: Option<&Inventory>,
+    report_progress: &dyn Fn(&str),
 ) -> Result<Vec<ObjectRef>, InstallError> {
     let mut ours = Vec::new();
     for crd in &plan.crds {
         let Some(name) = ObjectRef::from_object(crd) else {
             continue;
         };
-        let known = before.is_some_and(|before| before.crds.contains(&name));
+        let known = previous.is_some_and(|before| before.crds.contains(&name));
         if !known && cluster.get(&name).await?.is_some() {
-            say(&format!("{name}: there already, left as it is"));
+            report_progress(&format!("{name}: there already, left as it is"));
             continue;
         }
         cluster.apply(crd, known).await?;
-        say(&name.to_string());
+        report_progress(&name.to_string());
         ours.push(name);
     }
     Ok(ours)
@@ -197,24 +204,28 @@ async fn wait_for_root(
     plan: &Plan,
     deadline: (Instant, Duration),
     images: &mut ImagePullChecks,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let namespace = Some(plan.release.namespace.as_str());
     let name = ObjectRef::for_kind::<ConfigMap>(namespace, ROOT_CONFIG_MAP);
     let mut is_reported = false;
     while cluster.get(&name).await?.is_none() {
         if !is_reported {
-            say("waiting for the control plane to publish its root certificate");
+            report_progress("waiting for the control plane to publish its root certificate");
             is_reported = true;
         }
         if Instant::now() >= deadline.0 {
             let mut reasons = vec![format!("the control plane has not made the {name}")];
-            for control in plan.names().iter().filter(|name| name.kind == "Deployment") {
+            for control in plan
+                .object_refs()
+                .iter()
+                .filter(|name| name.kind == "Deployment")
+            {
                 reasons.extend(explain_not_ready(cluster, control).await);
             }
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
-        images.check(cluster, say).await?;
+        images.check_pods(cluster, report_progress).await?;
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
@@ -225,13 +236,13 @@ async fn wait_until_ready(
     names: &[ObjectRef],
     deadline: (Instant, Duration),
     images: &mut ImagePullChecks,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let mut last = String::new();
     loop {
         let mut waiting = Vec::new();
         for name in names {
-            if !Workload::is_kind(&name.kind) {
+            if !Workload::is_workload_kind(&name.kind) {
                 continue;
             }
             let state = rollout_of(cluster, name).await?;
@@ -257,10 +268,10 @@ async fn wait_until_ready(
             return Err(InstallError::NotReady(deadline.1, reasons));
         }
         if line != last {
-            say(&format!("waiting: {line}"));
+            report_progress(&format!("waiting: {line}"));
             last = line;
         }
-        images.check(cluster, say).await?;
+        images.check_pods(cluster, report_progress).await?;
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

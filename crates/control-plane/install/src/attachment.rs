@@ -1,9 +1,9 @@
-//! Chooses whether pods and services attach to waypoints by labels only (`meshConfig.waypointAttachment`), unless the
+//! Chooses whether pods and services attach to waypoints only by labels (`meshConfig.waypointAttachment`), unless the
 //! user sets it.
 //!
-//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and objects that rely on
-//! having no waypoint without a label. There, only labels attach; elsewhere, Gateways attach their targets by
-//! themselves. The choice is made once: an installation keeps its value.
+//! A cluster that was used with Istio has Istio's control plane or labels that name waypoints, and its objects without
+//! such a label rely on having no waypoint. There, only labels attach objects to waypoints; elsewhere, Gateways attach
+//! their targets by themselves. The choice is made once: an installation keeps its value.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Path of `waypointAttachment` in the chart's values.
-const VALUE_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
+const ATTACHMENT_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
 /// Kinds whose labels may name waypoints, with an API version of each.
 const LABELLED_KINDS: &[(&str, &str)] = &[
     ("v1", "Namespace"),
@@ -29,9 +29,9 @@ const LABELLED_KINDS: &[(&str, &str)] = &[
     ("networking.istio.io/v1beta1", "WorkloadEntry"),
 ];
 
-/// Sets the value unless the user set it: to that of the revision's installation, or else of the
-/// default revision's, which new revisions follow, or by the objects of the cluster if there is
-/// none. Reports the choice and its reason by `say`.
+/// Sets `meshConfig.waypointAttachment` unless the user has set it, and reports the choice with its reason. The value
+/// is that of the revision's installation, else that of the default revision's, else it depends on the objects of the
+/// cluster.
 ///
 /// # Errors
 ///
@@ -40,43 +40,45 @@ pub async fn choose_waypoint_attachment(
     cluster: &ClusterApi,
     namespace: &str,
     overrides: &mut ValueOverrides,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
-    let path = VALUE_PATH.join(".");
-    if overrides.text(&VALUE_PATH).is_some() {
+    let path = ATTACHMENT_PATH.join(".");
+    if overrides.string_at(&ATTACHMENT_PATH).is_some() {
         return Ok(());
     }
-    let revision = overrides.text(&["global", "revision"]);
+    let revision = overrides.string_at(&["global", "revision"]);
     let revision = revision.unwrap_or(revisions::DEFAULT_REVISION).to_owned();
     for revision in [revision.as_str(), revisions::DEFAULT_REVISION] {
         let Some(before) = apply::installed_inventory(cluster, namespace, revision).await? else {
             continue;
         };
-        let text = |path| values::text(&before.values, path);
+        let text = |path| values::string_at(&before.values, path);
         if text(&["global", "components"]) == Some("node") {
             continue;
         }
-        if let Some(value) = text(&VALUE_PATH) {
+        if let Some(value) = text(&ATTACHMENT_PATH) {
             overrides.set(&format!("{path}={value}"), true)?;
-            say(&format!("{path}: {value}, as it is installed"));
+            report_progress(&format!("{path}: {value}, as it is installed"));
         }
         return Ok(());
     }
     let because = match find_labelled_object(cluster).await? {
         Some(object) => Some(format!("{object} has the label {USE_WAYPOINT}")),
-        None => istio_attachment_setting(cluster).await?,
+        None => describe_istio_control_plane(cluster).await?,
     };
     if let Some(because) = because {
         overrides.set(&format!("{path}=labels"), true)?;
-        say(&format!(
+        report_progress(&format!(
             "{path}: labels, because {because}; --set {path}=seed lets Gateways also take their namespaces by themselves"
         ));
     }
     Ok(())
 }
 
-/// Finds Istio's control plane, in whose clusters only labels attach waypoints, and describes it.
-async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
+/// Describes Istio's control plane, if the cluster has one; in its clusters only labels attach waypoints.
+async fn describe_istio_control_plane(
+    cluster: &ClusterApi,
+) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.list_typed(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_managed_by_ambit(*one));
     Ok(theirs.map(|one| {
@@ -86,7 +88,7 @@ async fn istio_attachment_setting(cluster: &ClusterApi) -> Result<Option<String>
     }))
 }
 
-/// Finds an object whose label names a waypoint, and describes it.
+/// Describes an object whose label names a waypoint, if there is one.
 async fn find_labelled_object(cluster: &ClusterApi) -> Result<Option<String>, ClusterError> {
     for (version, kind) in LABELLED_KINDS {
         let found = cluster

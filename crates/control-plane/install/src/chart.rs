@@ -56,7 +56,7 @@ pub const CRDS: &[ChartFile] = files![
 ];
 
 /// Files that templates include verbatim.
-pub const FILES: &[ChartFile] = files![
+pub const INCLUDED_FILES: &[ChartFile] = files![
     "files/alerts.yaml",
     "files/dashboards/control-plane.json",
     "files/dashboards/mesh.json",
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn every_file_of_the_chart_is_embedded() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
-        let (alerts, dashboards) = FILES.split_at(1);
+        let (alerts, dashboards) = INCLUDED_FILES.split_at(1);
         assert_eq!(alerts[0].path, "files/alerts.yaml");
         for (directory, files) in [
             ("templates", TEMPLATES),

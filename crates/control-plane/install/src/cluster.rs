@@ -24,7 +24,7 @@ pub enum ClusterError {
     Conflict {
         /// Name of the object.
         object: String,
-        /// Names of the fields and of their managers.
+        /// Message of the API server, which names the fields and their field managers.
         message: String,
     },
     /// Any other error of the API server.
@@ -44,7 +44,7 @@ pub enum ClusterError {
     },
 }
 
-/// A connection to a cluster.
+/// API of one cluster, for objects as JSON values or as Kubernetes types.
 #[derive(Clone)]
 pub struct ClusterApi {
     client: Client,
@@ -57,7 +57,7 @@ impl std::fmt::Debug for ClusterApi {
 }
 
 impl ClusterApi {
-    /// Wraps a client.
+    /// Creates the cluster's API from a Kubernetes client.
     pub fn new(client: Client) -> Self {
         Self { client }
     }
@@ -165,7 +165,7 @@ impl ClusterApi {
             .collect()
     }
 
-    /// Applies an object server-side. `force` takes over fields from other managers.
+    /// Applies an object server-side, and returns it. `force` takes over fields from other field managers.
     ///
     /// # Errors
     ///
@@ -285,7 +285,7 @@ fn parse_object<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K
     })
 }
 
-/// Converts an object to JSON, with API version and kind, which items of lists do not contain.
+/// Converts an object to JSON, and adds API version and kind, which items of lists lack.
 fn to_value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
     let mut value = serde_json::to_value(object).map_err(|_| ClusterError::InvalidResponse {
         what: name.to_string(),

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Number of a container's log lines that are shown.
-const LOG_LINES: i64 = 5;
+const MAX_LOG_LINES: i64 = 5;
 
 /// Returns the reasons why a workload is not ready, each an indented line. Never fails: unavailable information is
 /// skipped.
@@ -21,7 +21,7 @@ pub(crate) async fn explain_not_ready(cluster: &ClusterApi, name: &ObjectRef) ->
     let Ok(Some(workload)) = Workload::read(cluster, name).await else {
         return lines;
     };
-    lines.extend(events(cluster, namespace, &name.name).await);
+    lines.extend(event_lines(cluster, namespace, &name.name).await);
     for pod in workload.pods(cluster).await.into_iter().flatten() {
         let pod_name = object::name(&pod);
         let problems = pod_problems(&pod);
@@ -31,13 +31,13 @@ pub(crate) async fn explain_not_ready(cluster: &ClusterApi, name: &ObjectRef) ->
         let node = node_of(&pod).unwrap_or("no node yet");
         lines.push(format!("  Pod {pod_name} on {node}:"));
         lines.extend(problems.into_iter().map(|problem| format!("    {problem}")));
-        lines.extend(events(cluster, namespace, pod_name).await);
-        lines.extend(logs(cluster, &pod).await);
+        lines.extend(event_lines(cluster, namespace, pod_name).await);
+        lines.extend(log_lines(cluster, &pod).await);
     }
     lines
 }
 
-async fn events(cluster: &ClusterApi, namespace: Option<&str>, name: &str) -> Vec<String> {
+async fn event_lines(cluster: &ClusterApi, namespace: Option<&str>, name: &str) -> Vec<String> {
     let events: Vec<Event> = cluster
         .list_typed(namespace, None)
         .await
@@ -55,7 +55,7 @@ async fn events(cluster: &ClusterApi, namespace: Option<&str>, name: &str) -> Ve
     lines.into_iter().collect()
 }
 
-async fn logs(cluster: &ClusterApi, pod: &Pod) -> Vec<String> {
+async fn log_lines(cluster: &ClusterApi, pod: &Pod) -> Vec<String> {
     let statuses = pod
         .status
         .as_ref()
@@ -71,7 +71,7 @@ async fn logs(cluster: &ClusterApi, pod: &Pod) -> Vec<String> {
         let running = state.is_some_and(|state| state.running.is_some());
         let (namespace, name) = (object::namespace_of(pod), object::name(pod));
         let log = cluster
-            .logs(namespace, name, container, Some(LOG_LINES), !running)
+            .logs(namespace, name, container, Some(MAX_LOG_LINES), !running)
             .await;
         let log = log.unwrap_or_default();
         lines.extend(

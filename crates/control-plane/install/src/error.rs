@@ -22,7 +22,7 @@ pub enum InstallError {
     /// Error in the inventory of applied objects.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// No installation to upgrade or remove.
+    /// There is no installation of the revision to upgrade or remove.
     #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
     NotInstalled {
         /// Namespace of the mesh.
@@ -34,14 +34,14 @@ pub enum InstallError {
     #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     ForeignObject(ObjectRef, String),
     /// Images that kubelets cannot pull, with the error of each.
-    #[error("{}", images_in_words(.0))]
+    #[error("{}", format_images(.0))]
     MissingImages(BTreeMap<String, String>),
     /// Workloads that were not ready in time.
     #[error("not ready after {} s:\n{}", .0.as_secs(), .1.join("\n"))]
     NotReady(Duration, Vec<String>),
 }
 
-fn images_in_words(images: &BTreeMap<String, String>) -> String {
+fn format_images(images: &BTreeMap<String, String>) -> String {
     let lines = images
         .iter()
         .map(|(image, why)| format!("the image {image} cannot be pulled: {why}"));

@@ -26,7 +26,7 @@ pub enum CrdProblem {
 }
 
 /// Returns the reason why a CRD cannot be used, if there is one.
-pub fn find_problem(definition: &CustomResourceDefinition) -> Option<CrdProblem> {
+pub fn find_crd_problem(definition: &CustomResourceDefinition) -> Option<CrdProblem> {
     let served = definition.spec.versions.iter();
     let served = served.filter(|version| version.served);
     let served: Vec<_> = served.map(|version| version.name.as_str()).collect();
@@ -44,13 +44,13 @@ pub fn find_problem(definition: &CustomResourceDefinition) -> Option<CrdProblem>
 /// # Errors
 ///
 /// When the API server refuses or is unavailable.
-pub async fn describe(cluster: &ClusterApi) -> Result<String, ClusterError> {
+pub async fn describe_crds(cluster: &ClusterApi) -> Result<String, ClusterError> {
     let [gateways, ..] = REQUIRED_CRDS;
     let definition: Option<CustomResourceDefinition> = cluster.get_typed(None, gateways).await?;
     let Some(definition) = definition else {
         return Ok(format!("no Gateway API: {INSTALL_ADVICE}"));
     };
-    Ok(match find_problem(&definition) {
+    Ok(match find_crd_problem(&definition) {
         None => {
             let release = check_release(definition.metadata.annotations.as_ref());
             format!("Gateway API {}", release.unwrap_or_default())

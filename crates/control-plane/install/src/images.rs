@@ -18,28 +18,28 @@ use crate::{
     error::InstallError,
     object::{self, ObjectRef},
     plan::Plan,
-    rollout::{container_problems, is_held_back, missing_images, node_of},
+    rollout::{container_problems, is_in_back_off, missing_images, node_of},
 };
 
 /// Interval of checking the pods.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which an image must be unavailable before the installation fails, since a registry may fail once.
-const MISSING_GRACE_PERIOD: Duration = Duration::from_secs(4);
+const MISSING_IMAGE_GRACE_PERIOD: Duration = Duration::from_secs(4);
 /// Label selector of the mesh's own pods.
 const MESH_POD_SELECTOR: &str = "app.kubernetes.io/part-of=ambit";
 /// Timeout for the deletion of a pod.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Container images that an installation needs, and the failures that were reported.
+/// Images that an installation needs, and container failures that were already reported.
 #[derive(Debug)]
 pub(crate) struct ImagePullChecks {
     namespace: String,
     /// Images that the plan's workloads use; other images may still be unavailable from an earlier attempt.
-    needed: BTreeSet<String>,
+    needed_images: BTreeSet<String>,
     missing_since: Option<Instant>,
     next_check: Instant,
     /// Containers and reasons that were already reported.
-    reported: BTreeSet<(String, String)>,
+    reported_failures: BTreeSet<(String, String)>,
 }
 
 impl ImagePullChecks {
@@ -50,28 +50,28 @@ impl ImagePullChecks {
         });
         Self {
             namespace: plan.release.namespace.clone(),
-            needed: images.collect(),
+            needed_images: images.collect(),
             missing_since: None,
             next_check: Instant::now(),
-            reported: BTreeSet::new(),
+            reported_failures: BTreeSet::new(),
         }
     }
 
-    /// Deletes pods of an earlier attempt that the kubelet retries only after growing delays, although the image may be
-    /// available now. Pods with a running container stay.
-    pub(crate) async fn delete_held_back_pods(
+    /// Deletes pods of an earlier attempt that the kubelet would retry only after a growing back-off, although the
+    /// image may be available now. Pods with a running container stay.
+    pub(crate) async fn delete_back_off_pods(
         &self,
         cluster: &ClusterApi,
-        say: &dyn Fn(&str),
+        report_progress: &dyn Fn(&str),
     ) -> Result<(), ClusterError> {
         for pod in cluster
             .list_typed::<Pod>(Some(&self.namespace), Some(MESH_POD_SELECTOR))
             .await?
         {
-            if is_held_back(&pod) && self.needs_one_of(&pod) {
+            if is_in_back_off(&pod) && self.uses_needed_image(&pod) {
                 let name = ObjectRef::for_kind::<Pod>(Some(&self.namespace), object::name(&pod));
                 cluster.delete(&name, DELETION_TIMEOUT).await?;
-                say(&format!(
+                report_progress(&format!(
                     "{name} was held back by its kubelet: deleted, so that it is tried at once"
                 ));
             }
@@ -79,11 +79,12 @@ impl ImagePullChecks {
         Ok(())
     }
 
-    /// Reports new reasons for which containers do not start; fails if an image has been unavailable for some seconds.
-    pub(crate) async fn check(
+    /// Reports why containers do not start, each reason once. Fails if a needed image has been unavailable for some
+    /// seconds.
+    pub(crate) async fn check_pods(
         &mut self,
         cluster: &ClusterApi,
-        say: &dyn Fn(&str),
+        report_progress: &dyn Fn(&str),
     ) -> Result<(), InstallError> {
         let now = Instant::now();
         if now < self.next_check {
@@ -95,9 +96,12 @@ impl ImagePullChecks {
             .await?;
         for pod in &pods {
             for (container, reason, message) in container_problems(pod) {
-                if self.reported.insert((container.clone(), reason.clone())) {
+                if self
+                    .reported_failures
+                    .insert((container.clone(), reason.clone()))
+                {
                     let (name, node) = (object::name(pod), node_of(pod).unwrap_or("no node"));
-                    say(&format!(
+                    report_progress(&format!(
                         "Pod {name} on {node}: container {container}: {reason}{message}"
                     ));
                 }
@@ -112,21 +116,21 @@ impl ImagePullChecks {
             return Ok(());
         }
         let since = *self.missing_since.get_or_insert(now);
-        if now - since < MISSING_GRACE_PERIOD {
+        if now - since < MISSING_IMAGE_GRACE_PERIOD {
             return Ok(());
         }
         Err(InstallError::MissingImages(missing))
     }
 
-    fn needs_one_of(&self, pod: &Pod) -> bool {
+    fn uses_needed_image(&self, pod: &Pod) -> bool {
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
         let mut images = containers.filter_map(|container| container.image.as_ref());
-        images.any(|image| self.needed.contains(image))
+        images.any(|image| self.needed_images.contains(image))
     }
 
     fn missing_images_of(&self, pod: &Pod) -> impl Iterator<Item = (String, String)> {
         let missing = missing_images(pod).into_iter();
-        missing.filter(|(image, _)| self.needed.contains(image))
+        missing.filter(|(image, _)| self.needed_images.contains(image))
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Inventory {
     pub objects: Vec<ObjectRef>,
 }
 
-/// The inventory's ConfigMap has no valid inventory; without a cause if its key is missing.
+/// Error of reading the inventory from its ConfigMap; without a cause if the key is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("the ConfigMap with the inventory of the installation cannot be read")]
 pub struct InventoryError(#[source] Option<serde_json::Error>);
@@ -75,9 +75,9 @@ impl Inventory {
         serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
     }
 
-    /// Returns the platform among the user's values; empty for none.
+    /// Returns the platform that the user's values set; empty if they set none.
     pub fn platform(&self) -> &str {
-        values::text(&self.values, &["global", "platform"]).unwrap_or_default()
+        values::string_at(&self.values, &["global", "platform"]).unwrap_or_default()
     }
 
     /// Returns the ConfigMap that stores the inventory.

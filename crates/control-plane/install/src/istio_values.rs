@@ -1,15 +1,14 @@
 //! Converts values for Istio's charts (istiod, cni, ztunnel) or for an IstioOperator to values of
 //! this chart.
 //!
-//! Names of the same meaning are converted. All others are left out and reported: a file that
-//! configured another mesh must neither prevent the installation of this one nor seem to have an
-//! effect that it does not have.
+//! Values with a counterpart in this chart are converted. All others are left out and reported: a file that configured
+//! Istio must neither prevent the installation nor seem to have an effect that it does not have.
 
 use serde_json::{Map, Value};
 
 use crate::{
     schema,
-    values::{ValuesError, merge, parse},
+    values::{ValuesError, merge, parse_values_file},
 };
 
 /// Istio chart that a file of values was written for.
@@ -43,7 +42,7 @@ impl std::str::FromStr for IstioChart {
 
 /// Values of this chart that were converted from a file of Istio's values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Translation {
+pub struct TranslatedValues {
     /// Values of this chart.
     pub values: Map<String, Value>,
     /// Values of the file that have no effect here, each with the reason.
@@ -53,7 +52,7 @@ pub struct Translation {
 /// Keys under which Istio's charts keep their own defaults, which users see in `helm show values`.
 const DEFAULTS_SECTIONS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
-/// Sections that the values of each of Istio's charts may have besides its own.
+/// Sections that the values of every Istio chart may have besides the chart's own section.
 const SHARED_SECTIONS: [&str; 3] = ["global", "meshConfig", "pilot"];
 
 /// Values whose path in this chart differs: path in Istio's chart, and in this one.
@@ -86,8 +85,12 @@ const SECTIONS_WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
 /// # Errors
 ///
 /// When the file is not a YAML map; never because of a value in it.
-pub fn translate(chart: IstioChart, name: &str, text: &str) -> Result<Translation, ValuesError> {
-    let file = parse(name, text)?;
+pub fn translate(
+    chart: IstioChart,
+    name: &str,
+    text: &str,
+) -> Result<TranslatedValues, ValuesError> {
+    let file = parse_values_file(name, text)?;
     let mut ignored = Vec::new();
     let mut values = match chart {
         IstioChart::Operator => translate_operator_values(file, &mut ignored),
@@ -100,26 +103,26 @@ pub fn translate(chart: IstioChart, name: &str, text: &str) -> Result<Translatio
         ignored.push(format!("profile: {profile} is no profile here"));
     }
     for (from, to) in MOVED_PATHS {
-        if let Some(value) = remove_at(&mut values, from) {
-            insert_at(&mut values, to, value);
+        if let Some(value) = remove_at_path(&mut values, from) {
+            insert_at_path(&mut values, to, value);
         }
     }
     // Istio's default. In this chart the value would forbid the plugin's own configuration file.
-    if value_at(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
-        remove_at(&mut values, &["cni", "chained"]);
+    if value_at_path(&values, &["cni", "chained"]) == Some(&Value::Bool(true)) {
+        remove_at_path(&mut values, &["cni", "chained"]);
     }
     // One pass finds all: the schema check does not descend into a value that does not fit.
     for problem in schema::find_violations(&Value::Object(values.clone())) {
         let path: Vec<_> = problem.path.iter().map(String::as_str).collect();
         // One list may have several problems.
-        if remove_at(&mut values, &path).is_some() {
+        if remove_at_path(&mut values, &path).is_some() {
             ignored.push(match problem.is_unknown {
                 true => format!("{}: there is no such value", path.join(".")),
                 false => problem.text,
             });
         }
     }
-    Ok(Translation { values, ignored })
+    Ok(TranslatedValues { values, ignored })
 }
 
 /// Merges a file's values over the chart's own defaults that the file contains ([`DEFAULTS_SECTIONS`]).
@@ -134,8 +137,8 @@ fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     all
 }
 
-/// Arranges the values of one of Istio's charts by the sections of this one: istiod's are in
-/// sections already; those of other charts become a section, except for shared ones.
+/// Arranges the values of an Istio chart by the sections of this chart. The values of istiod's chart have these
+/// sections already; those of another chart become one section, except for the shared sections.
 fn translate_chart_values(chart: IstioChart, file: Map<String, Value>) -> Map<String, Value> {
     let section = match chart {
         IstioChart::Cni => "cni",
@@ -183,7 +186,7 @@ fn translate_operator_values(
 fn drop_images(values: &mut Map<String, Value>, ignored: &mut Vec<String>) {
     for section in SECTIONS_WITH_IMAGES {
         for key in IMAGE_KEYS {
-            if remove_at(values, &[section, key]).is_some() {
+            if remove_at_path(values, &[section, key]).is_some() {
                 ignored.push(image_ignored_message(&format!("{section}.{key}")));
             }
         }
@@ -206,20 +209,20 @@ fn remove_nulls(values: &mut Map<String, Value>) {
     });
 }
 
-fn value_at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
+fn value_at_path<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
     let (first, rest) = path.split_first()?;
     let value = values.get(*first)?;
     rest.iter().try_fold(value, |value, key| value.get(key))
 }
 
 /// Removes the value at a path, and then the maps above it that have become empty.
-fn remove_at(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
+fn remove_at_path(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     match path {
         [] => None,
         [key] => values.remove(*key),
         [first, rest @ ..] => {
             let below = values.get_mut(*first)?.as_object_mut()?;
-            let taken = remove_at(below, rest);
+            let taken = remove_at_path(below, rest);
             if below.is_empty() {
                 values.remove(*first);
             }
@@ -229,8 +232,8 @@ fn remove_at(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
 }
 
 /// Sets the value at a path, unless the file already sets one there.
-fn insert_at(values: &mut Map<String, Value>, path: &[&str], value: Value) {
-    if value_at(values, path).is_some() {
+fn insert_at_path(values: &mut Map<String, Value>, path: &[&str], value: Value) {
+    if value_at_path(values, path).is_some() {
         return;
     }
     let mut layer = value;

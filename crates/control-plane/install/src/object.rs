@@ -110,7 +110,7 @@ pub fn is_managed_by_ambit(object: &impl Resource) -> bool {
 }
 
 /// Returns whether the object is a Helm hook, which Helm creates only for a step of an installation.
-pub fn is_hook(object: &Value) -> bool {
+pub fn is_helm_hook(object: &Value) -> bool {
     let object = PartialObjectMeta::<DynamicObject>::deserialize(object);
     object.is_ok_and(|object| annotation(&object, "helm.sh/hook").is_some())
 }

@@ -31,7 +31,7 @@ impl Plan {
     pub fn new(release: Release, overrides: ValueOverrides) -> Result<Self, InstallError> {
         let values = overrides.with_defaults()?;
         let mut objects = render::render_objects(&release, &values)?;
-        objects.retain(|object| !object::is_hook(object));
+        objects.retain(|object| !object::is_helm_hook(object));
         // An uninstallation keeps CRDs, and existing ones of other owners are not changed.
         let is_definition = |object: &Value| object::kind(object) == "CustomResourceDefinition";
         let mut crds = render::render_crds()?;
@@ -44,8 +44,8 @@ impl Plan {
         })
     }
 
-    /// Returns the Namespace object of the mesh. Its pods enter the network namespaces of other pods, which Pod
-    /// Security must allow.
+    /// Returns the Namespace object of the mesh. Its labels make Pod Security allow the mesh's pods to enter the
+    /// network namespaces of other pods.
     pub fn namespace(&self) -> Value {
         json!({
             "apiVersion": "v1",
@@ -61,7 +61,7 @@ impl Plan {
         })
     }
 
-    pub(crate) fn names(&self) -> Vec<ObjectRef> {
+    pub(crate) fn object_refs(&self) -> Vec<ObjectRef> {
         self.objects
             .iter()
             .filter_map(ObjectRef::from_object)

@@ -20,82 +20,82 @@ pub const PLATFORMS: &[&str] = &[
 struct PlatformSignature {
     platform: &'static str,
     /// Substring of a label's name.
-    label: &'static str,
+    label_substring: &'static str,
     /// Substring of the kubelet's version.
-    version: &'static str,
+    kubelet_version_substring: &'static str,
     /// Prefix of the node's provider ID.
-    provider: &'static str,
+    provider_id_prefix: &'static str,
     /// Substring of the operating system image's name.
-    os: &'static str,
+    os_image_substring: &'static str,
 }
 
-const NO_SIGNATURE: PlatformSignature = PlatformSignature {
+const EMPTY_SIGNATURE: PlatformSignature = PlatformSignature {
     platform: "",
-    label: "",
-    version: "",
-    provider: "",
-    os: "",
+    label_substring: "",
+    kubelet_version_substring: "",
+    provider_id_prefix: "",
+    os_image_substring: "",
 };
 
 /// Platforms by their properties, more specific ones first: nodes of k3d match k3s, too.
 const PLATFORM_SIGNATURES: &[PlatformSignature] = &[
     PlatformSignature {
         platform: "openshift",
-        label: "node.openshift.io/",
-        os: "OpenShift",
-        ..NO_SIGNATURE
+        label_substring: "node.openshift.io/",
+        os_image_substring: "OpenShift",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "gke",
-        label: "cloud.google.com/gke-",
-        version: "-gke.",
-        ..NO_SIGNATURE
+        label_substring: "cloud.google.com/gke-",
+        kubelet_version_substring: "-gke.",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "eks",
-        label: "eks.amazonaws.com/",
-        version: "-eks-",
-        ..NO_SIGNATURE
+        label_substring: "eks.amazonaws.com/",
+        kubelet_version_substring: "-eks-",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "aks",
-        label: "kubernetes.azure.com/",
-        ..NO_SIGNATURE
+        label_substring: "kubernetes.azure.com/",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "k3d",
-        os: "K3s",
-        ..NO_SIGNATURE
+        os_image_substring: "K3s",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "k3s",
-        version: "+k3s",
-        ..NO_SIGNATURE
+        kubelet_version_substring: "+k3s",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "minikube",
-        label: "minikube.k8s.io/",
-        ..NO_SIGNATURE
+        label_substring: "minikube.k8s.io/",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "kind",
-        provider: "kind://",
-        ..NO_SIGNATURE
+        provider_id_prefix: "kind://",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "talos",
-        os: "Talos",
-        ..NO_SIGNATURE
+        os_image_substring: "Talos",
+        ..EMPTY_SIGNATURE
     },
     PlatformSignature {
         platform: "microk8s",
-        label: "microk8s.io/",
-        ..NO_SIGNATURE
+        label_substring: "microk8s.io/",
+        ..EMPTY_SIGNATURE
     },
 ];
 
 /// Returns the platform of these nodes; empty if no platform that needs special values is detected.
-pub fn detect(nodes: &[Node]) -> &'static str {
+pub fn detect_platform(nodes: &[Node]) -> &'static str {
     PLATFORM_SIGNATURES
         .iter()
         .find(|sign| nodes.iter().any(|node| sign.matches_node(node)))
@@ -117,14 +117,20 @@ impl PlatformSignature {
             .and_then(|spec| spec.provider_id.as_deref());
         let mut labels = node.metadata.labels.iter().flatten();
         is(
-            self.label,
-            labels.any(|(name, _)| name.contains(self.label)),
-        ) || is(self.version, version.contains(self.version))
-            || is(
-                self.provider,
-                provider.unwrap_or_default().starts_with(self.provider),
-            )
-            || is(self.os, os.contains(self.os))
+            self.label_substring,
+            labels.any(|(name, _)| name.contains(self.label_substring)),
+        ) || is(
+            self.kubelet_version_substring,
+            version.contains(self.kubelet_version_substring),
+        ) || is(
+            self.provider_id_prefix,
+            provider
+                .unwrap_or_default()
+                .starts_with(self.provider_id_prefix),
+        ) || is(
+            self.os_image_substring,
+            os.contains(self.os_image_substring),
+        )
     }
 }
 
@@ -211,9 +217,13 @@ mod tests {
             ),
             (node("x", "v1.34.1", "", "Debian GNU/Linux 12"), ""),
         ] {
-            assert_eq!(detect(std::slice::from_ref(&node)), platform, "{node:?}");
+            assert_eq!(
+                detect_platform(std::slice::from_ref(&node)),
+                platform,
+                "{node:?}"
+            );
         }
-        assert_eq!(detect(&[]), "");
+        assert_eq!(detect_platform(&[]), "");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use k8s_openapi::api::{
 use serde_json::{Value, json};
 
 use crate::{
-    apply::{installed_inventory, inventory_name},
+    apply::{installed_inventory, inventory_ref},
     cluster::ClusterApi,
     error::InstallError,
     inventory::removal_order,
@@ -41,15 +41,15 @@ const CONTROL_FIELD_MANAGER: &str = "ambit-control";
 /// Interval of polling for pods that are still enrolled.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Objects to remove besides those that were applied.
+/// Options of an uninstallation: objects to delete besides the applied ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UninstallOptions {
-    /// CRDs that the installation created, with all their objects.
-    pub crds: bool,
-    /// The CA's generated root; the next installation generates another one.
-    pub root: bool,
-    /// The mesh's namespace, if the installation created it.
-    pub namespace: bool,
+    /// Whether to delete the CRDs that the installation created, with all their objects.
+    pub delete_crds: bool,
+    /// Whether to delete the CA's generated root; the next installation then generates another one.
+    pub delete_root: bool,
+    /// Whether to delete the mesh's namespace, if the installation created it.
+    pub delete_namespace: bool,
 }
 
 /// Lists namespaces whose label enrols them in the mesh.
@@ -96,7 +96,7 @@ pub async fn unenrol_all(
     cluster: &ClusterApi,
     namespace: &str,
     timeout: Duration,
-    say: &dyn Fn(&str),
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let agents = ObjectRef::for_kind::<DaemonSet>(Some(namespace), "ambit-agent");
     let config = ObjectRef::for_kind::<ConfigMap>(Some(namespace), "ambit-agent-config");
@@ -139,7 +139,7 @@ pub async fn unenrol_all(
         }
         if pods.len() != last && !pods.is_empty() {
             last = pods.len();
-            say(&format!("waiting: {last} pods are still captured"));
+            report_progress(&format!("waiting: {last} pods are still captured"));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -150,7 +150,7 @@ async fn is_rolled_out(cluster: &ClusterApi, name: &ObjectRef) -> Result<bool, I
     Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
-/// Lists pods whose annotation says that their traffic is redirected, without ended ones.
+/// Lists pods whose traffic is redirected to the node proxy, by their annotation; ended pods are left out.
 async fn captured_pods(cluster: &ClusterApi) -> Result<Vec<String>, InstallError> {
     let pods: Vec<Pod> = cluster.list_typed(None, None).await?;
     let is_captured = |pod: &&Pod| {
@@ -177,8 +177,8 @@ async fn captured_pods(cluster: &ClusterApi) -> Result<Vec<String>, InstallError
 pub async fn uninstall(
     cluster: &ClusterApi,
     (namespace, revision): (&str, &str),
-    removal: UninstallOptions,
-    say: &dyn Fn(&str),
+    options: UninstallOptions,
+    report_progress: &dyn Fn(&str),
 ) -> Result<(), InstallError> {
     let inventory = installed_inventory(cluster, namespace, revision).await?;
     let inventory = inventory.ok_or_else(|| InstallError::NotInstalled {
@@ -187,14 +187,14 @@ pub async fn uninstall(
     })?;
     let delete = async |name: &ObjectRef| -> Result<(), InstallError> {
         if cluster.delete(name, DELETION_TIMEOUT).await? {
-            say(&format!("{name}: deleted"));
+            report_progress(&format!("{name}: deleted"));
         }
         Ok(())
     };
     for object in removal_order(inventory.objects.clone()) {
         match ownership(cluster, &object).await? {
             Ownership::OwnedByRelease => delete(&object).await?,
-            Ownership::OwnedByOther => say(&format!(
+            Ownership::OwnedByOther => report_progress(&format!(
                 "{object}: left, it has become another installation's"
             )),
             Ownership::Missing => {}
@@ -206,7 +206,7 @@ pub async fn uninstall(
     if !inventory.has_node_components() {
         // Another revision's control plane continues to serve the mesh.
         cluster
-            .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
+            .delete(&inventory_ref(namespace, revision), DELETION_TIMEOUT)
             .await?;
         return Ok(());
     }
@@ -218,33 +218,35 @@ pub async fn uninstall(
     for copy in root_config_maps(cluster).await? {
         cluster.delete(&copy, DELETION_TIMEOUT).await?;
     }
-    if removal.root {
+    if options.delete_root {
         delete(&ObjectRef::for_kind::<Secret>(
             Some(namespace),
             "istio-ca-secret",
         ))
         .await?;
-    } else if !(removal.namespace && inventory.made_namespace) {
-        say("the CA's root stays if it is self-signed: --root deletes it too");
+    } else if !(options.delete_namespace && inventory.made_namespace) {
+        report_progress("the CA's root stays if it is self-signed: --root deletes it too");
     }
-    if removal.crds {
+    if options.delete_crds {
         for crd in &inventory.crds {
             delete(crd).await?;
         }
     } else if !inventory.crds.is_empty() {
-        say("the CRDs of Istio's kinds stay, with their objects: --crds deletes them too");
+        report_progress(
+            "the CRDs of Istio's kinds stay, with their objects: --crds deletes them too",
+        );
     }
     cluster
-        .delete(&inventory_name(namespace, revision), DELETION_TIMEOUT)
+        .delete(&inventory_ref(namespace, revision), DELETION_TIMEOUT)
         .await?;
-    if removal.namespace && inventory.made_namespace {
+    if options.delete_namespace && inventory.made_namespace {
         delete(&ObjectRef::for_kind::<Namespace>(None, namespace)).await?;
     }
     Ok(())
 }
 
-/// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces, without other control
-/// planes' ConfigMaps.
+/// Lists the ConfigMaps of root certificates that Ambit's control plane wrote into the namespaces, by their field
+/// manager.
 async fn root_config_maps(cluster: &ClusterApi) -> Result<Vec<ObjectRef>, InstallError> {
     let all: Vec<ConfigMap> = cluster
         .list_typed(None, Some("istio.io/config=true"))

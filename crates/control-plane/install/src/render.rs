@@ -19,7 +19,7 @@ pub struct Release {
     /// Name of the installer: `Helm` or `ambit`.
     pub service: String,
     /// Minor version of the cluster, as the API server reports it (`34`, `31+`).
-    pub minor: String,
+    pub kube_minor_version: String,
 }
 
 impl Default for Release {
@@ -28,7 +28,7 @@ impl Default for Release {
             name: "ambit".to_owned(),
             namespace: "istio-system".to_owned(),
             service: "ambit".to_owned(),
-            minor: "34".to_owned(),
+            kube_minor_version: "34".to_owned(),
         }
     }
 }
@@ -158,14 +158,14 @@ fn template_data(release: &Release, values: &Value) -> Result<gotmpl::Value, Ren
         },
         "Files" => template_files(),
         "Capabilities" => tmap! {
-            "KubeVersion" => tmap! { "Major" => "1", "Minor" => release.minor.as_str() },
+            "KubeVersion" => tmap! { "Major" => "1", "Minor" => release.kube_minor_version.as_str() },
         },
     })
 }
 
 /// Returns the files that templates include, by their paths.
 fn template_files() -> gotmpl::Value {
-    let entries = chart::FILES.iter();
+    let entries = chart::INCLUDED_FILES.iter();
     let entries = entries.map(|file| (file.path.into(), file.text.into()));
     gotmpl::Value::Map(Arc::new(entries.collect()))
 }

@@ -33,8 +33,8 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Returns whether objects of a kind are workloads.
-    pub fn is_kind(kind: &str) -> bool {
+    /// Returns whether a kind is that of workloads: Deployment or DaemonSet.
+    pub fn is_workload_kind(kind: &str) -> bool {
         matches!(kind, "Deployment" | "DaemonSet")
     }
 
@@ -127,7 +127,7 @@ pub async fn rollout_of(
 }
 
 /// Returns pods of a DaemonSet that are terminating.
-pub fn terminating_old_pods<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
+pub fn terminating_pods<'a>(set: &DaemonSet, pods: &'a [Pod]) -> Vec<&'a Pod> {
     owned_pods(set, pods)
         .filter(|pod| is_terminating(pod))
         .collect()
@@ -161,8 +161,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Returns the numbers of nodes on which a DaemonSet has a pod of its newest template, and on which
-/// that pod is ready.
+/// Counts the nodes on which a DaemonSet has a pod of its newest template, and the nodes on which that pod is ready.
 fn newest_generation_counts(set: &DaemonSet, pods: &[Pod]) -> (i64, i64) {
     let template = annotation(set, TEMPLATE_GENERATION_ANNOTATION);
     let of_newest =
@@ -181,7 +180,7 @@ pub fn deployment_rollout(object: &Deployment) -> Rollout {
     let wanted = object.spec.as_ref().and_then(|spec| spec.replicas);
     let wanted = i64::from(wanted.unwrap_or(1));
     let count = |replicas: Option<i32>| replicas.map_or(0, i64::from);
-    let behind = waiting_for(
+    let behind = describe_pending_rollout(
         (object.metadata.generation, status.observed_generation),
         wanted,
         count(status.updated_replicas),
@@ -199,7 +198,7 @@ pub fn deployment_rollout(object: &Deployment) -> Rollout {
 pub fn daemon_set_rollout(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     let status = object.status.as_ref();
     let (updated, ready) = newest_generation_counts(object, pods);
-    let behind = waiting_for(
+    let behind = describe_pending_rollout(
         (
             object.metadata.generation,
             status.and_then(|status| status.observed_generation),
@@ -213,19 +212,19 @@ pub fn daemon_set_rollout(object: &DaemonSet, pods: &[Pod]) -> Rollout {
 
 /// Describes what a rollout waits for, from the generations of the workload and of its status, and the numbers of
 /// desired, updated and ready pods; `None` if it is complete.
-fn waiting_for(
+fn describe_pending_rollout(
     (own, seen): (Option<i64>, Option<i64>),
-    wanted: i64,
+    desired: i64,
     updated: i64,
     ready: i64,
 ) -> Option<String> {
     if seen.unwrap_or(0) < own.unwrap_or(0) {
         return Some("not looked at by its controller yet".to_owned());
     }
-    if updated < wanted {
-        return Some(format!("{updated} of {wanted} pods are up to date"));
+    if updated < desired {
+        return Some(format!("{updated} of {desired} pods are up to date"));
     }
-    (ready < wanted).then(|| format!("{ready} of {wanted} pods are ready"))
+    (ready < desired).then(|| format!("{ready} of {desired} pods are ready"))
 }
 
 /// Returns the statuses of a pod's containers, init containers first.
@@ -298,8 +297,8 @@ pub(crate) fn container_problems(pod: &Pod) -> Vec<(String, String, String)> {
     container_statuses(pod).filter_map(hindrance).collect()
 }
 
-/// Returns whether no container of a pod runs and the kubelet delays its next attempt.
-pub(crate) fn is_held_back(pod: &Pod) -> bool {
+/// Returns whether no container of a pod runs and the kubelet delays the next start of one.
+pub(crate) fn is_in_back_off(pod: &Pod) -> bool {
     let runs = |status: &ContainerStatus| {
         let state = status.state.as_ref();
         state.is_some_and(|state| state.running.is_some())
@@ -394,7 +393,7 @@ mod tests {
         );
         pods.push(pod("new-b-2", "b", "2", true, false));
         assert_eq!(daemon_set_rollout(&object(2), &pods), Rollout::Done);
-        let names: Vec<_> = terminating_old_pods(&object(2), &pods)
+        let names: Vec<_> = terminating_pods(&object(2), &pods)
             .iter()
             .map(|pod| crate::object::name(*pod))
             .collect();
@@ -417,7 +416,7 @@ mod tests {
         );
         let done = json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
         assert_eq!(deployment_rollout(&object(done)), Rollout::Done);
-        assert!(Workload::is_kind("Deployment") && !Workload::is_kind("Service"));
+        assert!(Workload::is_workload_kind("Deployment") && !Workload::is_workload_kind("Service"));
     }
 
     #[test]

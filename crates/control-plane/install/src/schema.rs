@@ -16,7 +16,7 @@ pub struct SchemaViolation {
     pub is_unknown: bool,
 }
 
-/// Returns a problem for each chart value that the schema rejects.
+/// Returns a violation for each chart value that the schema rejects.
 pub fn find_violations(values: &Value) -> Vec<SchemaViolation> {
     let mut problems = Vec::new();
     match serde_json::from_str(chart::VALUES_SCHEMA) {
@@ -79,15 +79,16 @@ fn validate_value(
     root: &Value,
     schema: &Value,
     value: &Value,
-    at: &ValuePath,
+    value_path: &ValuePath,
     problems: &mut Vec<SchemaViolation>,
 ) {
-    let path = &at.text;
+    let path = &value_path.text;
     let schema = match schema.get("$ref").and_then(Value::as_str) {
         Some(reference) => match root.pointer(reference.trim_start_matches('#')) {
             Some(schema) => schema,
             None => {
-                return at.report(format!("the chart's schema has no {reference}"), problems);
+                return value_path
+                    .report(format!("the chart's schema has no {reference}"), problems);
             }
         },
         None => schema,
@@ -99,7 +100,7 @@ fn validate_value(
         };
         if !types.iter().any(|wanted| has_type(value, wanted)) {
             let text = format!("{path}: {value} is no {}", types.join(" or "));
-            return at.report(text, problems);
+            return value_path.report(text, problems);
         }
     }
     if let Some(allowed) = schema.get("enum").and_then(Value::as_array)
@@ -107,14 +108,14 @@ fn validate_value(
     {
         let allowed: Vec<_> = allowed.iter().map(ToString::to_string).collect();
         let text = format!("{path}: {value} is none of {}", allowed.join(", "));
-        at.report(text, problems);
+        value_path.report(text, problems);
     }
     if let (Some(pattern), Some(text)) = (
         schema.get("pattern").and_then(Value::as_str),
         value.as_str(),
     ) && !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text))
     {
-        at.report(
+        value_path.report(
             format!("{path}: {value} is not of the form {pattern}"),
             problems,
         );
@@ -124,17 +125,17 @@ fn validate_value(
         value.as_i64(),
     ) && number < minimum
     {
-        at.report(format!("{path}: {number} is below {minimum}"), problems);
+        value_path.report(format!("{path}: {number} is below {minimum}"), problems);
     }
     if let (Some(items), Some(list)) = (schema.get("items"), value.as_array()) {
         for (index, item) in list.iter().enumerate() {
-            validate_value(root, items, item, &at.item_path(index), problems);
+            validate_value(root, items, item, &value_path.item_path(index), problems);
         }
     }
     if let Some(map) = value.as_object() {
         let known = schema.get("properties").and_then(Value::as_object);
         for (key, value) in map {
-            let at = at.member_path(key);
+            let at = value_path.member_path(key);
             match (
                 known.and_then(|known| known.get(key)),
                 schema.get("additionalProperties"),

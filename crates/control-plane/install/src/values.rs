@@ -10,7 +10,7 @@ use crate::{chart, schema};
 pub enum ValuesError {
     /// A file of values is not valid YAML.
     #[error("{name} is no YAML of values: {cause}")]
-    Syntax {
+    InvalidYaml {
         /// Name of the file.
         name: String,
         /// Cause of the error.
@@ -18,7 +18,7 @@ pub enum ValuesError {
     },
     /// A `--set` flag has an invalid text.
     #[error("--set {text}: {problem}; write it as path.to.value=value")]
-    Set {
+    InvalidSetFlag {
         /// Text of the flag.
         text: String,
         /// Error in the text.
@@ -26,7 +26,7 @@ pub enum ValuesError {
     },
     /// Values that the chart's schema rejects.
     #[error("values that the chart does not know:\n  {}", .0.join("\n  "))]
-    Invalid(Vec<String>),
+    SchemaViolations(Vec<String>),
 }
 
 /// Chart values that the user set; later ones override earlier ones.
@@ -40,7 +40,7 @@ impl ValueOverrides {
     ///
     /// When the file is not a YAML map.
     pub fn add_file(&mut self, name: &str, text: &str) -> Result<(), ValuesError> {
-        self.add_layer(parse(name, text)?);
+        self.add_layer(parse_values_file(name, text)?);
         Ok(())
     }
 
@@ -50,7 +50,7 @@ impl ValueOverrides {
     ///
     /// When a part has no `=`, or a path is empty or goes through a value.
     pub fn set(&mut self, text: &str, strings: bool) -> Result<(), ValuesError> {
-        let wrong = |problem| ValuesError::Set {
+        let wrong = |problem| ValuesError::InvalidSetFlag {
             text: text.to_owned(),
             problem,
         };
@@ -84,7 +84,7 @@ impl ValueOverrides {
         merge(&mut self.0, values, false);
     }
 
-    /// Merges later values over these.
+    /// Merges the values of `later` over these values.
     pub fn extend(&mut self, later: Self) {
         merge(&mut self.0, later.0, false);
     }
@@ -96,9 +96,11 @@ impl ValueOverrides {
     /// When the chart's schema rejects a value.
     pub fn with_defaults(&self) -> Result<Value, ValuesError> {
         let mut all: Map<String, Value> =
-            serde_saphyr::from_str(chart::DEFAULT_VALUES).map_err(|error| ValuesError::Syntax {
-                name: "values.yaml".to_owned(),
-                cause: error.to_string(),
+            serde_saphyr::from_str(chart::DEFAULT_VALUES).map_err(|error| {
+                ValuesError::InvalidYaml {
+                    name: "values.yaml".to_owned(),
+                    cause: error.to_string(),
+                }
             })?;
         merge(&mut all, self.0.clone(), true);
         let all = Value::Object(all);
@@ -107,7 +109,7 @@ impl ValueOverrides {
             Ok(all)
         } else {
             let texts = problems.into_iter().map(|problem| problem.text);
-            Err(ValuesError::Invalid(texts.collect()))
+            Err(ValuesError::SchemaViolations(texts.collect()))
         }
     }
 
@@ -119,27 +121,27 @@ impl ValueOverrides {
     /// Returns the revision of the control plane among the values.
     pub fn revision(&self) -> &str {
         let paths: [&[&str]; 2] = [&["global", "revision"], &["revision"]];
-        let set = paths.into_iter().filter_map(|path| self.text(path));
+        let set = paths.into_iter().filter_map(|path| self.string_at(path));
         let mut set = set.filter(|name| !name.is_empty());
         set.next().unwrap_or(revisions::DEFAULT_REVISION)
     }
 
     /// Returns the string at a path, if it is set.
-    pub fn text(&self, path: &[&str]) -> Option<&str> {
+    pub fn string_at(&self, path: &[&str]) -> Option<&str> {
         let (first, rest) = path.split_first()?;
-        text(self.0.get(*first)?, rest)
+        string_at(self.0.get(*first)?, rest)
     }
 }
 
 /// Returns the string at a path of `values`, if it is set.
-pub(crate) fn text<'a>(values: &'a Value, path: &[&str]) -> Option<&'a str> {
+pub(crate) fn string_at<'a>(values: &'a Value, path: &[&str]) -> Option<&'a str> {
     let found = path.iter().try_fold(values, |value, key| value.get(key));
     found?.as_str()
 }
 
 /// Parses a file of values; an empty file has none. Errors contain `name`.
-pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, ValuesError> {
-    let wrong = |cause: String| ValuesError::Syntax {
+pub(crate) fn parse_values_file(name: &str, text: &str) -> Result<Map<String, Value>, ValuesError> {
+    let wrong = |cause: String| ValuesError::InvalidYaml {
         name: name.to_owned(),
         cause,
     };
@@ -189,7 +191,7 @@ fn parse_scalar(text: &str) -> Value {
     }
 }
 
-/// Splits a text at each unescaped `at` outside braces.
+/// Splits a text at each character `at` that is neither escaped by a backslash nor inside braces.
 fn split_unescaped(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_usize;

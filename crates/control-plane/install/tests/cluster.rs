@@ -20,16 +20,16 @@ use serde_json::{Value, json};
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const NO_PROGRESS: &dyn Fn(&str) = &|_| {};
 const NO_WAIT: InstallOptions = InstallOptions {
-    wait: None,
-    force: false,
+    ready_timeout: None,
+    force_conflicts: false,
 };
 
-struct Lab {
+struct TestCluster {
     server: ApiServer,
     cluster: ClusterApi,
 }
 
-impl Lab {
+impl TestCluster {
     async fn new() -> Self {
         let server = ApiServer::start();
         let file = kube::config::Kubeconfig::from_yaml(&server.kubeconfig()).unwrap();
@@ -50,13 +50,13 @@ impl Lab {
     }
 
     /// Returns the objects that the default installation with network policies applies and that are in the cluster.
-    async fn existing(&self) -> Vec<String> {
-        self.existing_of(&["global.networkPolicy.enabled=true"])
+    async fn existing_objects(&self) -> Vec<String> {
+        self.existing_objects_with(&["global.networkPolicy.enabled=true"])
             .await
     }
 
     /// Returns the objects that an installation with these values applies and that are in the cluster.
-    async fn existing_of(&self, settings: &[&str]) -> Vec<String> {
+    async fn existing_objects_with(&self, settings: &[&str]) -> Vec<String> {
         let mut existing = Vec::new();
         let everything = plan(settings);
         for object in everything.objects.iter().chain(&everything.crds) {
@@ -78,7 +78,7 @@ fn plan(settings: &[&str]) -> Plan {
 }
 
 /// Returns the chosen `waypointAttachment`, and the messages of the choice.
-async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
+async fn choose_attachment(lab: &TestCluster, settings: &[&str]) -> (Option<String>, Vec<String>) {
     let mut overrides = ValueOverrides::default();
     for setting in settings {
         overrides.set(setting, false).unwrap();
@@ -88,7 +88,7 @@ async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String
     attachment::choose_waypoint_attachment(&lab.cluster, "istio-system", &mut overrides, &say)
         .await
         .unwrap();
-    let chosen = overrides.text(&["meshConfig", "waypointAttachment"]);
+    let chosen = overrides.string_at(&["meshConfig", "waypointAttachment"]);
     (chosen.map(ToOwned::to_owned), printed.into_inner())
 }
 
@@ -112,10 +112,10 @@ async fn labels_attach_alone_in_clusters_with_waypoint_labels() {
             "WorkloadEntry a/x",
         ),
     ] {
-        let lab = Lab::new().await;
-        assert_eq!(attachment(&lab, &[]).await, (None, vec![]));
+        let lab = TestCluster::new().await;
+        assert_eq!(choose_attachment(&lab, &[]).await, (None, vec![]));
         lab.cluster.apply(&object, false).await.unwrap();
-        let (chosen, printed) = attachment(&lab, &[]).await;
+        let (chosen, printed) = choose_attachment(&lab, &[]).await;
         assert_eq!(chosen.as_deref(), Some("labels"), "{name}");
         let because =
             format!("meshConfig.waypointAttachment: labels, because {name} has the label");
@@ -123,7 +123,7 @@ async fn labels_attach_alone_in_clusters_with_waypoint_labels() {
         // A value that the user sets takes precedence.
         let by_hand = &["meshConfig.waypointAttachment=seed"];
         let expected = (Some("seed".to_owned()), vec![]);
-        assert_eq!(attachment(&lab, by_hand).await, expected, "{name}");
+        assert_eq!(choose_attachment(&lab, by_hand).await, expected, "{name}");
     }
 }
 
@@ -135,12 +135,12 @@ async fn labels_attach_alone_beside_istios_control_plane() {
             "labels": {"app": "istiod", "app.kubernetes.io/part-of": part_of},
         }})
     };
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.cluster.apply(&istiod("ambit"), false).await.unwrap();
-    assert_eq!(attachment(&lab, &[]).await.0, None, "our own");
+    assert_eq!(choose_attachment(&lab, &[]).await.0, None, "our own");
     lab.cluster.apply(&istiod("istio"), true).await.unwrap();
     let revision = ["global.revision=canary", "global.components=control-plane"];
-    let (chosen, printed) = attachment(&lab, &revision).await;
+    let (chosen, printed) = choose_attachment(&lab, &revision).await;
     assert_eq!(chosen.as_deref(), Some("labels"));
     let because = "because Istio's control plane, Deployment istio-system/istiod, attaches";
     assert!(printed.concat().contains(because), "{printed:?}");
@@ -158,29 +158,29 @@ async fn labels_attach_alone_beside_istios_control_plane() {
         .await
         .unwrap();
     assert_eq!(
-        attachment(&lab, &revision).await.0.as_deref(),
+        choose_attachment(&lab, &revision).await.0.as_deref(),
         Some("labels")
     );
-    assert_eq!(attachment(&lab, &[]).await.0, None);
+    assert_eq!(choose_attachment(&lab, &[]).await.0, None);
 }
 
 #[tokio::test]
 async fn upgrade_keeps_the_waypoint_attachment() {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace",
         "metadata": {"name": "x", "labels": {"istio.io/use-waypoint": "way"}}});
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     lab.cluster.apply(&namespace, false).await.unwrap();
     assert_eq!(
-        attachment(&lab, &[]).await.0,
+        choose_attachment(&lab, &[]).await.0,
         None,
         "labels that came later"
     );
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&["meshConfig.waypointAttachment=labels"], NO_WAIT)
         .await
         .unwrap();
-    let (chosen, printed) = attachment(&lab, &[]).await;
+    let (chosen, printed) = choose_attachment(&lab, &[]).await;
     assert_eq!(chosen.as_deref(), Some("labels"));
     assert!(
         printed.concat().ends_with("labels, as it is installed"),
@@ -190,14 +190,14 @@ async fn upgrade_keeps_the_waypoint_attachment() {
 
 #[tokio::test]
 async fn installation_is_upgraded_and_removed_by_its_inventory() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(
         &["global.networkPolicy.enabled=true", "global.tag=one"],
         NO_WAIT,
     )
     .await
     .unwrap();
-    let first = lab.existing().await;
+    let first = lab.existing_objects().await;
     assert!(
         first.contains(&"NetworkPolicy istio-system/ztunnel".to_owned()),
         "{first:?}"
@@ -218,24 +218,24 @@ async fn installation_is_upgraded_and_removed_by_its_inventory() {
     )
     .await
     .unwrap();
-    assert_eq!(lab.existing().await, first);
+    assert_eq!(lab.existing_objects().await, first);
 
     // Objects that are no longer in the chart are removed.
     lab.install(&[], NO_WAIT).await.unwrap();
-    let second = lab.existing().await;
+    let second = lab.existing_objects().await;
     let gone: Vec<_> = first.iter().filter(|name| !second.contains(name)).collect();
     assert_eq!(gone.len(), 3, "{gone:?}");
     assert!(gone.iter().all(|name| name.starts_with("NetworkPolicy ")));
 
     let all = UninstallOptions {
-        crds: true,
-        root: true,
-        namespace: true,
+        delete_crds: true,
+        delete_root: true,
+        delete_namespace: true,
     };
     remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
         .unwrap();
-    assert_eq!(lab.existing().await, Vec::<String>::new());
+    assert_eq!(lab.existing_objects().await, Vec::<String>::new());
     assert_eq!(lab.server.list("/api/v1/namespaces"), Vec::<Value>::new());
     assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     let again =
@@ -246,29 +246,29 @@ async fn installation_is_upgraded_and_removed_by_its_inventory() {
 #[tokio::test]
 async fn revision_is_installed_and_removed_beside_the_default() {
     let canary = "global.revision=canary,global.components=control-plane";
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
-    let first = lab.existing().await;
+    let first = lab.existing_objects().await;
     lab.install(&[canary], NO_WAIT).await.unwrap();
-    let second = lab.existing_of(&[canary]).await;
+    let second = lab.existing_objects_with(&[canary]).await;
     assert!(second.contains(&"Service istio-system/istiod-canary".to_owned()));
     // An upgrade of one revision removes no object of the other.
     lab.install(&["global.tag=two"], NO_WAIT).await.unwrap();
-    assert_eq!(lab.existing().await, first);
-    assert_eq!(lab.existing_of(&[canary]).await, second);
+    assert_eq!(lab.existing_objects().await, first);
+    assert_eq!(lab.existing_objects_with(&[canary]).await, second);
     let inventory = apply::installed_inventory(&lab.cluster, "istio-system", "canary").await;
     assert!(!inventory.unwrap().unwrap().has_node_components());
     let all = UninstallOptions {
-        crds: true,
-        root: true,
-        namespace: true,
+        delete_crds: true,
+        delete_root: true,
+        delete_namespace: true,
     };
     let of_canary = ("istio-system", "canary");
     remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS)
         .await
         .unwrap();
-    assert_eq!(lab.existing().await, first, "the mesh goes on");
-    let left = lab.existing_of(&[canary]).await;
+    assert_eq!(lab.existing_objects().await, first, "the mesh goes on");
+    let left = lab.existing_objects_with(&[canary]).await;
     let is_definition = |name: &String| name.starts_with("CustomResourceDefinition ");
     assert!(left.iter().all(is_definition), "{left:?}");
     let again = remove::uninstall(&lab.cluster, of_canary, all, NO_PROGRESS).await;
@@ -277,7 +277,7 @@ async fn revision_is_installed_and_removed_beside_the_default() {
 
 #[tokio::test]
 async fn helm_hooks_are_not_applied() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let inventory = apply::installed_inventory(&lab.cluster, "istio-system", "default").await;
     let objects = inventory.unwrap().unwrap().objects;
@@ -293,7 +293,7 @@ async fn helm_hooks_are_not_applied() {
 /// installed.
 #[tokio::test]
 async fn interrupted_unenrolment_waits_for_the_new_agents() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let pod = |annotations: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {
@@ -335,7 +335,7 @@ async fn interrupted_unenrolment_waits_for_the_new_agents() {
 
 #[tokio::test]
 async fn foreign_crds_are_neither_changed_nor_deleted() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     let theirs = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "serviceentries.networking.istio.io", "labels": {"chart": "istio"}},
@@ -344,12 +344,12 @@ async fn foreign_crds_are_neither_changed_nor_deleted() {
     lab.server.put(CRDS, theirs);
     lab.install(&[], NO_WAIT).await.unwrap();
     let name = "serviceentries.networking.istio.io";
-    let spec = |lab: &Lab| lab.server.get(CRDS, "", name).unwrap()["spec"].clone();
+    let spec = |lab: &TestCluster| lab.server.get(CRDS, "", name).unwrap()["spec"].clone();
     assert_eq!(spec(&lab), json!({"group": "networking.istio.io"}));
     let all = UninstallOptions {
-        crds: true,
-        root: true,
-        namespace: true,
+        delete_crds: true,
+        delete_root: true,
+        delete_namespace: true,
     };
     remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
@@ -360,7 +360,7 @@ async fn foreign_crds_are_neither_changed_nor_deleted() {
 
 #[tokio::test]
 async fn foreign_objects_are_not_touched() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     let theirs = |labels: Value| {
         json!({"apiVersion": "v1", "kind": "Service", "spec": {"x": 1},
             "metadata": {"name": "istiod", "namespace": "istio-system", "labels": labels}})
@@ -375,7 +375,7 @@ async fn foreign_objects_are_not_touched() {
         assert_eq!(lab.server.list("/api/v1/configmaps"), Vec::<Value>::new());
     }
     let force = InstallOptions {
-        force: true,
+        force_conflicts: true,
         ..NO_WAIT
     };
     lab.install(&[], force).await.unwrap();
@@ -384,7 +384,7 @@ async fn foreign_objects_are_not_touched() {
 
 #[tokio::test]
 async fn objects_taken_over_by_others_survive_an_uninstallation() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.install(&[], NO_WAIT).await.unwrap();
     let theirs = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {
         "name": "ztunnel", "namespace": "istio-system",
@@ -397,7 +397,7 @@ async fn objects_taken_over_by_others_survive_an_uninstallation() {
     remove::uninstall(&lab.cluster, of, UninstallOptions::default(), &say)
         .await
         .unwrap();
-    let mut left = lab.existing().await;
+    let mut left = lab.existing_objects().await;
     left.retain(|name| !name.starts_with("CustomResourceDefinition "));
     assert_eq!(left, ["DaemonSet istio-system/ztunnel"]);
     let said = said.into_inner();
@@ -407,7 +407,7 @@ async fn objects_taken_over_by_others_survive_an_uninstallation() {
 
 #[tokio::test]
 async fn existing_namespace_survives_an_uninstallation() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.server.put(
         "/api/v1/namespaces",
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "istio-system"}}),
@@ -415,9 +415,9 @@ async fn existing_namespace_survives_an_uninstallation() {
     lab.install(&[], NO_WAIT).await.unwrap();
     lab.install(&[], NO_WAIT).await.unwrap();
     let all = UninstallOptions {
-        crds: true,
-        root: true,
-        namespace: true,
+        delete_crds: true,
+        delete_root: true,
+        delete_namespace: true,
     };
     remove::uninstall(&lab.cluster, ("istio-system", "default"), all, NO_PROGRESS)
         .await
@@ -427,7 +427,7 @@ async fn existing_namespace_survives_an_uninstallation() {
 
 #[tokio::test]
 async fn failed_installation_reports_the_reason_and_can_be_removed() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     lab.server.put(
         "/api/v1/pods",
         json!({
@@ -439,8 +439,8 @@ async fn failed_installation_reports_the_reason_and_can_be_removed() {
         }),
     );
     let options = InstallOptions {
-        wait: Some(Duration::from_millis(10)),
-        force: false,
+        ready_timeout: Some(Duration::from_millis(10)),
+        force_conflicts: false,
     };
     let error = lab.install(&[], options).await.unwrap_err().to_string();
     assert!(error.contains("istio-ca-root-cert"), "{error}");
@@ -448,12 +448,12 @@ async fn failed_installation_reports_the_reason_and_can_be_removed() {
         error.contains("ErrImageNeverPull: no such image"),
         "{error}"
     );
-    assert!(!lab.existing().await.is_empty());
+    assert!(!lab.existing_objects().await.is_empty());
     let none = UninstallOptions::default();
     remove::uninstall(&lab.cluster, ("istio-system", "default"), none, NO_PROGRESS)
         .await
         .unwrap();
-    let left = lab.existing().await;
+    let left = lab.existing_objects().await;
     assert!(
         left.iter()
             .all(|name| name.starts_with("CustomResourceDefinition ")),
@@ -464,7 +464,7 @@ async fn failed_installation_reports_the_reason_and_can_be_removed() {
 #[tokio::test]
 async fn unpullable_image_fails_the_installation_early() {
     const PODS: &str = "/api/v1/pods";
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     let pod = |name: &str, image: &str, reason: &str| {
         json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -504,8 +504,8 @@ async fn unpullable_image_fails_the_installation_early() {
         }
     };
     let options = InstallOptions {
-        wait: Some(Duration::from_secs(3600)),
-        force: false,
+        ready_timeout: Some(Duration::from_secs(3600)),
+        force_conflicts: false,
     };
     let plan = plan(&settings);
     let installed = apply::install(&lab.cluster, &plan, options, &say);
@@ -534,7 +534,7 @@ async fn unpullable_image_fails_the_installation_early() {
 
 #[tokio::test]
 async fn every_step_is_reported_in_order() {
-    let lab = Lab::new().await;
+    let lab = TestCluster::new().await;
     let messages = RefCell::new(Vec::new());
     let say = |text: &str| messages.borrow_mut().push(text.to_owned());
     apply::install(&lab.cluster, &plan(&[]), NO_WAIT, &say)

@@ -16,7 +16,7 @@ use ambit_install::{
 use ambit_testkit::helm_command;
 use serde_json::Value;
 
-fn root() -> PathBuf {
+fn repository_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../..")
         .canonicalize()
@@ -34,7 +34,7 @@ fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, 
             "--kube-version",
             "1.34.0",
         ])
-        .arg(root().join("charts/ambit"));
+        .arg(repository_root().join("charts/ambit"));
     for setting in settings {
         command.args(["--set", setting]);
     }
@@ -57,7 +57,7 @@ fn helm_template(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, 
         .collect())
 }
 
-fn ours(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
+fn render_with_ambit(settings: &[String], file: Option<&str>) -> Result<Vec<Value>, String> {
     let mut overrides = ValueOverrides::default();
     if let Some(text) = file {
         overrides.add_file("values.yaml", text).unwrap();
@@ -87,10 +87,10 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<ObjectRef, Value> {
 }
 
 #[track_caller]
-fn same(settings: &[&str], file: Option<&str>) {
+fn assert_same_objects(settings: &[&str], file: Option<&str>) {
     let settings: Vec<_> = settings.iter().map(|text| (*text).to_owned()).collect();
     let helms = by_name(helm_template(&settings, file).unwrap());
-    let ours = by_name(ours(&settings, file).unwrap());
+    let ours = by_name(render_with_ambit(&settings, file).unwrap());
     let names = |map: &BTreeMap<ObjectRef, Value>| map.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&ours), names(&helms), "{settings:?}");
     for (name, object) in &helms {
@@ -106,15 +106,15 @@ fn same(settings: &[&str], file: Option<&str>) {
 
 #[test]
 fn every_platform_is_rendered_as_by_helm() {
-    same(&[], None);
+    assert_same_objects(&[], None);
     for platform in PLATFORMS {
-        same(&[&format!("global.platform={platform}")], None);
+        assert_same_objects(&[&format!("global.platform={platform}")], None);
     }
 }
 
 #[test]
 fn values_of_every_form_are_rendered_as_by_helm() {
-    same(
+    assert_same_objects(
         &[
             "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never",
             "global.imagePullSecrets={one,two}",
@@ -150,15 +150,15 @@ fn revisions_are_rendered_as_by_helm() {
         "global.components=node,ztunnel.revision=canary,global.networkPolicy.enabled=true",
         "global.revision=default",
     ] {
-        same(&[settings], None);
+        assert_same_objects(&[settings], None);
     }
 }
 
 #[test]
 fn dashboards_and_alerts_are_rendered_as_by_helm() {
     let rule = "monitoring.alerts.kind=PrometheusRule,monitoring.alerts.labels.release=prometheus";
-    same(&["monitoring.dashboards.enabled=true", rule], None);
-    same(
+    assert_same_objects(&["monitoring.dashboards.enabled=true", rule], None);
+    assert_same_objects(
         &[
             "monitoring.dashboards.enabled=true,monitoring.dashboards.namespace=grafana",
             "monitoring.dashboards.annotations.grafana_folder=Ambit",
@@ -170,9 +170,10 @@ fn dashboards_and_alerts_are_rendered_as_by_helm() {
 
 #[test]
 fn dashboards_and_alerts_are_files_of_the_chart() {
-    let text = |name: &str| fs::read_to_string(root().join("charts/ambit/files").join(name));
+    let text =
+        |name: &str| fs::read_to_string(repository_root().join("charts/ambit/files").join(name));
     let settings = "monitoring.dashboards.enabled=true,monitoring.alerts.kind=PrometheusRule";
-    let objects = ours(&[settings.to_owned()], None).unwrap();
+    let objects = render_with_ambit(&[settings.to_owned()], None).unwrap();
     let named = |name: &str| {
         let mut objects = objects.iter();
         objects.find(|object| object["metadata"]["name"] == name)
@@ -183,13 +184,13 @@ fn dashboards_and_alerts_are_files_of_the_chart() {
     assert_eq!(json, text("dashboards/node-proxy.json").ok().as_deref());
     let groups: Value = serde_saphyr::from_str(&text("alerts.yaml").unwrap()).unwrap();
     assert_eq!(named("ambit").unwrap()["spec"], groups);
-    let none = ours(&[], None).unwrap();
+    let none = render_with_ambit(&[], None).unwrap();
     assert!(!none.iter().any(|object| object["kind"] == "PrometheusRule"));
 }
 
 #[test]
 fn unenrolment_hook_is_rendered_as_by_helm() {
-    same(
+    assert_same_objects(
         &[
             "global.hub=a/b,global.tag=dev,global.imagePullPolicy=Never,global.imagePullSecrets={one}",
             "global.networkPolicy.enabled=true,pilot.nodeSelector.a=b,pilot.resources=null",
@@ -200,7 +201,7 @@ fn unenrolment_hook_is_rendered_as_by_helm() {
 
 #[test]
 fn files_of_values_are_rendered_as_by_helm() {
-    same(
+    assert_same_objects(
         &["pilot.replicaCount=2"],
         Some(
             r#"
@@ -258,7 +259,10 @@ fn invalid_values_are_rejected_as_by_helm() {
             helm_template(&settings, None).is_err(),
             "Helm takes {setting}"
         );
-        assert!(ours(&settings, None).is_err(), "we take {setting}");
+        assert!(
+            render_with_ambit(&settings, None).is_err(),
+            "we take {setting}"
+        );
     }
 }
 
@@ -266,7 +270,7 @@ fn invalid_values_are_rejected_as_by_helm() {
 fn helm_lint_accepts_the_chart() {
     let output = helm_command()
         .args(["lint", "--strict", "--kube-version", "1.34.0"])
-        .arg(root().join("charts/ambit"))
+        .arg(repository_root().join("charts/ambit"))
         .output()
         .unwrap();
     assert!(

@@ -39,7 +39,7 @@ pub struct Authority {
 pub enum AuthorityError {
     /// Invalid file of certificates.
     #[error("{file} cannot be used")]
-    Certificates {
+    InvalidCertificates {
         /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
         file: &'static str,
         /// Cause of the error.
@@ -51,16 +51,16 @@ pub enum AuthorityError {
     InvalidKey(#[source] rcgen::Error),
     /// The CA's certificate is invalid.
     #[error("ca-cert.pem cannot sign")]
-    Certificate(#[source] rcgen::Error),
+    InvalidCertificate(#[source] rcgen::Error),
     /// The certificate's basic constraints do not allow it to sign certificates.
     #[error("ca-cert.pem is not the certificate of a certificate authority")]
     NotAuthority,
     /// Verification of a certificate that this CA has issued fails.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
-    Unverified(#[source] IssueError),
+    VerificationFailed(#[source] IssueError),
     /// The root's subject cannot be reproduced exactly in a new certificate.
     #[error("the root's name cannot be copied to a new certificate; make a root by hand")]
-    InvalidName,
+    UnsupportedSubject,
     /// Failure to generate a CA.
     #[error("cannot make a certificate authority")]
     Generate(#[source] rcgen::Error),
@@ -95,7 +95,7 @@ pub enum IssueError {
     Sign(#[source] rcgen::Error),
     /// The issued certificate does not verify.
     #[error("the issued certificate does not verify")]
-    Unverified(#[source] ChainError),
+    VerificationFailed(#[source] ChainError),
 }
 
 impl Authority {
@@ -150,7 +150,7 @@ impl Authority {
     ) -> Result<Self, AuthorityError> {
         let read = |file, text: &str| {
             pem::parse_certificates(0, text)
-                .map_err(|source| AuthorityError::Certificates { file, source })
+                .map_err(|source| AuthorityError::InvalidCertificates { file, source })
         };
         let own = read("ca-cert.pem", ca_cert)?.swap_remove(0);
         let roots = read("root-cert.pem", root_cert)?;
@@ -161,8 +161,9 @@ impl Authority {
         let mut seen = std::collections::HashSet::new();
         intermediates.retain(|cert| !roots.contains(cert) && seen.insert(cert.clone()));
         let key = KeyPair::from_pem(ca_key).map_err(AuthorityError::InvalidKey)?;
-        let not_after = parse_authority(&own)?;
-        let issuer = Issuer::from_ca_cert_der(&own, key).map_err(AuthorityError::Certificate)?;
+        let not_after = parse_ca_expiry(&own)?;
+        let issuer =
+            Issuer::from_ca_cert_der(&own, key).map_err(AuthorityError::InvalidCertificate)?;
         let authority = Self {
             issuer,
             intermediates,
@@ -171,18 +172,18 @@ impl Authority {
         };
         authority
             .verify_chain(SystemTime::now())
-            .map_err(AuthorityError::Unverified)?;
+            .map_err(AuthorityError::VerificationFailed)?;
         Ok(authority)
     }
 
-    /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path length limits and
+    /// Issues a certificate and verifies it, to detect mismatched keys, gaps in the chain, path length limits and
     /// expiry.
     fn verify_chain(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
         let (chain, key) = self.issue_workload(&identity, Duration::from_secs(60), now)?;
         WorkloadCert::valid_at(&TlsSettings::default(), chain, key, self.roots.clone(), now)
             .map(drop)
-            .map_err(IssueError::Unverified)
+            .map_err(IssueError::VerificationFailed)
     }
 
     /// Issues a workload certificate for the public key of a certificate request; ignores the names in the request.
@@ -196,7 +197,7 @@ impl Authority {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<Vec<String>, IssueError> {
-        let key = request_key(request_pem)?;
+        let key = public_key_of_request(request_pem)?;
         let leaf = self.sign(&key, identity, ttl, now)?;
         let mut answer = vec![pem::encode_pem("CERTIFICATE", &leaf)];
         answer.extend(
@@ -374,7 +375,7 @@ impl std::fmt::Debug for Authority {
 }
 
 /// Returns the public key of a certificate request, after checking that the request is signed with its private key.
-fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
+fn public_key_of_request(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
     if request_pem.len() > MAX_REQUEST_BYTES {
         return Err(IssueError::TooLarge(request_pem.len()));
     }
@@ -392,9 +393,9 @@ fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
     Ok(request.public_key)
 }
 
-fn parse_authority(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError> {
+fn parse_ca_expiry(der: &CertificateDer<'_>) -> Result<SystemTime, AuthorityError> {
     let (_, cert) =
-        X509Certificate::from_der(der).map_err(|source| AuthorityError::Certificates {
+        X509Certificate::from_der(der).map_err(|source| AuthorityError::InvalidCertificates {
             file: "ca-cert.pem",
             source: ChainError::MalformedLeaf(source),
         })?;

@@ -14,7 +14,7 @@ use crate::{
     status::{self, Status},
 };
 
-/// The API group.
+/// API group of Ambit's own kinds.
 pub const GROUP: &str = "ambit.io";
 /// Kind by which routes name a subset of a service as a backend. No objects of this kind exist: the
 /// name is that of the Service, a dot, and that of the subset in the service's `DestinationRule`.
@@ -49,7 +49,7 @@ pub struct RateLimitSpec {
     pub dry_run: bool,
 }
 
-/// Limit of [`RateLimitSpec::local`].
+/// Local rate limit, which each replica of a waypoint counts by itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LocalRateLimit {
@@ -67,7 +67,7 @@ pub struct LocalRateLimit {
     pub buckets: Option<i64>,
 }
 
-/// Part of a rate-limit key: exactly one of the fields is set.
+/// Part of a bucket's key: exactly one of the fields is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitKey {
@@ -79,7 +79,7 @@ pub struct RateLimitKey {
     pub request: Option<String>,
 }
 
-/// Limit of [`RateLimitSpec::global`].
+/// Global rate limit, which a rate-limit service counts for all replicas of a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct GlobalRateLimit {
@@ -107,7 +107,7 @@ pub struct RateLimitServiceReference {
     pub port: i64,
 }
 
-/// Descriptor of [`GlobalRateLimit::descriptors`].
+/// Descriptor of a rate-limit check: its entries, and the requests that it applies to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitDescriptor {
@@ -143,19 +143,19 @@ pub struct HttpFaultSpec {
     pub abort: Option<FaultAbort>,
 }
 
-/// Delay of [`HttpFaultSpec::delay`].
+/// Delay that a fault injects into a share of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultDelay {
     /// Delay in GEP-2257 format.
     pub fixed_delay: Option<String>,
-    /// Percentage of requests; all of them if absent.
+    /// Percentage of requests that are delayed; all requests if absent.
     pub percent: Option<i32>,
-    /// Fraction of requests, instead of a percentage.
+    /// Fraction of requests that are delayed, instead of a percentage.
     pub fraction: Option<Fraction>,
 }
 
-/// Response of [`HttpFaultSpec::abort`], an HTTP or a gRPC status.
+/// Response that a fault injects for a share of the requests: an HTTP or a gRPC status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultAbort {
@@ -163,8 +163,8 @@ pub struct FaultAbort {
     pub http_status: Option<i64>,
     /// gRPC status of the response, by name or number.
     pub grpc_status: Option<Value>,
-    /// Percentage of requests; all of them if absent.
+    /// Percentage of requests that are aborted; all requests if absent.
     pub percent: Option<i32>,
-    /// Fraction of requests, instead of a percentage.
+    /// Fraction of requests that are aborted, instead of a percentage.
     pub fraction: Option<Fraction>,
 }

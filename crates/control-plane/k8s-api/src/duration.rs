@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Units in nanoseconds.
+/// Units of a duration, with their length in nanoseconds.
 const DURATION_UNITS: [(&str, f64); 6] = [
     ("h", 3600e9),
     ("m", 60e9),

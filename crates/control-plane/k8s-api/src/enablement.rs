@@ -21,7 +21,7 @@ use crate::labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_
 use crate::selector::matches;
 
 /// Annotation that a sidecar injector sets on pods that it has injected.
-pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+pub const SIDECAR_STATUS_ANNOTATION: &str = "sidecar.istio.io/status";
 /// Value of the label `app` of node proxies, Istio's name for them.
 const ZTUNNEL_APP_LABEL: &str = "ztunnel";
 
@@ -30,7 +30,7 @@ pub type Labels = BTreeMap<String, String>;
 
 static NO_LABELS: Labels = Labels::new();
 
-/// Pair of selectors that must both match. An empty selector matches everything.
+/// Pod selector and namespace selector, which must both match a pod. An empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EnablementSelector {
@@ -42,13 +42,13 @@ pub struct EnablementSelector {
     pub namespace_selector: LabelSelector,
 }
 
-/// Rules of membership in the mesh.
+/// Rules that decide which pods belong to the mesh.
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
     /// Whether the selectors come from the agents' settings, rather than being Istio's defaults.
     has_custom_selectors: bool,
-    excluded: BTreeSet<String>,
+    excluded_namespaces: BTreeSet<String>,
     /// Namespace of node proxies, which are never captured.
     system_namespace: String,
 }
@@ -81,31 +81,31 @@ impl<'a> From<&'a Pod> for PodFacts<'a> {
 
 /// Returns whether an injector has added a sidecar to the pod with these annotations.
 pub fn has_sidecar(annotations: &Labels) -> bool {
-    annotations.contains_key(SIDECAR_STATUS)
+    annotations.contains_key(SIDECAR_STATUS_ANNOTATION)
 }
 
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipDecision {
-    /// Included by the pod's own label.
+    /// The pod is included by its own label.
     IncludedByPodLabel,
-    /// Included by its namespace's label.
+    /// The pod is included by its namespace's label.
     IncludedByNamespaceLabel,
-    /// Included by a selector of the agents' settings.
+    /// The pod is included by a selector of the agents' settings.
     IncludedBySelector,
-    /// Excluded, since the pod shares the node's network namespace.
+    /// The pod is excluded, since it shares the node's network namespace.
     HostNetwork,
-    /// Excluded, since the pod has a sidecar.
+    /// The pod is excluded, since it has a sidecar.
     Sidecar,
-    /// Excluded, since the agents' settings exclude the namespace.
+    /// The pod is excluded, since the agents' settings exclude its namespace.
     ExcludedNamespace,
-    /// Excluded, since the pod is a node proxy.
+    /// The pod is excluded, since it is a node proxy.
     NodeProxy,
-    /// Excluded by the pod's own label.
+    /// The pod is excluded by its own label.
     ExcludedByPodLabel,
-    /// Not included, since neither the pod nor its namespace has the label.
+    /// The pod is not included: neither the pod nor its namespace has the label `istio.io/dataplane-mode=ambient`.
     NotLabelled,
-    /// Not included, since no selector of the agents' settings matches.
+    /// The pod is not included, since no selector of the agents' settings matches.
     NotSelected,
 }
 
@@ -148,28 +148,28 @@ impl MembershipDecision {
     }
 }
 
-/// Error of enablement selectors that cannot be parsed.
+/// Error in the enablement selectors, which therefore cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// Text that is not YAML or not a list of selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
-    Syntax(String),
+    InvalidSyntax(String),
     /// Selector with an unknown operator, which would match no pod without any error.
     #[error(
         "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
          Exists or DoesNotExist"
     )]
-    Operator {
-        /// Key of the requirement.
+    UnknownOperator {
+        /// Label key of the selector's requirement.
         key: String,
-        /// Operator as written.
+        /// Operator of the selector's requirement, as written.
         operator: String,
     },
 }
 
 impl EnablementSelector {
-    /// Parses the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list in YAML or JSON; no selectors if it
-    /// is empty.
+    /// Parses the setting `AMBIENT_ENABLEMENT_SELECTOR`: a list of selectors in YAML or JSON; no
+    /// selectors if it is empty.
     ///
     /// # Errors
     ///
@@ -178,14 +178,14 @@ impl EnablementSelector {
         match text.trim() {
             "" => Ok(Vec::new()),
             text => serde_saphyr::from_str(text)
-                .map_err(|error| SelectorError::Syntax(error.to_string())),
+                .map_err(|error| SelectorError::InvalidSyntax(error.to_string())),
         }
     }
 }
 
 impl Enablement {
-    /// Builds the rules. Without `selectors`, Istio's apply: a pod labelled `istio.io/dataplane-mode=ambient`, or any
-    /// pod except one labelled `none` in a namespace labelled `ambient`.
+    /// Builds the rules of membership. Without `selectors`, Istio's apply: a pod labelled
+    /// `istio.io/dataplane-mode=ambient`, or any pod except one labelled `none` in a namespace labelled `ambient`.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Enablement {
         })
     }
 
-    /// Builds the rules with Istio's default selectors.
+    /// Builds the rules of membership with Istio's default selectors.
     pub fn with_default_selectors(
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,
@@ -219,7 +219,7 @@ impl Enablement {
         Self {
             selectors: default_selectors(),
             has_custom_selectors: false,
-            excluded: excluded.filter(|name| !name.is_empty()).collect(),
+            excluded_namespaces: excluded.filter(|name| !name.is_empty()).collect(),
             system_namespace: system_namespace.into(),
         }
     }
@@ -241,7 +241,7 @@ impl Enablement {
             MembershipDecision::HostNetwork
         } else if pod.has_sidecar {
             MembershipDecision::Sidecar
-        } else if self.excludes(pod.namespace) {
+        } else if self.excludes_namespace(pod.namespace) {
             MembershipDecision::ExcludedNamespace
         } else if self.is_node_proxy(&pod) {
             MembershipDecision::NodeProxy
@@ -261,7 +261,7 @@ impl Enablement {
     }
 
     /// Returns the label keys of namespaces that the selectors use.
-    pub fn namespace_keys(&self) -> BTreeSet<String> {
+    pub fn namespace_label_keys(&self) -> BTreeSet<String> {
         let selectors = self.selectors.iter().map(|of| &of.namespace_selector);
         let keys = selectors.flat_map(|selector| {
             let equal = selector.match_labels.iter().flat_map(BTreeMap::keys);
@@ -271,15 +271,15 @@ impl Enablement {
         keys.cloned().collect()
     }
 
-    /// Returns whether the settings exclude the namespace regardless of its labels.
-    pub fn excludes(&self, namespace: &str) -> bool {
-        self.excluded.contains(namespace)
+    /// Returns whether the agents' settings exclude the namespace regardless of its labels.
+    pub fn excludes_namespace(&self, namespace: &str) -> bool {
+        self.excluded_namespaces.contains(namespace)
     }
 
     /// Returns whether a pod without labels of its own would belong to the mesh, in a namespace
     /// with these labels.
     pub fn includes_namespace(&self, name: &str, labels: &Labels) -> bool {
-        !self.excludes(name) && self.selects(&Labels::new(), labels)
+        !self.excludes_namespace(name) && self.selects(&Labels::new(), labels)
     }
 
     fn selects(&self, pod: &Labels, namespace: &Labels) -> bool {
@@ -334,7 +334,7 @@ fn validate_selector(selector: &LabelSelector) -> Result<(), SelectorError> {
         .find(|requirement| !known.contains(&requirement.operator.as_str()))
         .map_or(Ok(()), |requirement| {
             let LabelSelectorRequirement { key, operator, .. } = requirement.clone();
-            Err(SelectorError::Operator { key, operator })
+            Err(SelectorError::UnknownOperator { key, operator })
         })
 }
 
@@ -438,7 +438,10 @@ mod tests {
         assert!(default_enablement().includes_namespace("a", &labels(AMBIENT)));
         assert!(!default_enablement().includes_namespace("a", &labels("")));
         assert!(!default_enablement().includes_namespace("kube-system", &labels(AMBIENT)));
-        assert!(default_enablement().excludes("kube-system") && !default_enablement().excludes(""));
+        assert!(
+            default_enablement().excludes_namespace("kube-system")
+                && !default_enablement().excludes_namespace("")
+        );
     }
 
     #[test]

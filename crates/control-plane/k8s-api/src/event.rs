@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{InvalidObject, Object, ObjectKey};
 
-/// File position of an object.
+/// Position of an object in a manifest file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManifestPosition {
     /// Path of the file.
@@ -32,10 +32,10 @@ pub enum ObjectEvent {
         origin: Option<ManifestPosition>,
     },
     /// Existing object that cannot be parsed, and of which the source has no earlier valid version.
-    Refused {
+    Invalid {
         /// Key of the object.
         key: ObjectKey,
-        /// Error that names the field.
+        /// Parse error, which names the invalid field.
         error: InvalidObject,
         /// Complete object as JSON.
         value: Box<Value>,

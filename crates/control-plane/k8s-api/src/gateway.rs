@@ -30,7 +30,7 @@ pub use stream_route::{
     BackendRef, StreamRouteRule, TCPRoute, TLSRoute, TcpRouteSpec, TlsRouteSpec,
 };
 
-/// The API group.
+/// API group of the Gateway API.
 pub const GROUP: &str = "gateway.networking.k8s.io";
 
 custom_resource! {
@@ -83,21 +83,21 @@ pub struct Listener {
     pub tls: Option<Value>,
 }
 
-/// Selection of [`Listener::allowed_routes`].
+/// Namespaces and kinds of routes that may attach to a listener.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AllowedRoutes {
-    /// Namespaces whose routes may attach.
+    /// Namespaces whose routes may attach to the listener.
     pub namespaces: Option<RouteNamespaces>,
-    /// Kinds of routes that may attach.
+    /// Kinds of routes that may attach to the listener.
     pub kinds: Vec<Value>,
 }
 
-/// Selection of [`AllowedRoutes::namespaces`].
+/// Selection of the namespaces whose routes may attach to a listener.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RouteNamespaces {
-    /// `Same` (the default), `All`, `Selector` or `None`.
+    /// Mode of the selection: `Same` (the default), `All`, `Selector` or `None`.
     pub from: Option<String>,
     /// Labels of the namespaces, for `Selector`.
     pub selector: Option<LabelSelector>,
@@ -107,7 +107,7 @@ pub struct RouteNamespaces {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayAddress {
-    /// `IPAddress` (the default) or `Hostname`.
+    /// Type of the address: `IPAddress` (the default) or `Hostname`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
     /// IP address or host name, as text.
@@ -138,7 +138,7 @@ impl Gateway {
     }
 }
 
-/// Metadata of [`GatewaySpec::infrastructure`].
+/// Metadata for the objects that are generated for a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Infrastructure {
@@ -156,9 +156,9 @@ pub struct Infrastructure {
 pub struct GatewayClassSpec {
     /// Controller of the class, for instance `istio.io/mesh-controller`.
     pub controller_name: String,
-    /// Description for users.
+    /// Description of the class, for users.
     pub description: Option<String>,
-    /// Reference to parameters.
+    /// Reference to an object with parameters of the class, which Ambit does not read.
     pub parameters_ref: Option<Value>,
 }
 
@@ -181,11 +181,11 @@ pub struct HttpRouteSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ParentReference {
-    /// API group; that of the Gateway API if left out.
+    /// API group of the parent; that of the Gateway API if left out.
     pub group: Option<String>,
-    /// Kind; `Gateway` if left out.
+    /// Kind of the parent; `Gateway` if left out.
     pub kind: Option<String>,
-    /// Namespace; the route's if left out.
+    /// Namespace of the parent; the route's if left out.
     pub namespace: Option<String>,
     /// Name of the parent.
     pub name: String,
@@ -195,7 +195,7 @@ pub struct ParentReference {
     pub port: Option<i32>,
 }
 
-/// Rule of a route.
+/// Rule of an HTTPRoute: the requests that it matches, and how they are handled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteRule {
@@ -218,30 +218,30 @@ pub struct HttpRouteRule {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Timeouts of [`HttpRouteRule::timeouts`]. Durations as in GEP-2257; zero disables a timeout.
+/// Timeouts of a rule's requests. Durations are as in GEP-2257; zero disables a timeout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteTimeouts {
     /// Timeout of the whole request.
     pub request: Option<String>,
-    /// Timeout of one attempt.
+    /// Timeout of one attempt to forward the request.
     pub backend_request: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// Persistence of [`HttpRouteRule::session_persistence`]. Durations as in GEP-2257.
+/// Session persistence of a rule. Durations are as in GEP-2257.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionPersistence {
-    /// The name of the cookie or header.
+    /// Name of the cookie or header that carries the session.
     pub session_name: Option<String>,
     /// Maximum lifetime of a session.
     pub absolute_timeout: Option<String>,
-    /// Lifetime of a session without requests.
+    /// Lifetime of a session that receives no requests.
     pub idle_timeout: Option<String>,
-    /// `Cookie` (the default) or `Header`.
+    /// Type of the session: `Cookie` (the default) or `Header`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
     /// Settings of the session cookie.
@@ -251,22 +251,22 @@ pub struct SessionPersistence {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Settings of [`SessionPersistence::cookie_config`].
+/// Settings of a session cookie.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SessionCookie {
-    /// `Session` (the default) or `Permanent`.
+    /// Lifetime type of the cookie: `Session` (the default) or `Permanent`.
     pub lifetime_type: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// Retries of [`HttpRouteRule::retry`].
+/// Retry policy of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteRetry {
-    /// Retriable response statuses.
+    /// Response status codes that are retried.
     pub codes: Vec<i32>,
     /// Maximum number of retries.
     pub attempts: Option<i32>,
@@ -281,22 +281,22 @@ pub struct HttpRouteRetry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRouteFilter {
-    /// Type, which selects one of the following fields.
+    /// Type of the filter, which selects one of the following fields.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Settings of `RequestHeaderModifier`.
+    /// Settings of a filter of the type `RequestHeaderModifier`.
     pub request_header_modifier: Option<HttpHeaderFilter>,
-    /// Settings of `ResponseHeaderModifier`.
+    /// Settings of a filter of the type `ResponseHeaderModifier`.
     pub response_header_modifier: Option<HttpHeaderFilter>,
-    /// Settings of `RequestRedirect`.
+    /// Settings of a filter of the type `RequestRedirect`.
     pub request_redirect: Option<HttpRequestRedirect>,
-    /// Settings of `URLRewrite`.
+    /// Settings of a filter of the type `URLRewrite`.
     pub url_rewrite: Option<HttpUrlRewrite>,
-    /// Settings of `RequestMirror`.
+    /// Settings of a filter of the type `RequestMirror`.
     pub request_mirror: Option<HttpRequestMirror>,
-    /// Settings of `CORS`.
+    /// Settings of a filter of the type `CORS`.
     pub cors: Option<HttpCorsFilter>,
-    /// Object of `ExtensionRef`.
+    /// Object that a filter of the type `ExtensionRef` refers to.
     pub extension_ref: Option<LocalObjectReference>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -318,7 +318,7 @@ pub struct LocalObjectReference {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Changes of headers.
+/// Changes of request headers or response headers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpHeaderFilter {
@@ -347,7 +347,7 @@ pub struct HttpHeader {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestRedirect {
-    /// `http` or `https`.
+    /// Scheme of the new location: `http` or `https`.
     pub scheme: Option<String>,
     /// Host of the new location.
     pub hostname: Option<String>,
@@ -381,7 +381,7 @@ pub struct HttpUrlRewrite {
 pub struct HttpRequestMirror {
     /// Service that receives the mirrored requests.
     pub backend_ref: BackendReference,
-    /// Mirrored percentage, 0 to 100.
+    /// Percentage of requests that is mirrored, 0 to 100.
     pub percent: Option<i32>,
     /// Fraction of requests that is mirrored.
     pub fraction: Option<Fraction>,
@@ -394,11 +394,11 @@ pub struct HttpRequestMirror {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendReference {
-    /// API group; empty if left out.
+    /// API group of the object; empty if left out.
     pub group: Option<String>,
-    /// Kind; `Service` if left out.
+    /// Kind of the object; `Service` if left out.
     pub kind: Option<String>,
-    /// Namespace; the route's if left out.
+    /// Namespace of the object; the route's if left out.
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,
@@ -440,16 +440,16 @@ pub struct HttpCorsFilter {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Replacement of a path.
+/// Replacement of a request's path, or of its prefix.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpPathModifier {
-    /// `ReplaceFullPath` or `ReplacePrefixMatch`.
+    /// Type of the replacement: `ReplaceFullPath` or `ReplacePrefixMatch`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Path of `ReplaceFullPath`.
+    /// New path, for the type `ReplaceFullPath`.
     pub replace_full_path: Option<String>,
-    /// Prefix of `ReplacePrefixMatch`.
+    /// New prefix of the path, for the type `ReplacePrefixMatch`.
     pub replace_prefix_match: Option<String>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -473,14 +473,14 @@ pub struct HttpRouteMatch {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Match of [`HttpRouteMatch::path`].
+/// Match on the path of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpPathMatch {
-    /// `PathPrefix` (the default), `Exact` or `RegularExpression`.
+    /// Type of the match: `PathPrefix` (the default), `Exact` or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Value to match; `/` if absent.
+    /// Path, prefix or regular expression to match; `/` if absent.
     pub value: Option<String>,
 }
 
@@ -488,7 +488,7 @@ pub struct HttpPathMatch {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpNamedMatch {
-    /// `Exact` (the default) or `RegularExpression`.
+    /// Type of the match: `Exact` (the default) or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
     /// Name of the header or parameter.
@@ -501,11 +501,11 @@ pub struct HttpNamedMatch {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpBackendRef {
-    /// API group; empty if left out.
+    /// API group of the backend; empty if left out.
     pub group: Option<String>,
-    /// Kind; `Service` if left out.
+    /// Kind of the backend; `Service` if left out.
     pub kind: Option<String>,
-    /// Namespace; the route's if left out.
+    /// Namespace of the backend; the route's if left out.
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,
@@ -530,7 +530,7 @@ pub struct ReferenceGrantSpec {
     pub to: Vec<ReferenceGrantTo>,
 }
 
-/// Objects of [`ReferenceGrantSpec::from`].
+/// Objects that a ReferenceGrant permits to refer to objects of its namespace, by kind and namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantFrom {
@@ -542,11 +542,11 @@ pub struct ReferenceGrantFrom {
     pub namespace: String,
 }
 
-/// Objects of [`ReferenceGrantSpec::to`].
+/// Objects of the grant's namespace that others may refer to, by kind and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantTo {
-    /// API group; empty for the core group.
+    /// API group of the objects; empty for the core group.
     pub group: String,
     /// Kind of the objects.
     pub kind: String,

@@ -158,7 +158,7 @@ impl AuthorizationPolicySpec {
     }
 }
 
-/// Returns the labels of a selector; `None` if it selects everything, as an empty one does.
+/// Returns the labels of a workload selector; `None` if it selects everything, as an empty one does.
 pub fn selected_labels(selector: Option<&WorkloadSelector>) -> Option<&BTreeMap<String, String>> {
     selector
         .map(|selector| &selector.match_labels)
@@ -233,11 +233,11 @@ pub struct Operation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Condition {
-    /// Attribute, for instance `source.ip`.
+    /// Key of the attribute that the condition compares, for instance `source.ip`.
     pub key: String,
-    /// Values, of which one must match.
+    /// Values of the attribute, of which one must match.
     pub values: Vec<String>,
-    /// Values that must not match.
+    /// Values of the attribute, of which none may match.
     pub not_values: Vec<String>,
 }
 
@@ -245,14 +245,14 @@ pub struct Condition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MtlsMode {
-    /// The mode of the wider scope applies.
+    /// Unset mode: the mode of the wider scope applies.
     #[default]
     Unset,
     /// mTLS is disabled in Istio's sidecars; in ambient mode equal to permissive.
     Disable,
-    /// Plaintext and mTLS.
+    /// Plaintext and mTLS connections are accepted.
     Permissive,
-    /// Only mTLS connections.
+    /// Only mTLS connections are accepted.
     Strict,
 }
 
@@ -260,7 +260,7 @@ pub enum MtlsMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct MutualTls {
-    /// Mode of mTLS.
+    /// Mode of mTLS: whether plaintext is accepted.
     pub mode: MtlsMode,
 }
 
@@ -268,11 +268,11 @@ pub struct MutualTls {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PeerAuthenticationSpec {
-    /// Selector of workloads; all of the namespace if absent.
+    /// Selector of workloads; all workloads of the namespace if absent.
     pub selector: Option<WorkloadSelector>,
-    /// Mode of all ports.
+    /// mTLS mode of all ports that have no mode of their own.
     pub mtls: Option<MutualTls>,
-    /// Modes by target port, whose numbers are strings in JSON.
+    /// mTLS modes by target port, whose numbers are strings in JSON.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
@@ -344,7 +344,7 @@ pub enum Resolution {
     DynamicDns,
 }
 
-/// A port of a service entry.
+/// Port of a ServiceEntry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ServicePort {
@@ -354,7 +354,7 @@ pub struct ServicePort {
     pub protocol: String,
     /// Name of the port.
     pub name: String,
-    /// Port of the endpoints; `number` if absent.
+    /// Port of the service's endpoints; `number` if absent.
     pub target_port: Option<u32>,
 }
 
@@ -403,13 +403,13 @@ pub struct LabelSelector {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct WorkloadEntrySpec {
-    /// An IP address or a host name.
+    /// Address of the workload: an IP address or a host name.
     pub address: String,
     /// Target ports by the name of the service port.
     pub ports: BTreeMap<String, u32>,
     /// Labels of the workload.
     pub labels: BTreeMap<String, String>,
-    /// Network of the address.
+    /// Name of the network that the address belongs to.
     pub network: Option<String>,
     /// Locality as `region/zone/subzone`.
     pub locality: Option<String>,

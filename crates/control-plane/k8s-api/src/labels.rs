@@ -1,11 +1,11 @@
-//! Labels, annotations and well-known values, one constant each.
+//! Names of labels and annotations, and their well-known values, one constant each.
 
 /// Label of a namespace or pod: [`DATAPLANE_MODE_AMBIENT`] enrols it in the mesh, `none` keeps it
 /// out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
-/// Value of [`DATAPLANE_MODE`] that enrols.
+/// Value of [`DATAPLANE_MODE`] that enrols pods in the mesh.
 pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
-/// Value of [`DATAPLANE_MODE`] that opts out.
+/// Value of [`DATAPLANE_MODE`] that keeps pods out of the mesh.
 pub const DATAPLANE_MODE_NONE: &str = "none";
 /// Annotation of a pod, which the node agent writes when it captures the pod.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
@@ -17,17 +17,17 @@ pub const REDIRECTION_PENDING: &str = "pending";
 pub const TUNNEL: &str = "networking.istio.io/tunnel";
 /// Label of the control plane's namespace: the name of the cluster's network.
 pub const NETWORK: &str = "topology.istio.io/network";
-/// Node label: region.
+/// Label of a Node: the region that it is in.
 pub const REGION: &str = "topology.kubernetes.io/region";
-/// Node label: zone.
+/// Label of a Node: the zone that it is in.
 pub const ZONE: &str = "topology.kubernetes.io/zone";
-/// Node label: subzone.
+/// Label of a Node: the subzone that it is in.
 pub const SUBZONE: &str = "topology.istio.io/subzone";
-/// Pod label that overrides the workload name.
+/// Label of a pod that overrides the name of its workload.
 pub const WORKLOAD_NAME: &str = "service.istio.io/workload-name";
-/// Pod label: canonical service name.
+/// Label of a pod: its canonical service name.
 pub const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
-/// Pod label: canonical revision.
+/// Label of a pod: the revision of its canonical service.
 pub const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 /// Recommended Kubernetes label: application name.
 pub const APP_NAME: &str = "app.kubernetes.io/name";
@@ -37,30 +37,30 @@ pub const APP_VERSION: &str = "app.kubernetes.io/version";
 pub const APP: &str = "app";
 /// Common label: application version.
 pub const VERSION: &str = "version";
-/// Label that a ReplicaSet puts on its pods.
+/// Label that Kubernetes puts on the pods of a Deployment's ReplicaSet: hash of the pod template.
 pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
-/// Label that an Argo Rollout puts on its pods.
+/// Label that Argo Rollouts puts on the pods of a Rollout: hash of the pod template.
 pub const ROLLOUTS_POD_TEMPLATE_HASH: &str = "rollouts-pod-template-hash";
 /// Annotation that OpenShift puts on the pods of a DeploymentConfig.
 pub const DEPLOYMENT_CONFIG: &str = "openshift.io/deployment-config.name";
-/// Label of an EndpointSlice: its service.
+/// Label of an EndpointSlice: name of the Service that it belongs to.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Annotation of a Service, ServiceEntry or Namespace: traffic distribution.
+/// Annotation of a Service, ServiceEntry or Namespace: traffic distribution among endpoints, such as `PreferClose`.
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
-/// Annotation of an AuthorizationPolicy: log only.
+/// Annotation of an AuthorizationPolicy: its decisions are logged and not enforced.
 pub const DRY_RUN: &str = "istio.io/dry-run";
 /// Annotation of an AuthorizationPolicy with `targetRefs`: name of the layer 4 policy, in the same namespace, that it
 /// is the waypoint's copy of.
 pub const MIGRATED_FROM: &str = "ambit.io/migrated-from";
-/// Label of a ServiceEntry: `false` disables the allocation of addresses.
+/// Label of a ServiceEntry: `false` disables the automatic allocation of virtual addresses.
 pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
-/// Label: the waypoint to use, or `none`.
+/// Label of an object or its namespace: name of the Gateway whose waypoint the object uses, or `none`.
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
-/// Label: the namespace of [`USE_WAYPOINT`].
+/// Label: namespace of the Gateway that [`USE_WAYPOINT`] names; the object's own if absent.
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
-/// Label: canary waypoint besides [`USE_WAYPOINT`], for a percentage of the connections to services.
+/// Label: Gateway of a canary waypoint besides [`USE_WAYPOINT`], for a percentage of the connections to services.
 pub const USE_WAYPOINT_CANARY: &str = "istio.io/use-waypoint-canary";
-/// Label: the namespace of [`USE_WAYPOINT_CANARY`].
+/// Label: namespace of the Gateway that [`USE_WAYPOINT_CANARY`] names; the object's own if absent.
 pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-namespace";
 /// Annotation: percentage of connections for [`USE_WAYPOINT_CANARY`]; 0 if absent.
 pub const USE_WAYPOINT_CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";

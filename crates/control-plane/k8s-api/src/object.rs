@@ -19,8 +19,7 @@ use crate::{
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
 /// Lists every kind of object that the mesh reads, in the order of the initial sync. Invokes the given macro with the
-/// type, whether the kind is namespaced, its `Definition`, and a description. All code by kind is generated from this
-/// list.
+/// type, whether the kind is namespaced, its `Definition`, and a description. This list generates all code by kind.
 #[macro_export]
 macro_rules! for_each_kind {
     ($then:ident) => {
@@ -97,12 +96,12 @@ macro_rules! kinds {
             /// Every kind, in the order of the initial sync.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// Returns the name as in the field `kind`.
+            /// Returns the name of the kind, as in the field `kind`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => stringify!($kind),)* }
             }
 
-            /// Returns the API group; empty for the core group.
+            /// Returns the API group of the kind; empty for the core group.
             pub fn group(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
@@ -112,7 +111,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
 
-            /// Returns the plural name in URL paths.
+            /// Returns the plural name of the kind, as in URL paths.
             pub fn plural(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::URL_PATH_SEGMENT,)* }
             }
@@ -198,7 +197,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Name of an object, independent of the API version. Displayed as `Kind namespace/name`.
+/// Key of an object: kind, namespace and name, independent of the API version. Displayed as `Kind namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Kind of the object.
@@ -212,28 +211,28 @@ pub struct ObjectKey {
 /// Reason why a document has no [`ObjectKey`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectKeyError {
-    /// Value that is not an object.
+    /// The document is not a JSON object.
     #[error("is not an object with kind and metadata")]
     NotAnObject,
-    /// Object without a kind.
+    /// The document has no `kind`.
     #[error("has no kind")]
     NoKind,
-    /// Object of a kind that the mesh does not read, which is no error of the document.
+    /// The mesh does not read objects of this kind, which is no error of the document.
     #[error("is a {0}, which the mesh does not read")]
-    OtherKind(String),
-    /// Object without a name.
+    UnreadKind(String),
+    /// The object has no name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
-    /// Name or namespace that Kubernetes would also reject.
+    /// The object has a name or namespace that Kubernetes would also reject.
     #[error(
         "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
     )]
-    BadName {
+    InvalidName {
         /// Kind of the object.
         kind: Kind,
-        /// Name of the field.
+        /// Path of the invalid field: `metadata.name` or `metadata.namespace`.
         field: &'static str,
-        /// Invalid value, truncated.
+        /// Invalid value, truncated to 64 characters.
         value: String,
     },
 }
@@ -261,7 +260,7 @@ impl ObjectKey {
             .filter(|kind| !kind.is_empty())
             .ok_or(ObjectKeyError::NoKind)?;
         let kind = Kind::from_api_version(text("apiVersion"), kind_name).ok_or_else(|| {
-            ObjectKeyError::OtherKind(match text("apiVersion") {
+            ObjectKeyError::UnreadKind(match text("apiVersion") {
                 Some(version) => format!("{version} {kind_name}"),
                 None => kind_name.to_owned(),
             })
@@ -279,7 +278,7 @@ impl ObjectKey {
             Some(namespace) if !namespace.is_empty() => ArcStr::from(namespace),
             _ => DEFAULT_NAMESPACE,
         };
-        let bad = |field, value: &str| ObjectKeyError::BadName {
+        let bad = |field, value: &str| ObjectKeyError::InvalidName {
             kind,
             field,
             value: value.chars().take(64).collect(),
@@ -309,7 +308,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// Error of a field that cannot be parsed.
+/// Error in a field of an object that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct InvalidObject {
@@ -338,11 +337,11 @@ impl Object {
 
 /// Finds the first `null` below `value`, and extends `path` to it. In a policy, an empty `from:` would otherwise count
 /// as absent, which allows every client.
-fn null_path(value: &Value, path: &mut String) -> bool {
+fn find_null(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {
         path.push_str(&step);
-        if null_path(child, path) {
+        if find_null(child, path) {
             return true;
         }
         path.truncate(length);
@@ -365,7 +364,7 @@ fn null_path(value: &Value, path: &mut String) -> bool {
 fn check_nulls(kind: Kind, value: &Value) -> Result<(), InvalidObject> {
     let mut path = "spec".to_owned();
     match value.get("spec") {
-        Some(spec) if kind.rejects_nulls() && null_path(spec, &mut path) => Err(InvalidObject {
+        Some(spec) if kind.rejects_nulls() && find_null(spec, &mut path) => Err(InvalidObject {
             field: path,
             message: "is null; give a value, or leave it out".to_owned(),
         }),
@@ -420,7 +419,7 @@ mod tests {
         let value = json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {"name": "a"}});
         assert_eq!(
             ObjectKey::read(&value),
-            Err(ObjectKeyError::OtherKind(
+            Err(ObjectKeyError::UnreadKind(
                 "serving.knative.dev/v1 Service".into()
             ))
         );

@@ -12,16 +12,16 @@ const KNOWN_RELEASES: [(u64, u64); 2] = [(1, 0), (1, 6)];
 /// Reason why the release of the CRDs is missing or unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
-    /// CRDs without the annotation of their release.
+    /// The CRDs lack the annotation of their release.
     #[error(
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
-    Unsaid,
-    /// Release outside of the range that Ambit knows.
+    MissingAnnotation,
+    /// The release of the CRDs is outside the range that Ambit knows.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]
-    Other(String),
+    UnknownVersion(String),
 }
 
 /// Checks the release in the annotations of a CRD.
@@ -34,12 +34,12 @@ pub fn check_release(
 ) -> Result<&str, UnknownRelease> {
     let release = annotations
         .and_then(|annotations| annotations.get(BUNDLE_VERSION))
-        .ok_or(UnknownRelease::Unsaid)?;
+        .ok_or(UnknownRelease::MissingAnnotation)?;
     let [first, last] = KNOWN_RELEASES;
     let is_known = parse_release(release).is_some_and(|number| (first..=last).contains(&number));
     is_known
         .then_some(release.as_str())
-        .ok_or_else(|| UnknownRelease::Other(release.clone()))
+        .ok_or_else(|| UnknownRelease::UnknownVersion(release.clone()))
 }
 
 /// Parses major and minor number of a release, such as `v1.6.0`.
@@ -62,8 +62,11 @@ mod tests {
             assert_eq!(of(known), Ok(known.to_owned()));
         }
         for other in ["v0.8.1", "v1.7.0", "v2.0.0", "1.6.3", "v1", "main", ""] {
-            assert_eq!(of(other), Err(UnknownRelease::Other(other.to_owned())));
+            assert_eq!(
+                of(other),
+                Err(UnknownRelease::UnknownVersion(other.to_owned()))
+            );
         }
-        assert_eq!(check_release(None), Err(UnknownRelease::Unsaid));
+        assert_eq!(check_release(None), Err(UnknownRelease::MissingAnnotation));
     }
 }

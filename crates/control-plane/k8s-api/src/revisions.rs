@@ -59,7 +59,11 @@ impl Revisions {
     }
 
     /// Updates the control plane of a Service in the root namespace. Returns whether anything changed.
-    pub fn set(&mut self, service: &str, control_plane: Option<ControlPlane>) -> bool {
+    pub fn set_control_plane(
+        &mut self,
+        service: &str,
+        control_plane: Option<ControlPlane>,
+    ) -> bool {
         let before = match control_plane.clone() {
             Some(of) => self.services.insert(service.into(), of),
             None => self.services.remove(service),
@@ -83,7 +87,7 @@ impl Revisions {
     }
 
     /// Returns whether this control plane manages an object.
-    pub fn is_own(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
+    pub fn is_own_revision(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
         self.revision_of(object, namespace) == &*self.own_revision
     }
 
@@ -121,7 +125,7 @@ mod tests {
         ] {
             assert_eq!(revisions.revision_of(object, namespace), revision);
             assert_eq!(
-                revisions.is_own(object, namespace),
+                revisions.is_own_revision(object, namespace),
                 revision == "canary",
                 "{object:?} {namespace:?}"
             );
@@ -146,12 +150,12 @@ mod tests {
         ] {
             let of_tag = tagged.and_then(|(tag, revision)| service(revision, Some(tag)));
             for revisions in [&mut first, &mut second] {
-                revisions.set("istiod-revision-tag-x", of_tag.clone());
+                revisions.set_control_plane("istiod-revision-tag-x", of_tag.clone());
             }
             let owners = [(&first, DEFAULT_REVISION), (&second, "canary")];
             let owners = owners
                 .into_iter()
-                .filter(|(one, _)| one.is_own(Some(named), None));
+                .filter(|(one, _)| one.is_own_revision(Some(named), None));
             let owners: Vec<_> = owners.map(|(_, name)| name).collect();
             assert_eq!(owners, owner.into_iter().collect::<Vec<_>>(), "{tagged:?}");
         }
@@ -161,11 +165,11 @@ mod tests {
     fn control_planes_are_found_by_their_services() {
         let mut revisions = Revisions::new(DEFAULT_REVISION);
         assert!(!revisions.is_managed_by_mesh(Some("canary"), None));
-        assert!(revisions.set("istiod-canary", service("canary", None)));
-        assert!(!revisions.set("istiod-canary", service("canary", None)));
+        assert!(revisions.set_control_plane("istiod-canary", service("canary", None)));
+        assert!(!revisions.set_control_plane("istiod-canary", service("canary", None)));
         assert!(revisions.is_managed_by_mesh(Some("canary"), None));
-        assert!(!revisions.is_own(Some("canary"), None));
-        assert!(revisions.set("istiod-canary", None));
+        assert!(!revisions.is_own_revision(Some("canary"), None));
+        assert!(revisions.set_control_plane("istiod-canary", None));
         assert!(!revisions.is_managed_by_mesh(None, Some("canary")));
         assert!(revisions.is_managed_by_mesh(None, None));
         // Istio's own control plane is not of the mesh.

@@ -8,8 +8,8 @@ use k8s_openapi::{
 use serde::Deserialize;
 
 /// Type of Secrets with registry credentials.
-pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
-/// Key of the registry credentials in such a Secret.
+pub const DOCKER_CONFIG_TYPE: &str = "kubernetes.io/dockerconfigjson";
+/// Key of the registry credentials in a Secret of the type [`DOCKER_CONFIG_TYPE`].
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 
 /// Secret with the fields that the mesh reads.
@@ -18,7 +18,7 @@ pub struct Secret {
     /// Metadata of the Secret.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// Contents by key.
+    /// Contents of the Secret, by key.
     #[serde(default)]
     pub data: BTreeMap<String, ByteString>,
     /// Plain-text data of manifests (`stringData`).
@@ -37,7 +37,7 @@ impl Secret {
     }
 }
 
-/// Omits the content of the secret.
+/// Omits the content of the Secret from debug output.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Secret")

@@ -1,4 +1,4 @@
-//! Label selectors of Kubernetes.
+//! Evaluation and strict parsing of Kubernetes label selectors.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::labels::NAMESPACE_NAME;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// Returns whether labels match; an unknown operator matches nothing.
+/// Returns whether labels match a label selector; a requirement with an unknown operator matches nothing.
 pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
     selector.match_labels.iter().flatten().all(equal)
@@ -34,7 +34,7 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
 
 /// Returns whether one of the selectors selects a namespace; without selectors, all namespaces are
 /// selected.
-pub fn select_namespace(
+pub fn selects_namespace(
     selectors: &[LabelSelector],
     name: &str,
     labels: &BTreeMap<String, String>,
@@ -51,18 +51,18 @@ pub fn select_namespace(
 /// Reason why a label selector is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelector {
-    /// Unknown field, whose meaning for the selection is unknown.
+    /// The selector has a field whose meaning is unknown.
     #[error("has the unknown field {0:?}; selectors have matchLabels and matchExpressions")]
     UnknownField(String),
-    /// Value that cannot be deserialized as a selector.
+    /// The value cannot be deserialized as a selector.
     #[error("is not a label selector: {0}")]
     InvalidValue(#[from] serde_json::Error),
-    /// Requirement that cannot be evaluated.
+    /// A requirement of the selector cannot be evaluated.
     #[error(
         "requires {operator:?} of the label {key:?}: In and NotIn need values, Exists and DoesNotExist have none"
     )]
-    Requirement {
-        /// Key of the label.
+    InvalidRequirement {
+        /// Label key of the requirement.
         key: String,
         /// Operator of the requirement.
         operator: String,
@@ -92,7 +92,7 @@ pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
         }
     });
     match wrong {
-        Some(requirement) => Err(InvalidSelector::Requirement {
+        Some(requirement) => Err(InvalidSelector::InvalidRequirement {
             key: requirement.key.clone(),
             operator: requirement.operator.clone(),
         }),

@@ -26,13 +26,13 @@ pub struct Condition {
     /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
     /// Machine-readable reason, in CamelCase.
     pub reason: String,
     /// Message of the condition, for people.
     pub message: String,
-    /// Generation of the object that the condition is about.
+    /// Generation (`metadata.generation`) of the object that the condition is about.
     pub observed_generation: Option<i64>,
 }
 
@@ -47,7 +47,7 @@ pub struct DesiredCondition<'a> {
     pub reason: &'a str,
     /// Message of the condition, for people.
     pub message: &'a str,
-    /// Generation of the object that the condition is about.
+    /// Generation (`metadata.generation`) of the object that the condition is about.
     pub generation: Option<i64>,
 }
 
@@ -59,7 +59,7 @@ impl DesiredCondition<'_> {
     /// Returns whether a published condition equals this one, regardless of its transition time. The published
     /// generation may be a string.
     pub fn is_published(&self, published: &Value) -> bool {
-        let text = |field: &str| text(published, field).unwrap_or_default();
+        let text = |field: &str| text_field(published, field).unwrap_or_default();
         let generation = published.get("observedGeneration").and_then(|value| {
             let text = value.as_str().and_then(|text| text.parse().ok());
             value.as_i64().or(text)
@@ -74,8 +74,8 @@ impl DesiredCondition<'_> {
     pub fn to_json(&self, published: Option<&Value>) -> Value {
         let status = self.status();
         let since = published
-            .filter(|published| text(published, "status") == Some(status))
-            .and_then(|published| text(published, "lastTransitionTime"));
+            .filter(|published| text_field(published, "status") == Some(status))
+            .and_then(|published| text_field(published, "lastTransitionTime"));
         let mut condition = json!({
             "type": self.type_,
             "status": status,
@@ -90,7 +90,7 @@ impl DesiredCondition<'_> {
     }
 }
 
-fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
+fn text_field<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
     condition.get(field)?.as_str()
 }
 

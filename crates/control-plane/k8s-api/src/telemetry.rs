@@ -51,7 +51,7 @@ settings! {
         disable_context_propagation: Option<bool>,
     }
 
-    /// Value of a custom span tag: one of the fields is set.
+    /// Value of a custom span tag: exactly one of the fields is set.
     CustomTag {
         literal: Option<Literal>,
         environment: Option<Named>,
@@ -59,12 +59,12 @@ settings! {
         formatter: Option<Literal>,
     }
 
-    /// Literal text, or a formatter expression.
+    /// Literal value of a span tag, or a formatter expression.
     Literal {
         value: String,
     }
 
-    /// Name of a header or environment variable, with the default for requests without it.
+    /// Header or environment variable that a span tag takes its value from, with the default for requests without it.
     Named {
         name: String,
         default_value: String,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::status::Status;
 
-/// Kinds without an effect, by API group and name, with their replacement.
+/// Replacements for kinds without an effect, by API group and kind.
 const REPLACEMENTS: &[(&str, &str, &str)] = &[
     (
         "networking.istio.io",

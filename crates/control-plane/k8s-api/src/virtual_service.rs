@@ -101,7 +101,7 @@ parts! {
         port: Option<Port>,
     }
 
-    /// Port of a [`Destination`].
+    /// Port of a destination service, by number.
     Port {
         number: Option<i32>,
     }

@@ -99,13 +99,13 @@ impl WasmPluginSpec {
 /// Pull policy of the image with a plugin's module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// Depends on the tag: as `Always` for `latest`, as `IfNotPresent` for others.
+    /// Unset policy, which depends on the tag: as `Always` for `latest`, as `IfNotPresent` for others.
     #[default]
     #[serde(rename = "UNSPECIFIED_POLICY")]
     Unspecified,
-    /// Pulled if the module is not cached.
+    /// The waypoint pulls the image if the module is not cached.
     IfNotPresent,
-    /// Pulled again whenever the plugin object changes.
+    /// The waypoint pulls the image again whenever the plugin object changes.
     Always,
 }
 
@@ -153,11 +153,11 @@ pub enum PluginType {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct VmConfig {
-    /// Variables of the environment.
+    /// Environment variables of the plugin's virtual machine.
     pub env: Vec<EnvVar>,
 }
 
-/// Variable of the environment.
+/// Environment variable of a plugin's virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -171,10 +171,10 @@ pub struct EnvVar {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum EnvValueSource {
-    /// Value in the object.
+    /// The value is in the WasmPlugin object.
     #[default]
     Inline,
-    /// Value from the proxy's environment.
+    /// The value is that of the same variable in the proxy's environment.
     Host,
 }
 

@@ -1,7 +1,7 @@
-//! Server-side apply of parts of many objects, for instance of their status.
+//! Server-side apply of the status of many objects.
 //!
-//! [`WriteQueue`] does no IO: it keeps the newest desired value of each part, allows one write of a part at a time, and
-//! retries a few times. The sender decides whether a write is needed, since it knows the objects.
+//! [`WriteQueue`] does no IO: it keeps the newest desired status of each object and field manager, allows one write of
+//! it at a time, and retries a few times. The sender decides whether a write is needed, since it knows the objects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,12 +22,12 @@ use tokio::{sync::mpsc, time::Instant};
 const MAX_ATTEMPTS: u32 = 5;
 /// Backoff after the first failure; doubled after each further one.
 const RETRY_BACKOFF: Duration = Duration::from_millis(500);
-/// Number of concurrent writes.
+/// Maximum number of concurrent writes.
 const MAX_CONCURRENT_WRITES: usize = 4;
 
-/// Part of an object that has its own field manager, such as its status.
+/// Status of an object, or the part of it that one field manager writes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StatusOwner {
+pub struct StatusTarget {
     /// `group/version` of the object's API, or `v1`.
     pub api_version: String,
     /// Kind of the object.
@@ -38,104 +38,113 @@ pub struct StatusOwner {
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// Field manager that writes the part.
+    /// Field manager that writes this part of the status.
     pub manager: &'static str,
 }
 
-/// Desired write of a part of an object, or its cancellation.
+/// Desired write of an object's status, or its cancellation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DesiredWrite {
-    /// Desired status; fields of our manager that it does not contain are removed.
-    ApplyStatus(StatusOwner, Value),
-    /// Cancels pending writes of the part, since the object was deleted or has another writer.
-    Drop(StatusOwner),
+    /// Status to apply; fields that the field manager owns and this status lacks are removed.
+    ApplyStatus(StatusTarget, Value),
+    /// Cancellation of pending writes, since the object was deleted or has another writer.
+    Cancel(StatusTarget),
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct QueuedWrite {
     desired: Option<Value>,
-    writing: bool,
+    is_in_flight: bool,
     failures: u32,
-    not_before: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 /// Desired writes that are pending or in flight.
 #[derive(Debug, Default)]
 struct WriteQueue {
-    entries: BTreeMap<StatusOwner, Entry>,
-    /// Parts with a pending write, in the order in which their writes were requested.
-    order: VecDeque<StatusOwner>,
+    writes: BTreeMap<StatusTarget, QueuedWrite>,
+    /// Objects with a pending write, in the order in which their writes were requested.
+    pending: VecDeque<StatusTarget>,
 }
 
 impl WriteQueue {
-    fn enqueue(&mut self, wish: DesiredWrite) {
-        match wish {
-            DesiredWrite::Drop(part) => drop(self.entries.remove(&part)),
+    fn enqueue(&mut self, desired_write: DesiredWrite) {
+        match desired_write {
+            DesiredWrite::Cancel(part) => drop(self.writes.remove(&part)),
             DesiredWrite::ApplyStatus(part, value) => {
-                let entry = self.entries.entry(part.clone()).or_default();
+                let entry = self.writes.entry(part.clone()).or_default();
                 if entry.desired.is_none() {
-                    self.order.push_back(part);
+                    self.pending.push_back(part);
                 }
                 entry.desired = Some(value);
-                (entry.failures, entry.not_before) = (0, None);
+                (entry.failures, entry.retry_at) = (0, None);
             }
         }
     }
 
     /// Returns the next write that is due, and marks it as in flight.
-    fn start_next(&mut self, now: Instant) -> Option<(StatusOwner, Value)> {
-        for _ in 0..self.order.len() {
-            let part = self.order.pop_front()?;
-            let Some(entry) = self.entries.get_mut(&part) else {
+    fn start_next(&mut self, now: Instant) -> Option<(StatusTarget, Value)> {
+        for _ in 0..self.pending.len() {
+            let part = self.pending.pop_front()?;
+            let Some(entry) = self.writes.get_mut(&part) else {
                 continue;
             };
-            if entry.writing || entry.not_before.is_some_and(|at| now < at) {
-                self.order.push_back(part);
+            if entry.is_in_flight || entry.retry_at.is_some_and(|at| now < at) {
+                self.pending.push_back(part);
                 continue;
             }
             let Some(value) = entry.desired.take() else {
                 continue;
             };
-            entry.writing = true;
+            entry.is_in_flight = true;
             return Some((part, value));
         }
         None
     }
 
     /// Records the end of a write. Returns false if it failed and no attempt is left.
-    fn finish(&mut self, part: &StatusOwner, value: Value, succeeded: bool, now: Instant) -> bool {
-        let Some(entry) = self.entries.get_mut(part) else {
+    fn finish_write(
+        &mut self,
+        part: &StatusTarget,
+        value: Value,
+        succeeded: bool,
+        now: Instant,
+    ) -> bool {
+        let Some(entry) = self.writes.get_mut(part) else {
             return true;
         };
-        entry.writing = false;
+        entry.is_in_flight = false;
         if entry.desired.is_some() {
             // A newer write of the part is queued already, with its own attempts.
             return true;
         }
         if succeeded {
-            self.entries.remove(part);
+            self.writes.remove(part);
             return true;
         }
         entry.failures += 1;
         if entry.failures >= MAX_ATTEMPTS {
-            self.entries.remove(part);
+            self.writes.remove(part);
             return false;
         }
-        entry.not_before = Some(now + RETRY_BACKOFF * 2_u32.pow(entry.failures - 1));
+        entry.retry_at = Some(now + RETRY_BACKOFF * 2_u32.pow(entry.failures - 1));
         entry.desired = Some(value);
-        self.order.push_back(part.clone());
+        self.pending.push_back(part.clone());
         true
     }
 
     /// Returns the time at which to call [`WriteQueue::start_next`] again if no other event occurs before.
     fn next_due(&self) -> Option<Instant> {
-        let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
-        waiting.filter_map(|entry| entry.not_before).min()
+        let waiting = self.pending.iter().filter_map(|part| self.writes.get(part));
+        waiting.filter_map(|entry| entry.retry_at).min()
     }
 }
 
-/// Performs writes as they arrive on the channel, until all senders are dropped.
-pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
+/// Performs the writes that arrive on the channel, until all senders are dropped.
+pub async fn run_status_writer(
+    client: Client,
+    mut desired_writes: mpsc::UnboundedReceiver<DesiredWrite>,
+) {
     let mut queue = WriteQueue::default();
     let mut writes = FuturesUnordered::new();
     loop {
@@ -143,16 +152,16 @@ pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiv
             && let Some((part, value)) = queue.start_next(Instant::now())
         {
             let client = client.clone();
-            writes.push(async move { (write(client, &part, &value).await, part, value) });
+            writes.push(async move { (apply_status(client, &part, &value).await, part, value) });
         }
         let look = queue.next_due();
         tokio::select! {
-            wish = wishes.recv() => match wish {
+            wish = desired_writes.recv() => match wish {
                 Some(wish) => queue.enqueue(wish),
                 None => return,
             },
             Some((result, part, value)) = writes.next(), if !writes.is_empty() => {
-                let StatusOwner { kind, namespace, name, .. } = &part;
+                let StatusTarget { kind, namespace, name, .. } = &part;
                 let succeeded = match &result {
                     Ok(()) => true,
                     // The object was deleted, which its watch will report.
@@ -162,7 +171,7 @@ pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiv
                         false
                     }
                 };
-                if !queue.finish(&part, value, succeeded, Instant::now()) {
+                if !queue.finish_write(&part, value, succeeded, Instant::now()) {
                     tracing::warn!(kind, namespace, name, ?result, "a status cannot be written; it stays as it is");
                 }
             }
@@ -171,7 +180,11 @@ pub async fn run_status_writer(client: Client, mut wishes: mpsc::UnboundedReceiv
     }
 }
 
-async fn write(client: Client, part: &StatusOwner, status: &Value) -> Result<(), kube::Error> {
+async fn apply_status(
+    client: Client,
+    part: &StatusTarget,
+    status: &Value,
+) -> Result<(), kube::Error> {
     let (group, version) = part
         .api_version
         .split_once('/')
@@ -202,8 +215,8 @@ mod tests {
 
     use super::*;
 
-    fn part(name: &str) -> StatusOwner {
-        StatusOwner {
+    fn target(name: &str) -> StatusTarget {
+        StatusTarget {
             api_version: "v1".into(),
             kind: "Service",
             plural: "services",
@@ -214,10 +227,10 @@ mod tests {
     }
 
     fn status(name: &str, number: u32) -> DesiredWrite {
-        DesiredWrite::ApplyStatus(part(name), json!(number))
+        DesiredWrite::ApplyStatus(target(name), json!(number))
     }
 
-    fn begin(queue: &mut WriteQueue, now: Instant) -> Option<(String, Value)> {
+    fn start_next_write(queue: &mut WriteQueue, now: Instant) -> Option<(String, Value)> {
         queue
             .start_next(now)
             .map(|(part, value)| (part.name, value))
@@ -231,22 +244,31 @@ mod tests {
             queue.enqueue(status("a", number));
         }
         queue.enqueue(status("b", 1));
-        assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(3))));
-        queue.enqueue(status("a", 4));
-        assert_eq!(begin(&mut queue, now), Some(("b".into(), json!(1))));
         assert_eq!(
-            begin(&mut queue, now),
+            start_next_write(&mut queue, now),
+            Some(("a".into(), json!(3)))
+        );
+        queue.enqueue(status("a", 4));
+        assert_eq!(
+            start_next_write(&mut queue, now),
+            Some(("b".into(), json!(1)))
+        );
+        assert_eq!(
+            start_next_write(&mut queue, now),
             None,
             "one write of a part at a time"
         );
-        assert!(queue.finish(&part("a"), json!(3), true, now));
-        assert_eq!(begin(&mut queue, now), Some(("a".into(), json!(4))));
-        assert!(queue.finish(&part("a"), json!(4), true, now));
+        assert!(queue.finish_write(&target("a"), json!(3), true, now));
+        assert_eq!(
+            start_next_write(&mut queue, now),
+            Some(("a".into(), json!(4)))
+        );
+        assert!(queue.finish_write(&target("a"), json!(4), true, now));
         queue.enqueue(status("a", 5));
-        queue.enqueue(DesiredWrite::Drop(part("a")));
-        assert_eq!(begin(&mut queue, now), None, "forgotten");
-        assert!(queue.finish(&part("b"), json!(1), true, now));
-        assert!(queue.entries.is_empty());
+        queue.enqueue(DesiredWrite::Cancel(target("a")));
+        assert_eq!(start_next_write(&mut queue, now), None, "forgotten");
+        assert!(queue.finish_write(&target("b"), json!(1), true, now));
+        assert!(queue.writes.is_empty());
     }
 
     #[test]
@@ -256,22 +278,25 @@ mod tests {
         queue.enqueue(status("a", 1));
         let mut attempts = 0;
         loop {
-            let Some((_, value)) = begin(&mut queue, now) else {
+            let Some((_, value)) = start_next_write(&mut queue, now) else {
                 let next = queue.next_due().unwrap();
                 assert!(next > now);
                 now = next;
                 continue;
             };
             attempts += 1;
-            if !queue.finish(&part("a"), value, false, now) {
+            if !queue.finish_write(&target("a"), value, false, now) {
                 break;
             }
         }
         assert_eq!(attempts, MAX_ATTEMPTS);
-        assert_eq!((begin(&mut queue, now), queue.next_due()), (None, None));
+        assert_eq!(
+            (start_next_write(&mut queue, now), queue.next_due()),
+            (None, None)
+        );
         queue.enqueue(status("a", 1));
         assert!(
-            begin(&mut queue, now).is_some(),
+            start_next_write(&mut queue, now).is_some(),
             "a new wish is a new chance"
         );
     }

@@ -21,7 +21,7 @@ pub enum ClientError {
 /// else from the pod's service account. `agent` is sent as the user agent, so that audit logs
 /// distinguish Ambit's components.
 pub async fn create_client(kubeconfig: Option<&Path>, agent: &str) -> Result<Client, ClientError> {
-    let config = config(kubeconfig).await?;
+    let config = load_config(kubeconfig).await?;
     from_config(config, agent)
 }
 
@@ -41,7 +41,7 @@ pub fn from_config(mut config: Config, agent: &str) -> Result<Client, ClientErro
     Ok(Client::try_from(config)?)
 }
 
-async fn config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
+async fn load_config(kubeconfig: Option<&Path>) -> Result<Config, ClientError> {
     let say = |error: &dyn std::fmt::Display| ClientError::Configuration(error.to_string());
     if let Some(path) = kubeconfig {
         let file = kube::config::Kubeconfig::read_from(path).map_err(|error| say(&error))?;

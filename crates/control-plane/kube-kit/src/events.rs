@@ -13,7 +13,7 @@ use kube::{
 use tokio::{sync::mpsc, time::Instant};
 
 /// Maximum number of events in a burst.
-const BURST: u32 = 25;
+const MAX_EVENT_BURST: u32 = 25;
 /// Interval between further events after a burst.
 const REFILL_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum length of an event's text that the API accepts, in characters.
@@ -39,15 +39,15 @@ pub struct EventRecord {
 #[derive(Debug, Default)]
 struct EventBudget {
     /// Time at which the full burst is available again.
-    full_at: Option<Instant>,
+    burst_restored_at: Option<Instant>,
 }
 
 impl EventBudget {
     fn try_spend(&mut self, now: Instant) -> bool {
-        let full_at = self.full_at.map_or(now, |at| at.max(now));
-        let affordable = full_at - now <= REFILL_INTERVAL * (BURST - 1);
+        let full_at = self.burst_restored_at.map_or(now, |at| at.max(now));
+        let affordable = full_at - now <= REFILL_INTERVAL * (MAX_EVENT_BURST - 1);
         if affordable {
-            self.full_at = Some(full_at + REFILL_INTERVAL);
+            self.burst_restored_at = Some(full_at + REFILL_INTERVAL);
         }
         affordable
     }

@@ -23,7 +23,7 @@ pub enum ForwardError {
     },
     /// The port has no listener, or the connection was closed.
     #[error("port {port} of pod {pod}: {message}")]
-    Broken {
+    ConnectionFailed {
         /// Name of the pod.
         pod: String,
         /// Port of the pod.
@@ -61,7 +61,7 @@ pub async fn open_port_forward(
     })?;
     match (forwarded.take_stream(port), forwarded.take_error(port)) {
         (Some(stream), Some(error)) => Ok((stream, error)),
-        _ => Err(ForwardError::Broken {
+        _ => Err(ForwardError::ConnectionFailed {
             pod: name(),
             port,
             message: "the API server did not open it".to_owned(),

@@ -28,8 +28,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 enum ElectionStep {
     /// Another candidate holds the lease.
     Wait,
-    /// Write this candidate as the holder into the lease; `transitions` counts changes of the holder.
-    Acquire { transitions: i32, anew: bool },
+    /// Write this candidate into the lease as the holder, either for a new term or as a renewal of the current one.
+    /// `transitions` counts changes of the holder.
+    Acquire { transitions: i32, is_new_term: bool },
 }
 
 /// State of one candidate in the election.
@@ -37,50 +38,55 @@ enum ElectionStep {
 struct Election {
     identity: String,
     /// Lease as last read, and the time since which its contents are unchanged.
-    seen: Option<(LeaseSpec, Instant)>,
+    last_observed: Option<(LeaseSpec, Instant)>,
     /// Time of the last successful renewal.
-    renewed: Option<Instant>,
+    last_renewal: Option<Instant>,
 }
 
 impl Election {
     fn new(identity: &str) -> Self {
         Self {
             identity: identity.to_owned(),
-            seen: None,
-            renewed: None,
+            last_observed: None,
+            last_renewal: None,
         }
     }
 
     fn is_leader(&self, now: Instant) -> bool {
-        self.renewed.is_some_and(|at| now < at + RENEW_DEADLINE)
+        self.last_renewal
+            .is_some_and(|at| now < at + RENEW_DEADLINE)
     }
 
     /// Decides the next action from the lease that was read; `None` if the lease does not exist.
     fn observe(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> ElectionStep {
         let Some(lease) = lease else {
-            self.renewed = None;
+            self.last_renewal = None;
             return ElectionStep::Acquire {
                 transitions: 0,
-                anew: true,
+                is_new_term: true,
             };
         };
-        if self.seen.as_ref().is_none_or(|(seen, _)| seen != lease) {
-            self.seen = Some((lease.clone(), now));
+        if self
+            .last_observed
+            .as_ref()
+            .is_none_or(|(seen, _)| seen != lease)
+        {
+            self.last_observed = Some((lease.clone(), now));
         }
         let transitions = lease.lease_transitions.unwrap_or_default();
         let holder = lease.holder_identity.as_deref().unwrap_or_default();
         if holder == self.identity {
             return ElectionStep::Acquire {
                 transitions,
-                anew: false,
+                is_new_term: false,
             };
         }
-        self.renewed = None;
-        let since = self.seen.as_ref().map_or(now, |(_, since)| *since);
-        if holder.is_empty() || now >= since + duration(lease) {
+        self.last_renewal = None;
+        let since = self.last_observed.as_ref().map_or(now, |(_, since)| *since);
+        if holder.is_empty() || now >= since + lease_duration(lease) {
             return ElectionStep::Acquire {
                 transitions: transitions.saturating_add(1),
-                anew: true,
+                is_new_term: true,
             };
         }
         ElectionStep::Wait
@@ -88,12 +94,12 @@ impl Election {
 
     /// Records that this candidate was written into the lease, by a request that began at `started`.
     fn record_acquired(&mut self, lease: &LeaseSpec, started: Instant) {
-        self.seen = Some((lease.clone(), started));
-        self.renewed = Some(started);
+        self.last_observed = Some((lease.clone(), started));
+        self.last_renewal = Some(started);
     }
 }
 
-fn duration(lease: &LeaseSpec) -> Duration {
+fn lease_duration(lease: &LeaseSpec) -> Duration {
     let seconds = lease.lease_duration_seconds.unwrap_or_default();
     u64::try_from(seconds).map_or(LEASE_DURATION, Duration::from_secs)
 }
@@ -134,7 +140,8 @@ pub async fn run_election(
         () = stop => {}
     }
     if is_leader.send_replace(false) {
-        let freed = tokio::time::timeout(REQUEST_TIMEOUT, release(&api, name, identity)).await;
+        let freed =
+            tokio::time::timeout(REQUEST_TIMEOUT, release_lease(&api, name, identity)).await;
         if !matches!(freed, Ok(Ok(()))) {
             tracing::info!(
                 lease = name,
@@ -161,7 +168,10 @@ async fn try_acquire_or_renew(
     let spec = found
         .as_ref()
         .map(|lease| lease.spec.clone().unwrap_or_default());
-    let ElectionStep::Acquire { transitions, anew } = election.observe(spec.as_ref(), started)
+    let ElectionStep::Acquire {
+        transitions,
+        is_new_term: anew,
+    } = election.observe(spec.as_ref(), started)
     else {
         return Ok(());
     };
@@ -204,7 +214,7 @@ async fn try_acquire_or_renew(
 }
 
 /// Releases the lease, so that another candidate need not wait until it expires.
-async fn release(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
+async fn release_lease(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
     let mut lease = api.get(name).await?;
     if let Some(spec) = &mut lease.spec
         && spec.holder_identity.as_deref() == Some(identity)
@@ -232,10 +242,10 @@ mod tests {
         }
     }
 
-    fn take(transitions: i32) -> ElectionStep {
+    fn acquire(transitions: i32) -> ElectionStep {
         ElectionStep::Acquire {
             transitions,
-            anew: true,
+            is_new_term: true,
         }
     }
 
@@ -243,7 +253,7 @@ mod tests {
     fn free_lease_is_acquired() {
         let now = Instant::now();
         let mut election = Election::new("a");
-        assert_eq!(election.observe(None, now), take(0));
+        assert_eq!(election.observe(None, now), acquire(0));
         assert!(!election.is_leader(now), "not before it is written");
         election.record_acquired(&lease("a", 1), now);
         assert!(election.is_leader(now + 9 * SECOND));
@@ -251,7 +261,7 @@ mod tests {
             !election.is_leader(now + RENEW_DEADLINE),
             "steps down before the lease runs out for others"
         );
-        assert_eq!(election.observe(Some(&lease("", 1)), now), take(4));
+        assert_eq!(election.observe(Some(&lease("", 1)), now), acquire(4));
     }
 
     #[test]
@@ -270,7 +280,10 @@ mod tests {
             election.observe(Some(&last), since + 14 * SECOND),
             ElectionStep::Wait
         );
-        assert_eq!(election.observe(Some(&last), since + 15 * SECOND), take(4));
+        assert_eq!(
+            election.observe(Some(&last), since + 15 * SECOND),
+            acquire(4)
+        );
     }
 
     #[test]
@@ -281,7 +294,7 @@ mod tests {
         election.record_acquired(&lease("a", 1), now);
         let renew = ElectionStep::Acquire {
             transitions: 3,
-            anew: false,
+            is_new_term: false,
         };
         assert_eq!(election.observe(Some(&lease("a", 1)), now + SECOND), renew);
         assert!(election.is_leader(now + SECOND));

@@ -20,7 +20,7 @@ pub enum TokenError {
     Impersonated(String),
     /// The program, file or login that provides the token failed.
     #[error("the kubeconfig's token cannot be obtained")]
-    Failed(#[source] BoxError),
+    ProviderFailed(#[source] BoxError),
 }
 
 /// Returns the bearer token that requests to the API server carry at present.
@@ -33,16 +33,21 @@ pub async fn bearer_token(config: &Config) -> Result<String, TokenError> {
         return Err(TokenError::Impersonated(user.clone()));
     }
     let layer = config.auth_layer();
-    let layer = layer.map_err(|error| TokenError::Failed(error.into()))?;
+    let layer = layer.map_err(|error| TokenError::ProviderFailed(error.into()))?;
     let layer = layer.ok_or(TokenError::NoToken)?;
-    let response = echo(&layer).await.map_err(TokenError::Failed)?;
-    let token = response.headers().get(AUTHORIZATION).and_then(token);
+    let response = echo_headers(&layer)
+        .await
+        .map_err(TokenError::ProviderFailed)?;
+    let token = response
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(parse_bearer_token);
     token.map(ToOwned::to_owned).ok_or(TokenError::NoToken)
 }
 
-/// Service that returns the headers of a request as the client's auth layer sent it. Without the
-/// box the compiler cannot prove that the future is `Send`.
-fn echo(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>> {
+/// Sends an empty request through the client's auth layer to a service that returns its headers. Without the box the
+/// compiler cannot prove that the future is `Send`.
+fn echo_headers(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>> {
     let echo = service_fn(|request: Request<Body>| async move {
         let mut response = Response::new(());
         *response.headers_mut() = request.into_parts().0.headers;
@@ -51,7 +56,7 @@ fn echo(layer: &AuthLayer) -> BoxFuture<'static, Result<Response<()>, BoxError>>
     Box::pin(layer.layer(echo).oneshot(Request::new(Body::empty())))
 }
 
-fn token(header: &HeaderValue) -> Option<&str> {
+fn parse_bearer_token(header: &HeaderValue) -> Option<&str> {
     header.to_str().ok()?.strip_prefix("Bearer ")
 }
 
@@ -108,6 +113,9 @@ mod tests {
             "apiVersion": "client.authentication.k8s.io/v1",
             "command": "false", "interactiveMode": "Never",
         }});
-        assert!(matches!(token_of(broken).await, Err(TokenError::Failed(_))));
+        assert!(matches!(
+            token_of(broken).await,
+            Err(TokenError::ProviderFailed(_))
+        ));
     }
 }

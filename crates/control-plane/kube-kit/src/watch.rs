@@ -53,11 +53,11 @@ impl ObjectId {
     }
 }
 
-/// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
+/// Event of a watch. After the first complete list the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// A list starts: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
-    Listing,
+    /// A list starts: every object is reported again before the list is complete. A failed list starts again.
+    ListStarted,
     /// An object is new, has changed, or is part of a list.
     Object(ObjectId, V),
     /// An object was deleted, or is no longer of interest. Reported exactly once for every object
@@ -65,7 +65,7 @@ pub enum WatchEvent<V> {
     /// of the same name.
     Removed(ObjectId),
     /// The list is complete; objects that it did not contain have been reported as gone.
-    Listed,
+    ListCompleted,
     /// The API server cannot be reached, with the reason. Known objects remain; a new list follows when it is reachable
     /// again. Reported once per outage.
     Unavailable(String),
@@ -80,26 +80,26 @@ pub fn watcher_config() -> watcher::Config {
 
 type Stream<K> = BoxStream<'static, watcher::Result<Event<K>>>;
 type OpenStream<K> = Box<dyn Fn() -> Stream<K> + Send + Sync>;
-type Project<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
+type Projection<K, V> = Box<dyn Fn(&K) -> Option<V> + Send + Sync>;
 
 /// Watch of the objects of a kind that match a selector, converted to the reader's type.
 pub struct ObjectWatch<K, V> {
     /// Name of the kind, for the log.
     resource_name: &'static str,
-    open: OpenStream<K>,
-    project: Project<K, V>,
+    open_stream: OpenStream<K>,
+    project: Projection<K, V>,
     stream: Stream<K>,
     known: KnownObjects,
     pending: VecDeque<WatchEvent<V>>,
-    listing: bool,
+    is_listing: bool,
     is_unavailable: bool,
     backoff: Backoff,
-    pause_until: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 impl<K, V> fmt::Debug for ObjectWatch<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch")
+        f.debug_struct("ObjectWatch")
             .field("what", &self.resource_name)
             .field("objects", &self.known.objects.len())
             .field("away", &self.is_unavailable)
@@ -111,8 +111,8 @@ impl<K, V> ObjectWatch<K, V>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Watches through `api` the objects that `config` selects; start from [`watcher_config()`]. `project` reduces an object to
-    /// the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
+    /// Watches through `api` the objects that `config` selects; start from [`watcher_config()`]. `project` reduces an
+    /// object to the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
     /// `Api<PartialObjectMeta<K>>` transfers only metadata.
     pub fn new(
         what: &'static str,
@@ -124,14 +124,14 @@ where
         Self {
             resource_name: what,
             stream: open(),
-            open: Box::new(open),
+            open_stream: Box::new(open),
             project: Box::new(project),
             known: KnownObjects::default(),
             pending: VecDeque::new(),
-            listing: false,
+            is_listing: false,
             is_unavailable: false,
             backoff: Backoff::new(RETRY_BACKOFF.0, RETRY_BACKOFF.1, 0.2),
-            pause_until: None,
+            retry_at: None,
         }
     }
 
@@ -141,11 +141,11 @@ where
             if let Some(event) = self.pending.pop_front() {
                 return event;
             }
-            if let Some(until) = self.pause_until {
+            if let Some(until) = self.retry_at {
                 tokio::time::sleep_until(until).await;
-                self.pause_until = None;
+                self.retry_at = None;
             }
-            let limit = if self.listing {
+            let limit = if self.is_listing {
                 LIST_TIMEOUT
             } else {
                 Duration::MAX
@@ -165,11 +165,11 @@ where
         }
         match event {
             Event::Init => {
-                self.listing = true;
+                self.is_listing = true;
                 self.known.begin_listing();
-                self.pending.push_back(WatchEvent::Listing);
+                self.pending.push_back(WatchEvent::ListStarted);
             }
-            Event::InitApply(object) | Event::Apply(object) => self.object(&object),
+            Event::InitApply(object) | Event::Apply(object) => self.handle_object(&object),
             Event::Delete(object) => {
                 let id = ObjectId::from_object(&object);
                 if self.known.remove(&id) {
@@ -177,11 +177,11 @@ where
                 }
             }
             Event::InitDone => {
-                self.listing = false;
+                self.is_listing = false;
                 let gone = self.known.end_listing();
                 self.pending
                     .extend(gone.into_iter().map(WatchEvent::Removed));
-                self.pending.push_back(WatchEvent::Listed);
+                self.pending.push_back(WatchEvent::ListCompleted);
                 if std::mem::replace(&mut self.is_unavailable, false) {
                     tracing::info!(
                         what = self.resource_name,
@@ -192,7 +192,7 @@ where
         }
     }
 
-    fn object(&mut self, object: &K) {
+    fn handle_object(&mut self, object: &K) {
         let id = ObjectId::from_object(object);
         let Some(value) = (self.project)(object) else {
             if self.known.remove(&id) {
@@ -215,7 +215,7 @@ where
             {
                 self.relist();
             }
-            watcher::Error::WatchError(status) if status.code == 410 => self.pause(),
+            watcher::Error::WatchError(status) if status.code == 410 => self.back_off(),
             // The API server rejects the request: kube would repeat it forever.
             watcher::Error::WatchFailed(kube::Error::Api(_)) => {
                 self.restart(ErrorChain(error).to_string());
@@ -223,7 +223,7 @@ where
             // The connection broke: the watch resumes from its last version.
             watcher::Error::WatchFailed(_) | watcher::Error::WatchError(_) => {
                 tracing::debug!(what = self.resource_name, %error, "a watch of the Kubernetes API broke");
-                self.pause();
+                self.back_off();
             }
             // The store may have been restored from a backup, with versions older than ours: a
             // watch from our version would report nothing for long.
@@ -245,42 +245,42 @@ where
     }
 
     fn relist(&mut self) {
-        self.listing = false;
-        self.stream = (self.open)();
-        self.pause();
+        self.is_listing = false;
+        self.stream = (self.open_stream)();
+        self.back_off();
     }
 
-    fn pause(&mut self) {
+    fn back_off(&mut self) {
         let delay = self.backoff.next_delay(rand::random());
-        self.pause_until = Some(Instant::now() + delay);
+        self.retry_at = Some(Instant::now() + delay);
     }
 }
 
-/// Objects that were reported to the reader, without IO.
+/// Objects that were reported to the reader, by which deletions are detected. Does no IO.
 #[derive(Debug, Default)]
 struct KnownObjects {
-    objects: HashMap<(Box<str>, Box<str>), Entry>,
-    /// Number of the current list.
-    round: u32,
+    objects: HashMap<(Box<str>, Box<str>), KnownObject>,
+    /// Sequence number of the current list.
+    list_number: u32,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct KnownObject {
     uid: Box<str>,
-    /// Number of the last list that contained the object, or during or after which it was reported.
-    round: u32,
+    /// Sequence number of the list that was current when the object was last reported.
+    list_number: u32,
 }
 
 impl KnownObjects {
     fn begin_listing(&mut self) {
-        self.round = self.round.wrapping_add(1);
+        self.list_number = self.list_number.wrapping_add(1);
     }
 
     /// Records an object; returns the earlier object of the same name, if there is one.
     fn insert(&mut self, id: &ObjectId) -> Option<ObjectId> {
-        let entry = Entry {
+        let entry = KnownObject {
             uid: id.uid.clone(),
-            round: self.round,
+            list_number: self.list_number,
         };
         let key = (id.namespace.clone(), id.name.clone());
         let before = self.objects.insert(key, entry)?;
@@ -302,9 +302,11 @@ impl KnownObjects {
 
     /// Removes and returns the objects that the finished list did not contain.
     fn end_listing(&mut self) -> Vec<ObjectId> {
-        let round = self.round;
-        let gone = self.objects.extract_if(|_, entry| entry.round != round);
-        gone.map(|((namespace, name), Entry { uid, .. })| ObjectId {
+        let round = self.list_number;
+        let gone = self
+            .objects
+            .extract_if(|_, entry| entry.list_number != round);
+        gone.map(|((namespace, name), KnownObject { uid, .. })| ObjectId {
             namespace,
             name,
             uid,

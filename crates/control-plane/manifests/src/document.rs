@@ -24,7 +24,7 @@ pub(crate) struct Document {
     /// First line of the document in its file.
     pub(crate) line: u64,
     /// Whether the document is an overlay, which only extends an object that is defined elsewhere.
-    pub(crate) overlay: bool,
+    pub(crate) is_overlay: bool,
 }
 
 impl Document {
@@ -43,7 +43,7 @@ pub(crate) struct InvalidDocument {
     pub(crate) line: u64,
     pub(crate) message: String,
     /// The object with its error, if the document is an object with invalid fields.
-    pub(crate) rejected: Option<RejectedObject>,
+    pub(crate) rejected_object: Option<RejectedObject>,
 }
 
 /// Invalid object with its error.
@@ -57,14 +57,14 @@ pub(crate) struct RejectedObject {
 #[derive(Debug, Default)]
 pub(crate) struct ParsedFile {
     pub(crate) documents: Vec<Document>,
-    pub(crate) invalid: Vec<InvalidDocument>,
+    pub(crate) invalid_documents: Vec<InvalidDocument>,
     /// Objects of the mesh's API groups that are ignored because of their kind: first line and kind of each.
-    pub(crate) ignored: Vec<(u64, String)>,
+    pub(crate) ignored_objects: Vec<(u64, String)>,
 }
 
 /// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum FileFormat {
     Yaml,
     Json,
 }
@@ -74,21 +74,26 @@ pub(crate) type KnownDocuments = HashMap<u64, Document>;
 
 /// Parses a whole file. `patch` marks a later layer, in which `null` removes a field. Documents
 /// whose text is that of one of `known` are not parsed again.
-pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &KnownDocuments) -> ParsedFile {
+pub(crate) fn parse_file(
+    text: &str,
+    format: FileFormat,
+    patch: bool,
+    known: &KnownDocuments,
+) -> ParsedFile {
     let mut parsed = ParsedFile::default();
     match format {
-        Format::Json => parse_one(text, 1, format, patch, &mut parsed),
-        Format::Yaml => {
+        FileFormat::Json => parse_document(text, 1, format, patch, &mut parsed),
+        FileFormat::Yaml => {
             for (line, document) in split_documents(text) {
                 match known.get(&hash(document)) {
                     Some(same) => {
-                        let line = line + leading_lines(document);
+                        let line = line + count_leading_lines(document);
                         parsed.documents.push(Document {
                             line,
                             ..same.clone()
                         });
                     }
-                    None => parse_one(document, line, format, patch, &mut parsed),
+                    None => parse_document(document, line, format, patch, &mut parsed),
                 }
             }
         }
@@ -101,11 +106,11 @@ pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &KnownDocume
 #[derive(Debug, Default)]
 pub(crate) struct ParsedValues {
     pub(crate) values: Vec<(u64, Value)>,
-    pub(crate) bad: Vec<(u64, String)>,
+    pub(crate) errors: Vec<(u64, String)>,
 }
 
 /// Parses a whole file to JSON values of any kind.
-pub(crate) fn parse_values(text: &str, format: Format) -> ParsedValues {
+pub(crate) fn parse_values(text: &str, format: FileFormat) -> ParsedValues {
     let mut all = ParsedValues::default();
     if text.trim_start().starts_with('{')
         && let Ok(value) = serde_json::from_str(text)
@@ -114,13 +119,15 @@ pub(crate) fn parse_values(text: &str, format: Format) -> ParsedValues {
         return all;
     }
     let documents = match format {
-        Format::Json => vec![(1, text)],
-        Format::Yaml => split_documents(text),
+        FileFormat::Json => vec![(1, text)],
+        FileFormat::Yaml => split_documents(text),
     };
     for (first_line, document) in documents {
         match parse_value(document, format) {
-            Ok(value) => all.add_value(first_line + leading_lines(document), value),
-            Err((line, message)) => all.bad.push((first_line + line.saturating_sub(1), message)),
+            Ok(value) => all.add_value(first_line + count_leading_lines(document), value),
+            Err((line, message)) => all
+                .errors
+                .push((first_line + line.saturating_sub(1), message)),
         }
     }
     all
@@ -181,16 +188,22 @@ pub(crate) fn split_documents(text: &str) -> Vec<(u64, &str)> {
     documents
 }
 
-fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &mut ParsedFile) {
+fn parse_document(
+    text: &str,
+    first_line: u64,
+    format: FileFormat,
+    patch: bool,
+    parsed: &mut ParsedFile,
+) {
     let value: Value = match parse_value(text, format) {
         Ok(value) => value,
         Err((line, message)) => {
             let line = first_line + line.saturating_sub(1);
-            parsed.invalid.push(InvalidDocument {
+            parsed.invalid_documents.push(InvalidDocument {
                 key: None,
                 line,
                 message,
-                rejected: None,
+                rejected_object: None,
             });
             return;
         }
@@ -204,13 +217,13 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
             parse_object(item.clone(), text, &path, (first_line, line), patch, parsed);
         }
     } else if !value.is_null() {
-        let line = first_line + leading_lines(text);
+        let line = first_line + count_leading_lines(text);
         parse_object(value, text, "", (first_line, line), patch, parsed);
     }
 }
 
 /// Returns the number of lines before a document's content: its `---` marker, comments, empty lines.
-fn leading_lines(text: &str) -> u64 {
+fn count_leading_lines(text: &str) -> u64 {
     let empty = |line: &&str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
         line.is_empty() || line.starts_with('#')
@@ -218,24 +231,25 @@ fn leading_lines(text: &str) -> u64 {
     u64::try_from(text.lines().take_while(empty).count()).unwrap_or_default()
 }
 
-fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
+fn parse_value(text: &str, format: FileFormat) -> Result<Value, (u64, String)> {
     match format {
-        Format::Json => serde_json::from_str(text).map_err(|error| {
+        FileFormat::Json => serde_json::from_str(text).map_err(|error| {
             (
                 u64::try_from(error.line()).unwrap_or(1),
                 format!("not JSON: {error}"),
             )
         }),
-        Format::Yaml => serde_saphyr::from_str_with_options(text, options(text)).map_err(|error| {
-            let line = error.location().map_or(1, |location| location.line());
-            (line, format!("not YAML: {}", error.without_snippet()))
-        }),
+        FileFormat::Yaml => serde_saphyr::from_str_with_options(text, parser_options(text))
+            .map_err(|error| {
+                let line = error.location().map_or(1, |location| location.line());
+                (line, format!("not YAML: {}", error.without_snippet()))
+            }),
     }
 }
 
 /// Returns options of the YAML parser. `yes` and `on` are strings, not booleans: a label may have such a value. Limits
 /// grow with the text, since a list may have thousands of objects; aliases cannot multiply it.
-fn options(text: &str) -> serde_saphyr::Options {
+fn parser_options(text: &str) -> serde_saphyr::Options {
     serde_saphyr::options! {
         strict_booleans: true,
         with_snippet: false,
@@ -256,19 +270,19 @@ fn parse_object(
 ) {
     let key = match ObjectKey::read(&value) {
         Ok(key) => key,
-        Err(ObjectKeyError::OtherKind(kind)) => {
+        Err(ObjectKeyError::UnreadKind(kind)) => {
             tracing::debug!(%kind, line, "a kind the mesh does not read");
             if has_mesh_group(&value) {
-                parsed.ignored.push((line, kind));
+                parsed.ignored_objects.push((line, kind));
             }
             return;
         }
         Err(error) => {
-            parsed.invalid.push(InvalidDocument {
+            parsed.invalid_documents.push(InvalidDocument {
                 key: None,
                 line,
                 message: error.to_string(),
-                rejected: None,
+                rejected_object: None,
             });
             return;
         }
@@ -287,7 +301,7 @@ fn parse_object(
             json: value.to_string().into(),
             content_hash: if path.is_empty() { hash(text) } else { 0 },
             line,
-            overlay,
+            is_overlay: overlay,
         }),
         Err(error) => {
             let field = if path.is_empty() {
@@ -296,12 +310,12 @@ fn parse_object(
                 format!("{path}.{}", error.field)
             };
             let line = first_line + line_of_path(text, &field).unwrap_or(1).saturating_sub(1);
-            parsed.invalid.push(InvalidDocument {
+            parsed.invalid_documents.push(InvalidDocument {
                 key: Some(key),
                 line,
                 message: error.to_string(),
                 // An overlay alone is not an object.
-                rejected: (!patch && !overlay).then_some(RejectedObject { error, value }),
+                rejected_object: (!patch && !overlay).then_some(RejectedObject { error, value }),
             });
         }
     }
@@ -329,7 +343,7 @@ mod tests {
     use super::*;
 
     fn yaml(text: &str) -> ParsedFile {
-        parse(text, Format::Yaml, false, &KnownDocuments::new())
+        parse_file(text, FileFormat::Yaml, false, &KnownDocuments::new())
     }
 
     #[test]
@@ -339,12 +353,15 @@ mod tests {
              apiVersion: security.istio.io/v1\nkind: AuthorisationPolicy\nmetadata: {name: b}\n---\n\
              apiVersion: batch/v1\nkind: Job\nmetadata: {name: c}\n",
         );
-        assert_eq!((parsed.invalid.len(), parsed.documents.len()), (0, 0));
+        assert_eq!(
+            (parsed.invalid_documents.len(), parsed.documents.len()),
+            (0, 0)
+        );
         let unread = [
             (1, "networking.istio.io/v1 Sidecar".to_owned()),
             (5, "security.istio.io/v1 AuthorisationPolicy".to_owned()),
         ];
-        assert_eq!(parsed.ignored, unread);
+        assert_eq!(parsed.ignored_objects, unread);
     }
 
     #[test]
@@ -352,7 +369,7 @@ mod tests {
         let parsed = yaml(
             "# a comment\n---\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n--- # b\nkind: Pod\nmetadata: {name: b}\n",
         );
-        assert_eq!(parsed.invalid, []);
+        assert_eq!(parsed.invalid_documents, []);
         let found: Vec<_> = parsed
             .documents
             .iter()
@@ -367,16 +384,16 @@ mod tests {
             "kind: Pod\nmetadata: {name: a}\n---\nkind: Pod\nmetadata: {name\n---\nkind: Pod\nmetadata: {name: c}\n",
         );
         assert_eq!(parsed.documents.len(), 2);
-        assert_eq!(parsed.invalid.len(), 1);
+        assert_eq!(parsed.invalid_documents.len(), 1);
         assert!(
-            (4..=6).contains(&parsed.invalid[0].line),
+            (4..=6).contains(&parsed.invalid_documents[0].line),
             "{:?}",
-            parsed.invalid
+            parsed.invalid_documents
         );
         assert!(
-            parsed.invalid[0].message.starts_with("not YAML"),
+            parsed.invalid_documents[0].message.starts_with("not YAML"),
             "{:?}",
-            parsed.invalid
+            parsed.invalid_documents
         );
     }
 
@@ -385,14 +402,24 @@ mod tests {
         let parsed = yaml(
             "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata:\n  name: p\nspec:\n  rules:\n  - form: []\n",
         );
-        assert_eq!(parsed.invalid[0].line, 7, "{:?}", parsed.invalid);
-        assert!(
-            parsed.invalid[0].message.contains("unknown field `form`"),
+        assert_eq!(
+            parsed.invalid_documents[0].line, 7,
             "{:?}",
-            parsed.invalid
+            parsed.invalid_documents
+        );
+        assert!(
+            parsed.invalid_documents[0]
+                .message
+                .contains("unknown field `form`"),
+            "{:?}",
+            parsed.invalid_documents
         );
         assert_eq!(
-            parsed.invalid[0].key.as_ref().unwrap().to_string(),
+            parsed.invalid_documents[0]
+                .key
+                .as_ref()
+                .unwrap()
+                .to_string(),
             "AuthorizationPolicy default/p"
         );
     }
@@ -408,15 +435,17 @@ mod tests {
 
     #[test]
     fn json_is_parsed() {
-        let parsed = parse(
+        let parsed = parse_file(
             "{\"kind\":\"Pod\",\n\"metadata\":{\"name\":\"a\"}}",
-            Format::Json,
+            FileFormat::Json,
             false,
             &KnownDocuments::new(),
         );
         assert_eq!(parsed.documents.len(), 1);
         assert_eq!(
-            parse("{\n,}", Format::Json, false, &KnownDocuments::new()).invalid[0].line,
+            parse_file("{\n,}", FileFormat::Json, false, &KnownDocuments::new()).invalid_documents
+                [0]
+            .line,
             2
         );
     }
@@ -426,16 +455,16 @@ mod tests {
         let parsed = yaml("kind: Pod\nmetadata: {name: a}\nmetadata: {name: b}\n");
         assert_eq!(parsed.documents.len(), 0);
         assert!(
-            parsed.invalid[0].message.contains("duplicate"),
+            parsed.invalid_documents[0].message.contains("duplicate"),
             "{:?}",
-            parsed.invalid
+            parsed.invalid_documents
         );
     }
 
     #[test]
     fn other_kinds_are_ignored() {
         let parsed = yaml("apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: a}\n");
-        assert!(parsed.documents.is_empty() && parsed.invalid.is_empty());
+        assert!(parsed.documents.is_empty() && parsed.invalid_documents.is_empty());
     }
 
     #[test]
@@ -454,7 +483,7 @@ mod tests {
         ] {
             let parsed = yaml(text);
             assert_eq!(
-                parsed.invalid.len(),
+                parsed.invalid_documents.len(),
                 1,
                 "{:?}",
                 text.chars().take(40).collect::<String>()
@@ -467,43 +496,46 @@ mod tests {
         let one = "kind: Pod\nmetadata: {name: a}\n";
         let first = yaml(one).documents.remove(0);
         let known = KnownDocuments::from([(first.content_hash, first.clone())]);
-        let again = parse(
+        let again = parse_file(
             &format!("kind: Node\nmetadata: {{name: n}}\n---\n# c\n{one}"),
-            Format::Yaml,
+            FileFormat::Yaml,
             false,
             &known,
         );
         assert_eq!(again.documents.len(), 2);
-        let moved = parse(&format!("\n{one}"), Format::Yaml, false, &known);
+        let moved = parse_file(&format!("\n{one}"), FileFormat::Yaml, false, &known);
         assert_eq!(
             (moved.documents[0].line, &moved.documents[0].json),
             (2, &first.json)
         );
-        let same = parse(one, Format::Yaml, false, &known);
+        let same = parse_file(one, FileFormat::Yaml, false, &known);
         assert_eq!(same.documents, [first]);
     }
 
     #[test]
     fn values_of_lists_and_streams_are_parsed_for_any_kind() {
         let text = "# c\napiVersion: v1\nkind: List\nitems: [{kind: Sidecar}, {kind: Other}]\n---\nkind: [\n---\nkind: A\n---\n";
-        let read = parse_values(text, Format::Yaml);
+        let read = parse_values(text, FileFormat::Yaml);
         let kinds: Vec<_> = read
             .values
             .iter()
             .map(|(line, value)| (*line, value["kind"].as_str().unwrap()))
             .collect();
         assert_eq!(kinds, [(2, "Sidecar"), (2, "Other"), (8, "A")]);
-        assert_eq!(read.bad.len(), 1);
-        assert!(matches!(read.bad[0].0, 6 | 7), "{:?}", read.bad);
+        assert_eq!(read.errors.len(), 1);
+        assert!(matches!(read.errors[0].0, 6 | 7), "{:?}", read.errors);
         let item = "{kind: A, metadata: {labels: {a: b, c: d, e: f}}, spec: {a: [1, 2, 3, 4, 5, 6, 7, 8]}}";
         let items = vec![item; 10_000];
         let list = format!("kind: List\nitems:\n- {}\n", items.join("\n- "));
-        let read = parse_values(&list, Format::Yaml);
-        assert_eq!((read.values.len(), read.bad), (10_000, vec![]));
+        let read = parse_values(&list, FileFormat::Yaml);
+        assert_eq!((read.values.len(), read.errors), (10_000, vec![]));
         assert_eq!(
-            parse_values("{\"kind\": \"List\", \"items\": [{}, {}]}", Format::Yaml)
-                .values
-                .len(),
+            parse_values(
+                "{\"kind\": \"List\", \"items\": [{}, {}]}",
+                FileFormat::Yaml
+            )
+            .values
+            .len(),
             2
         );
     }

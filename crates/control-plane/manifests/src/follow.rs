@@ -71,7 +71,7 @@ pub fn read_snapshot<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, Open
 #[derive(Debug)]
 pub struct ManifestDirs {
     changes: changes::Receiver<ManifestChange>,
-    wake: mpsc::SyncSender<ScannerCommand>,
+    scanner_commands: mpsc::SyncSender<ScannerCommand>,
 }
 
 #[derive(Debug)]
@@ -91,11 +91,14 @@ impl ManifestDirs {
             .name("manifests".into())
             .spawn(move || run_scanner(directories, waker, &woken, &sender))
             .map_err(OpenError::Thread)?;
-        Ok(Self { changes, wake })
+        Ok(Self {
+            changes,
+            scanner_commands: wake,
+        })
     }
 
-    /// Waits for the next change. The first one has every object and is immediate, even if there
-    /// are none. Cancelling loses nothing. Returns `None` only if the thread has ended.
+    /// Waits for the next change. The first one has every object and is immediate, even if there are none. Cancelling
+    /// the future loses no change. Returns `None` only if the thread has ended.
     pub async fn next_change(&mut self) -> Option<ManifestChange> {
         self.changes.recv().await
     }
@@ -105,7 +108,7 @@ impl Drop for ManifestDirs {
     fn drop(&mut self) {
         self.changes.close();
         // If the queue is full, the thread is awake already; it finds the channel closed.
-        let _ = self.wake.try_send(ScannerCommand::Stop);
+        let _ = self.scanner_commands.try_send(ScannerCommand::Stop);
     }
 }
 
@@ -124,19 +127,19 @@ fn check_directories(directories: &[PathBuf]) -> Result<(), OpenError> {
 
 fn run_scanner(
     directories: Vec<PathBuf>,
-    waker: mpsc::SyncSender<ScannerCommand>,
-    woken: &mpsc::Receiver<ScannerCommand>,
+    commands_sender: mpsc::SyncSender<ScannerCommand>,
+    commands: &mpsc::Receiver<ScannerCommand>,
     sender: &changes::Sender<ManifestChange>,
 ) {
     let whole = CompleteFiles::default();
-    let mut watch = DirectoryWatch::new(waker, whole.clone());
+    let mut watch = DirectoryWatch::new(commands_sender, whole.clone());
     let mut scanner = Scanner::new(directories);
     let mut tree = ManifestTree::default();
     let mut first = true;
     while !sender.is_closed() {
-        let written = whole.take();
+        let written = whole.take_all();
         let mut scan = scanner.scan(&mut tree, first, &written);
-        if watch.add(&scan.directories) {
+        if watch.set_directories(&scan.directories) {
             // Changes between the scan and the creation of the watch.
             scan = scanner.scan(&mut tree, first, &written);
         }
@@ -155,7 +158,7 @@ fn run_scanner(
         } else {
             UNWATCHED_SCAN_INTERVAL
         };
-        match woken.recv_timeout(scan.rescan_in.unwrap_or(every).min(every)) {
+        match commands.recv_timeout(scan.rescan_in.unwrap_or(every).min(every)) {
             Ok(ScannerCommand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             Ok(ScannerCommand::Scan) => thread::sleep(EVENT_DEBOUNCE),
             Err(RecvTimeoutError::Timeout) => {}
@@ -163,8 +166,8 @@ fn run_scanner(
     }
 }
 
-/// Files that their writer has closed or renamed into place, with their modification time at that moment. A file that
-/// has changed since does not count.
+/// Files that their writer has closed or renamed into place, with their modification time at that moment, which reveals
+/// later changes.
 #[derive(Clone, Debug, Default)]
 struct CompleteFiles(Arc<Mutex<CompletionTimes>>);
 
@@ -176,7 +179,7 @@ impl CompleteFiles {
         }
     }
 
-    fn take(&self) -> CompletionTimes {
+    fn take_all(&self) -> CompletionTimes {
         std::mem::take(&mut *self.0.lock())
     }
 }
@@ -184,7 +187,7 @@ impl CompleteFiles {
 /// The inotify instance and its watched directories.
 struct DirectoryWatch {
     watcher: Option<RecommendedWatcher>,
-    watched: HashSet<PathBuf>,
+    watched_directories: HashSet<PathBuf>,
 }
 
 impl DirectoryWatch {
@@ -216,7 +219,7 @@ impl DirectoryWatch {
             .ok();
         Self {
             watcher,
-            watched: HashSet::new(),
+            watched_directories: HashSet::new(),
         }
     }
 
@@ -225,18 +228,22 @@ impl DirectoryWatch {
     }
 
     /// Replaces the watched directories by `directories`; returns whether any is new.
-    fn add(&mut self, directories: &[PathBuf]) -> bool {
+    fn set_directories(&mut self, directories: &[PathBuf]) -> bool {
         let Some(watcher) = &mut self.watcher else {
             return false;
         };
         let desired: HashSet<_> = directories.iter().cloned().collect();
-        for path in self.watched.difference(&desired) {
+        for path in self.watched_directories.difference(&desired) {
             // The directory was deleted, and its watch with it.
             watcher.unwatch(path).ok();
         }
         let mut any = false;
-        let mut watched: HashSet<_> = self.watched.intersection(&desired).cloned().collect();
-        for path in desired.difference(&self.watched) {
+        let mut watched: HashSet<_> = self
+            .watched_directories
+            .intersection(&desired)
+            .cloned()
+            .collect();
+        for path in desired.difference(&self.watched_directories) {
             match watcher.watch(path, RecursiveMode::NonRecursive) {
                 Ok(()) => {
                     any = true;
@@ -245,7 +252,7 @@ impl DirectoryWatch {
                 Err(error) => tracing::debug!(path = %path.display(), %error, "cannot be watched"),
             }
         }
-        self.watched = watched;
+        self.watched_directories = watched;
         any
     }
 }

@@ -41,7 +41,7 @@ pub fn parse_values(file: &Path, text: &str) -> FileValues {
     };
     let read = document::parse_values(text, format_of(file));
     let values = read.values.into_iter();
-    let bad = read.bad.into_iter();
+    let bad = read.errors.into_iter();
     FileValues {
         objects: values.map(|(line, value)| (value, at(line))).collect(),
         problems: bad
@@ -54,10 +54,10 @@ pub fn parse_values(file: &Path, text: &str) -> FileValues {
     }
 }
 
-fn format_of(file: &Path) -> document::Format {
+fn format_of(file: &Path) -> document::FileFormat {
     match file.extension().and_then(|extension| extension.to_str()) {
-        Some("json") => document::Format::Json,
-        _ => document::Format::Yaml,
+        Some("json") => document::FileFormat::Json,
+        _ => document::FileFormat::Yaml,
     }
 }
 
@@ -69,7 +69,7 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
         file: Arc::clone(&file),
         line,
     };
-    let parsed = document::parse(text, format, false, &document::KnownDocuments::new());
+    let parsed = document::parse_file(text, format, false, &document::KnownDocuments::new());
     let mut snapshot = Snapshot::default();
     for document in parsed.documents {
         match Object::from_value(document.key.kind, &document.value()) {
@@ -84,20 +84,23 @@ pub fn parse(file: &Path, text: &str) -> Snapshot {
             }),
         }
     }
-    let bad = parsed.invalid.into_iter().map(|bad| ManifestProblem {
-        origin: at(bad.line),
-        object: bad.key,
-        message: bad.message,
-    });
+    let bad = parsed
+        .invalid_documents
+        .into_iter()
+        .map(|bad| ManifestProblem {
+            origin: at(bad.line),
+            object: bad.key,
+            message: bad.message,
+        });
     snapshot.problems.extend(bad);
     let unread = parsed
-        .ignored
+        .ignored_objects
         .into_iter()
         .map(|(line, kind)| ManifestProblem {
             origin: at(line),
             object: None,
             message: ignored_message(&kind),
         });
-    snapshot.ignored.extend(unread);
+    snapshot.ignored_documents.extend(unread);
     snapshot
 }

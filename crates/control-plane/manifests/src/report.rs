@@ -42,7 +42,7 @@ pub struct Snapshot {
     /// effect.
     pub problems: Vec<ManifestProblem>,
     /// Documents of a single file that are ignored because of their kind.
-    pub ignored: Vec<ManifestProblem>,
+    pub ignored_documents: Vec<ManifestProblem>,
 }
 
 /// Returns the message about an object of the mesh's API groups whose kind is not read; `kind`

@@ -1,9 +1,9 @@
 //! Finds the manifest files of all layers and reads the changed ones, once they have settled.
 //!
 //! A file is read when its signature (device, inode, size, times) differs from the one last read and it has not been
-//! written to for [`FILE_SETTLE_TIME`], or its writer is known to have finished, so that no half-written file is read. A file
-//! that became empty has a longer delay, because editors truncate before they write; so has a vanished one, because
-//! editors rename.
+//! written to for [`FILE_SETTLE_TIME`], or its writer is known to have finished, so that no half-written file is read.
+//! A file that became empty has a longer delay, because editors truncate before they write; so has a vanished one,
+//! because editors rename.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    document::{Format, parse},
+    document::{FileFormat, parse_file},
     tree::{FileId, ManifestTree},
 };
 
@@ -36,8 +36,8 @@ struct FileSignature {
     device: u64,
     inode: u64,
     size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    mtime: (i64, i64),
+    ctime: (i64, i64),
 }
 
 impl From<&Metadata> for FileSignature {
@@ -46,8 +46,8 @@ impl From<&Metadata> for FileSignature {
             device: meta.dev(),
             inode: meta.ino(),
             size: meta.size(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
+            mtime: (meta.mtime(), meta.mtime_nsec()),
+            ctime: (meta.ctime(), meta.ctime_nsec()),
         }
     }
 }
@@ -59,8 +59,8 @@ pub(crate) type CompletionTimes = HashMap<PathBuf, SystemTime>;
 #[derive(Debug)]
 pub(crate) struct Scanner {
     layers: Vec<PathBuf>,
-    read: HashMap<FileId, FileSignature>,
-    vanished: HashMap<FileId, Instant>,
+    read_signatures: HashMap<FileId, FileSignature>,
+    vanished_since: HashMap<FileId, Instant>,
 }
 
 /// Result of one scan.
@@ -82,16 +82,16 @@ impl ScanResult {
 #[derive(Default)]
 struct FoundFiles {
     files: BTreeMap<FileId, Metadata>,
-    /// Directories that could not be listed: the files below them keep their state.
-    protected: Vec<FileId>,
+    /// Directories that could not be listed; the files below them count as unchanged.
+    unlistable_directories: Vec<FileId>,
 }
 
 impl Scanner {
     pub(crate) fn new(layers: Vec<PathBuf>) -> Self {
         Self {
             layers,
-            read: HashMap::new(),
-            vanished: HashMap::new(),
+            read_signatures: HashMap::new(),
+            vanished_since: HashMap::new(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Scanner {
             match list_files(&id, 0, &mut seen, &mut found, &mut scan, tree) {
                 Ok(()) => tree.clear_unreadable(&id),
                 Err(error) => {
-                    found.protected.push(id.clone());
+                    found.unlistable_directories.push(id.clone());
                     tree.set_unreadable(
                         &id,
                         format!("cannot be listed: {error}; what was read from it stays"),
@@ -123,9 +123,9 @@ impl Scanner {
             }
         }
         for (id, meta) in &found.files {
-            self.vanished.remove(id);
+            self.vanished_since.remove(id);
             let signature = FileSignature::from(meta);
-            if self.read.get(id) == Some(&signature) {
+            if self.read_signatures.get(id) == Some(&signature) {
                 continue;
             }
             let is_whole = written
@@ -143,7 +143,7 @@ impl Scanner {
                 scan.request_rescan(FILE_SETTLE_TIME);
             }
         }
-        self.remove_vanished(&found, tree, &mut scan);
+        self.remove_vanished_files(&found, tree, &mut scan);
         scan
     }
 
@@ -157,14 +157,14 @@ impl Scanner {
         match read_text(&id.path) {
             Ok((text, after)) if after == signature => {
                 let format = if id.path.extension().is_some_and(|ext| ext == "json") {
-                    Format::Json
+                    FileFormat::Json
                 } else {
-                    Format::Yaml
+                    FileFormat::Yaml
                 };
                 tree.clear_unreadable(id);
-                let parsed = parse(&text, format, id.layer > 0, &tree.known_documents(id));
+                let parsed = parse_file(&text, format, id.layer > 0, &tree.known_documents(id));
                 tree.set_file(id, parsed);
-                self.read.insert(id.clone(), signature);
+                self.read_signatures.insert(id.clone(), signature);
                 true
             }
             Ok(_) => false,
@@ -174,13 +174,13 @@ impl Scanner {
                     id,
                     format!("cannot be read: {error}; what was read from it stays"),
                 );
-                self.read.insert(id.clone(), signature);
+                self.read_signatures.insert(id.clone(), signature);
                 true
             }
         }
     }
 
-    fn remove_vanished(
+    fn remove_vanished_files(
         &mut self,
         found: &FoundFiles,
         tree: &mut ManifestTree,
@@ -188,20 +188,23 @@ impl Scanner {
     ) {
         let missing: Vec<FileId> = tree
             .files()
-            .chain(self.read.keys())
+            .chain(self.read_signatures.keys())
             .filter(|id| !found.files.contains_key(*id))
             .filter(|id| {
-                !found.protected.iter().any(|protected| {
+                !found.unlistable_directories.iter().any(|protected| {
                     protected.layer == id.layer && id.path.starts_with(&protected.path)
                 })
             })
             .cloned()
             .collect();
         for id in missing {
-            let since = *self.vanished.entry(id.clone()).or_insert_with(Instant::now);
+            let since = *self
+                .vanished_since
+                .entry(id.clone())
+                .or_insert_with(Instant::now);
             if since.elapsed() >= VANISHED_FILE_GRACE_PERIOD {
-                self.vanished.remove(&id);
-                self.read.remove(&id);
+                self.vanished_since.remove(&id);
+                self.read_signatures.remove(&id);
                 tree.remove_file(&id);
             } else {
                 scan.request_rescan(VANISHED_FILE_GRACE_PERIOD.saturating_sub(since.elapsed()));
@@ -225,22 +228,22 @@ fn time_to_settle(meta: &Metadata, is_emptied: bool) -> Option<Duration> {
 }
 
 fn list_files(
-    at: &FileId,
+    directory: &FileId,
     depth: usize,
-    seen: &mut HashSet<(u64, u64)>,
+    visited: &mut HashSet<(u64, u64)>,
     found: &mut FoundFiles,
     scan: &mut ScanResult,
     tree: &mut ManifestTree,
 ) -> io::Result<()> {
-    let meta = fs::metadata(&at.path)?;
-    if !seen.insert((meta.dev(), meta.ino())) {
+    let meta = fs::metadata(&directory.path)?;
+    if !visited.insert((meta.dev(), meta.ino())) {
         return Ok(());
     }
     if depth > MAX_DEPTH {
         return Err(io::Error::other("directories are nested too deeply"));
     }
-    scan.directories.push(at.path.to_path_buf());
-    for entry in fs::read_dir(&at.path)? {
+    scan.directories.push(directory.path.to_path_buf());
+    for entry in fs::read_dir(&directory.path)? {
         let path: Arc<Path> = entry?.path().into();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with('.') || name.ends_with('~') {
@@ -251,19 +254,19 @@ fn list_files(
             Some("yaml" | "yml" | "json")
         );
         let id = FileId {
-            layer: at.layer,
+            layer: directory.layer,
             path: Arc::clone(&path),
         };
         // Links are followed; a dangling one counts as a missing file.
         match fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => {
-                match list_files(&id, depth + 1, seen, found, scan, tree) {
+                match list_files(&id, depth + 1, visited, found, scan, tree) {
                     Ok(()) => tree.clear_unreadable(&id),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         tree.clear_unreadable(&id)
                     }
                     Err(error) => {
-                        found.protected.push(id.clone());
+                        found.unlistable_directories.push(id.clone());
                         tree.set_unreadable(
                             &id,
                             format!("cannot be listed: {error}; what was read from it stays"),
@@ -277,7 +280,7 @@ fn list_files(
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if is_manifest => {
-                found.protected.push(id.clone());
+                found.unlistable_directories.push(id.clone());
                 tree.set_unreadable(
                     &id,
                     format!("cannot be read: {error}; what was read from it stays"),

@@ -26,7 +26,7 @@ pub(crate) struct FileId {
 struct FileState {
     documents: HashMap<ObjectKey, Document>,
     /// Invalid objects without an earlier valid version in the file.
-    refused: HashMap<ObjectKey, RejectedObject>,
+    rejected: HashMap<ObjectKey, RejectedObject>,
     problems: Vec<ManifestProblem>,
 }
 
@@ -35,19 +35,19 @@ struct FileState {
 pub(crate) struct ManifestTree {
     files: BTreeMap<FileId, FileState>,
     /// Files that have documents of an object.
-    holders: HashMap<ObjectKey, BTreeSet<FileId>>,
-    /// Hash of the merged JSON of every reported object.
-    reported: HashMap<ObjectKey, u64>,
+    files_by_object: HashMap<ObjectKey, BTreeSet<FileId>>,
+    /// Hash of the merged JSON of every object that was reported to the reader.
+    reported_hashes: HashMap<ObjectKey, u64>,
     object_problems: BTreeMap<ObjectKey, ManifestProblem>,
     /// Problems with reading files and directories.
     path_problems: BTreeMap<FileId, ManifestProblem>,
-    touched: HashSet<ObjectKey>,
+    changed_objects: HashSet<ObjectKey>,
     problems_changed: bool,
 }
 
 impl ManifestTree {
-    /// Handles a file that was read. Objects whose documents are invalid now keep their earlier
-    /// version.
+    /// Replaces the documents of a file by newly parsed ones. Objects whose documents are now invalid keep their
+    /// earlier version.
     pub(crate) fn set_file(&mut self, id: &FileId, parsed: ParsedFile) {
         let origin = |line| ManifestPosition {
             file: Arc::clone(&id.path),
@@ -72,15 +72,15 @@ impl ManifestTree {
             new.documents.insert(document.key.clone(), document);
         }
         let mut keep_all = false;
-        for bad in parsed.invalid {
+        for bad in parsed.invalid_documents {
             match &bad.key {
                 Some(key) if !new.documents.contains_key(key) => {
-                    match (old.documents.remove_entry(key), bad.rejected) {
+                    match (old.documents.remove_entry(key), bad.rejected_object) {
                         (Some((key, document)), _) => {
                             new.documents.insert(key, document);
                         }
                         (None, Some(refused)) => {
-                            new.refused.insert(key.clone(), refused);
+                            new.rejected.insert(key.clone(), refused);
                         }
                         (None, None) => {}
                     }
@@ -94,7 +94,7 @@ impl ManifestTree {
                 message: bad.message,
             });
         }
-        for (line, kind) in parsed.ignored {
+        for (line, kind) in parsed.ignored_objects {
             new.problems.push(ManifestProblem {
                 origin: origin(line),
                 object: None,
@@ -107,22 +107,22 @@ impl ManifestTree {
             for (key, document) in std::mem::take(&mut old.documents) {
                 new.documents.entry(key).or_insert(document);
             }
-            for (key, refused) in std::mem::take(&mut old.refused) {
+            for (key, refused) in std::mem::take(&mut old.rejected) {
                 if !new.documents.contains_key(&key) {
-                    new.refused.entry(key).or_insert(refused);
+                    new.rejected.entry(key).or_insert(refused);
                 }
             }
         }
         self.problems_changed |= new.problems != old.problems;
-        self.replace(id, old, new);
+        self.replace_file_state(id, old, new);
     }
 
-    /// Handles the removal of a file.
+    /// Removes a file with its documents and problems.
     pub(crate) fn remove_file(&mut self, id: &FileId) {
         let old = self.files.remove(id).unwrap_or_default();
         self.problems_changed |= !old.problems.is_empty();
         self.problems_changed |= self.path_problems.remove(id).is_some();
-        self.replace(id, old, FileState::default());
+        self.replace_file_state(id, old, FileState::default());
         self.files.remove(id);
     }
 
@@ -161,7 +161,9 @@ impl ManifestTree {
 
     /// Returns the changes since the last call; `None` without any.
     pub(crate) fn take_change(&mut self) -> Option<ManifestChange> {
-        let touched: BTreeSet<_> = std::mem::take(&mut self.touched).into_iter().collect();
+        let touched: BTreeSet<_> = std::mem::take(&mut self.changed_objects)
+            .into_iter()
+            .collect();
         let events: Vec<_> = touched
             .into_iter()
             .filter_map(|key| self.merge_object(key))
@@ -185,9 +187,9 @@ impl ManifestTree {
             Some((key.clone(), (object, origin?)))
         };
         Snapshot {
-            objects: self.reported.keys().filter_map(object).collect(),
+            objects: self.reported_hashes.keys().filter_map(object).collect(),
             problems: self.problems(),
-            ignored: Vec::new(),
+            ignored_documents: Vec::new(),
         }
     }
 
@@ -215,12 +217,12 @@ impl ManifestTree {
         problems
     }
 
-    fn replace(&mut self, id: &FileId, old: FileState, new: FileState) {
+    fn replace_file_state(&mut self, id: &FileId, old: FileState, new: FileState) {
         for (key, document) in &new.documents {
             if old.documents.get(key) != Some(document) {
-                self.touched.insert(key.clone());
+                self.changed_objects.insert(key.clone());
             }
-            self.holders
+            self.files_by_object
                 .entry(key.clone())
                 .or_default()
                 .insert(id.clone());
@@ -230,23 +232,23 @@ impl ManifestTree {
             .into_keys()
             .filter(|key| !new.documents.contains_key(key))
         {
-            if let Some(holders) = self.holders.get_mut(&key) {
+            if let Some(holders) = self.files_by_object.get_mut(&key) {
                 holders.remove(id);
                 if holders.is_empty() {
-                    self.holders.remove(&key);
+                    self.files_by_object.remove(&key);
                 }
             }
-            self.touched.insert(key);
+            self.changed_objects.insert(key);
         }
         // Objects of an invalid document were moved out of `old` and may have no entry above.
-        self.touched.extend(
+        self.changed_objects.extend(
             new.documents
                 .keys()
-                .filter(|key| !self.reported.contains_key(*key))
+                .filter(|key| !self.reported_hashes.contains_key(*key))
                 .cloned(),
         );
-        let refused = old.refused.keys().chain(new.refused.keys());
-        self.touched.extend(refused.cloned());
+        let refused = old.rejected.keys().chain(new.rejected.keys());
+        self.changed_objects.extend(refused.cloned());
         self.files.insert(id.clone(), new);
     }
 
@@ -256,12 +258,13 @@ impl ManifestTree {
         let (value, origin, mut problem) = self.merge_layers(&key);
         let event = match (value, origin) {
             (Some(value), Some(origin)) => match Object::from_value(key.kind, &value) {
-                Ok(object) => self
-                    .is_changed_value(&key, &value)
-                    .then_some(ObjectEvent::Applied {
-                        object,
-                        origin: Some(origin),
-                    }),
+                Ok(object) => {
+                    self.record_if_changed(&key, &value)
+                        .then_some(ObjectEvent::Applied {
+                            object,
+                            origin: Some(origin),
+                        })
+                }
                 Err(error) => {
                     problem = Some(ManifestProblem {
                         origin,
@@ -271,18 +274,18 @@ impl ManifestTree {
                     None
                 }
             },
-            _ => match self.refused(&key) {
+            _ => match self.rejected_object(&key) {
                 Some(RejectedObject { error, value }) => {
                     let value = Box::new(value);
-                    self.is_changed_value(&key, &value)
-                        .then(|| ObjectEvent::Refused {
+                    self.record_if_changed(&key, &value)
+                        .then(|| ObjectEvent::Invalid {
                             key: key.clone(),
                             error,
                             value,
                         })
                 }
                 None => self
-                    .reported
+                    .reported_hashes
                     .remove(&key)
                     .map(|_| ObjectEvent::Deleted(key.clone())),
             },
@@ -295,17 +298,17 @@ impl ManifestTree {
     }
 
     /// Returns the invalid object with its error, if no file has a valid version.
-    fn refused(&self, key: &ObjectKey) -> Option<RejectedObject> {
+    fn rejected_object(&self, key: &ObjectKey) -> Option<RejectedObject> {
         let mut files = self.files.values();
-        files.find_map(|file| file.refused.get(key)).cloned()
+        files.find_map(|file| file.rejected.get(key)).cloned()
     }
 
     /// Returns whether the object differs from the last reported version; records it as reported.
-    fn is_changed_value(&mut self, key: &ObjectKey, value: &Value) -> bool {
+    fn record_if_changed(&mut self, key: &ObjectKey, value: &Value) -> bool {
         let mut hasher = DefaultHasher::new();
         value.to_string().hash(&mut hasher);
         let hash = hasher.finish();
-        self.reported.insert(key.clone(), hash) != Some(hash)
+        self.reported_hashes.insert(key.clone(), hash) != Some(hash)
     }
 
     /// Merges the documents of an object: the first of each layer, then its overlays. Returns object, position, and
@@ -318,7 +321,7 @@ impl ManifestTree {
         Option<ManifestPosition>,
         Option<ManifestProblem>,
     ) {
-        let holders = self.holders.get(key).into_iter().flatten();
+        let holders = self.files_by_object.get(key).into_iter().flatten();
         let documents: Vec<_> = holders
             .filter_map(|id| Some((id, self.files.get(id)?.documents.get(key)?)))
             .collect();
@@ -326,7 +329,7 @@ impl ManifestTree {
             file: Arc::clone(&id.path),
             line: document.line,
         };
-        let Some(first) = documents.iter().find(|(_, document)| !document.overlay) else {
+        let Some(first) = documents.iter().find(|(_, document)| !document.is_overlay) else {
             return (None, None, None);
         };
         let mut problem = None;
@@ -334,7 +337,10 @@ impl ManifestTree {
         let mut begun = false;
         let mut layers: BTreeMap<usize, (&FileId, &Document)> = BTreeMap::new();
         let mut ordered = Vec::new();
-        for entry in documents.iter().filter(|(_, document)| !document.overlay) {
+        for entry in documents
+            .iter()
+            .filter(|(_, document)| !document.is_overlay)
+        {
             match layers.get(&entry.0.layer) {
                 None => {
                     layers.insert(entry.0.layer, *entry);
@@ -356,7 +362,7 @@ impl ManifestTree {
         ordered.extend(
             documents
                 .iter()
-                .filter(|(_, document)| document.overlay)
+                .filter(|(_, document)| document.is_overlay)
                 .map(|entry| (entry.0.layer, true, entry)),
         );
         ordered.sort_by_key(|(layer, overlay, entry)| (*layer, *overlay, entry.0.clone()));

@@ -13,25 +13,25 @@ use std::{
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels};
 use serde_json::{Value, json};
 
-/// First and last allocated number, which is the last 16 bits of the addresses of both families.
+/// Lowest number that is allocated; a number is the last 16 bits of an IPv4 and of an IPv6 address.
 const FIRST_ADDRESS_NUMBER: u16 = 1;
 const LAST_ADDRESS_NUMBER: u16 = u16::MAX - 1;
 
 /// Hosts of a ServiceEntry that need allocated addresses, and the addresses it has.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct EntryAddresses {
-    /// Creation time as text, whose order is that of age.
-    created: String,
-    /// Hosts that need addresses.
+pub struct ServiceEntryAddresses {
+    /// Creation time as text, which sorts by age.
+    creation_time: String,
+    /// Hosts for which addresses must be allocated.
     requested_hosts: Vec<String>,
     /// Addresses in the ServiceEntry's spec.
-    own: Vec<IpAddr>,
-    /// Hosts and addresses in the ServiceEntry's status.
-    allocated: Vec<(String, String)>,
+    spec_addresses: Vec<IpAddr>,
+    /// Pairs of host and address in the ServiceEntry's status.
+    status_addresses: Vec<(String, String)>,
 }
 
-impl EntryAddresses {
-    /// Returns the addresses of an entry.
+impl ServiceEntryAddresses {
+    /// Reads the hosts and addresses of a ServiceEntry.
     pub(crate) fn from_entry(entry: &ServiceEntry) -> Self {
         let spec = &entry.spec;
         let own: Vec<_> = spec
@@ -61,10 +61,10 @@ impl EntryAddresses {
             text.unwrap_or_default().to_owned()
         };
         Self {
-            created: created(&entry.metadata),
+            creation_time: created(&entry.metadata),
             requested_hosts,
-            own,
-            allocated: allocated
+            spec_addresses: own,
+            status_addresses: allocated
                 .into_iter()
                 .flatten()
                 .map(|one| (text(one, "host"), text(one, "value")))
@@ -73,10 +73,10 @@ impl EntryAddresses {
     }
 
     /// Returns the numbers of the allocatable addresses in the spec and in the status.
-    fn numbers(&self) -> BTreeSet<u16> {
-        let allocated = self.allocated.iter();
+    fn address_numbers(&self) -> BTreeSet<u16> {
+        let allocated = self.status_addresses.iter();
         let allocated = allocated.filter_map(|(_, value)| value.parse().ok());
-        let all = self.own.iter().copied().chain(allocated);
+        let all = self.spec_addresses.iter().copied().chain(allocated);
         all.filter_map(address_number).collect()
     }
 }
@@ -106,55 +106,56 @@ fn addresses_for_number(number: u16) -> [IpAddr; 2] {
 /// Numbers of allocated addresses, and the ServiceEntries that hold them.
 #[derive(Debug)]
 pub(crate) struct AddressPool {
-    /// ServiceEntries that hold each number, by age; the oldest one keeps it.
-    holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
+    /// ServiceEntries that hold each number, oldest first; the oldest one keeps the number.
+    entries_by_number: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
     numbers_by_entry: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
     /// Number to try next. A released number is not reused soon.
-    next: u16,
+    next_number: u16,
 }
 
 impl Default for AddressPool {
     fn default() -> Self {
         Self {
-            holders: BTreeMap::new(),
+            entries_by_number: BTreeMap::new(),
             numbers_by_entry: BTreeMap::new(),
-            next: FIRST_ADDRESS_NUMBER,
+            next_number: FIRST_ADDRESS_NUMBER,
         }
     }
 }
 
 impl AddressPool {
-    /// Records the addresses of a ServiceEntry. Returns other ServiceEntries that must give up a number to it.
-    pub(crate) fn update(
+    /// Records the addresses of a ServiceEntry. Returns the ServiceEntries that must give up one of its numbers, since
+    /// an older one holds it.
+    pub(crate) fn update_entry(
         &mut self,
         key: &ObjectKey,
-        entry: &EntryAddresses,
+        entry: &ServiceEntryAddresses,
     ) -> BTreeSet<ObjectKey> {
-        self.forget(key);
-        let numbers = entry.numbers();
+        self.remove_entry(key);
+        let numbers = entry.address_numbers();
         let mut younger = BTreeSet::new();
         for number in &numbers {
-            let holders = self.holders.entry(*number).or_default();
-            holders.insert((entry.created.clone(), key.clone()));
+            let holders = self.entries_by_number.entry(*number).or_default();
+            holders.insert((entry.creation_time.clone(), key.clone()));
             younger.extend(holders.iter().skip(1).map(|(_, key)| key.clone()));
         }
         if !numbers.is_empty() {
             self.numbers_by_entry
-                .insert(key.clone(), (entry.created.clone(), numbers));
+                .insert(key.clone(), (entry.creation_time.clone(), numbers));
         }
         younger
     }
 
     /// Removes a deleted ServiceEntry and releases its numbers.
-    pub(crate) fn forget(&mut self, key: &ObjectKey) {
+    pub(crate) fn remove_entry(&mut self, key: &ObjectKey) {
         let Some((created, numbers)) = self.numbers_by_entry.remove(key) else {
             return;
         };
         for number in numbers {
-            if let Some(holders) = self.holders.get_mut(&number) {
+            if let Some(holders) = self.entries_by_number.get_mut(&number) {
                 holders.remove(&(created.clone(), key.clone()));
                 if holders.is_empty() {
-                    self.holders.remove(&number);
+                    self.entries_by_number.remove(&number);
                 }
             }
         }
@@ -162,24 +163,28 @@ impl AddressPool {
 
     /// Allocates the missing addresses of a ServiceEntry. Returns the desired status; `None` if the object has it
     /// already.
-    pub(crate) fn allocate(&mut self, key: &ObjectKey, entry: &EntryAddresses) -> Option<Value> {
+    pub(crate) fn allocate(
+        &mut self,
+        key: &ObjectKey,
+        entry: &ServiceEntryAddresses,
+    ) -> Option<Value> {
         let mut allocated: Vec<(String, String)> = Vec::new();
         for host in &entry.requested_hosts {
             let before: Vec<_> = entry
-                .allocated
+                .status_addresses
                 .iter()
                 .filter(|(of, _)| of == host)
                 .collect();
             let is_its = |(_, value): &&(String, String)| {
                 let number = value.parse().ok().and_then(address_number);
-                let first = number.and_then(|number| self.holders.get(&number)?.first());
+                let first = number.and_then(|number| self.entries_by_number.get(&number)?.first());
                 first.is_some_and(|(_, first)| first == key)
             };
             if !before.is_empty() && before.iter().all(is_its) {
                 allocated.extend(before.into_iter().cloned());
                 continue;
             }
-            let Some(number) = self.take_number(key, &entry.created) else {
+            let Some(number) = self.take_number(key, &entry.creation_time) else {
                 tracing::error!(%key, host, "no address is left for this host: it has none");
                 continue;
             };
@@ -187,7 +192,7 @@ impl AddressPool {
             allocated.extend(new.map(|ip| (host.clone(), ip.to_string())));
         }
         // An address in the status that is not ours may be another controller's, or still in use.
-        if allocated.is_empty() || allocated == entry.allocated {
+        if allocated.is_empty() || allocated == entry.status_addresses {
             return None;
         }
         let one = |(host, value): &(String, String)| json!({"host": host, "value": value});
@@ -195,16 +200,19 @@ impl AddressPool {
     }
 
     fn take_number(&mut self, key: &ObjectKey, created: &str) -> Option<u16> {
-        let from = self.next;
+        let from = self.next_number;
         let mut all = (from..=LAST_ADDRESS_NUMBER).chain(FIRST_ADDRESS_NUMBER..from);
-        let number = all.find(|number| !self.holders.contains_key(number))?;
-        self.next = if number == LAST_ADDRESS_NUMBER {
+        let number = all.find(|number| !self.entries_by_number.contains_key(number))?;
+        self.next_number = if number == LAST_ADDRESS_NUMBER {
             FIRST_ADDRESS_NUMBER
         } else {
             number + 1
         };
         let holder = (created.to_owned(), key.clone());
-        self.holders.entry(number).or_default().insert(holder);
+        self.entries_by_number
+            .entry(number)
+            .or_default()
+            .insert(holder);
         let of = self.numbers_by_entry.entry(key.clone());
         let of = of.or_insert_with(|| (created.to_owned(), BTreeSet::new()));
         of.1.insert(number);
@@ -222,17 +230,17 @@ mod tests {
         ObjectKey::new(Kind::ServiceEntry, "shop", name)
     }
 
-    fn entry(created: &str, allocated: &[(&str, &str)]) -> EntryAddresses {
+    fn entry(created: &str, allocated: &[(&str, &str)]) -> ServiceEntryAddresses {
         let pair = |(host, value): &(&str, &str)| ((*host).to_owned(), (*value).to_owned());
-        EntryAddresses {
-            created: created.to_owned(),
+        ServiceEntryAddresses {
+            creation_time: created.to_owned(),
             requested_hosts: vec!["a.com".to_owned()],
-            allocated: allocated.iter().map(pair).collect(),
-            ..EntryAddresses::default()
+            status_addresses: allocated.iter().map(pair).collect(),
+            ..ServiceEntryAddresses::default()
         }
     }
 
-    fn values(status: Option<Value>) -> Vec<String> {
+    fn status_values(status: Option<Value>) -> Vec<String> {
         let status = status.unwrap();
         let all = status["addresses"].as_array().unwrap().iter();
         all.map(|one| one["value"].as_str().unwrap().to_owned())
@@ -242,20 +250,20 @@ mod tests {
     #[test]
     fn each_host_gets_and_keeps_one_address_of_each_family() {
         let mut pool = AddressPool::default();
-        pool.update(&key("a"), &entry("1", &[]));
-        let first = values(pool.allocate(&key("a"), &entry("1", &[])));
+        pool.update_entry(&key("a"), &entry("1", &[]));
+        let first = status_values(pool.allocate(&key("a"), &entry("1", &[])));
         assert_eq!(first, ["240.240.0.1", "2001:2::1"]);
         let known = [("a.com", first[0].as_str()), ("a.com", first[1].as_str())];
         // After a restart, entries are reported in any order.
         let mut pool = AddressPool::default();
-        pool.update(&key("b"), &entry("2", &[]));
-        pool.update(&key("a"), &entry("1", &known));
+        pool.update_entry(&key("b"), &entry("2", &[]));
+        pool.update_entry(&key("a"), &entry("1", &known));
         assert_eq!(pool.allocate(&key("a"), &entry("1", &known)), None);
-        let second = values(pool.allocate(&key("b"), &entry("2", &[])));
+        let second = status_values(pool.allocate(&key("b"), &entry("2", &[])));
         assert_eq!(second, ["240.240.0.2", "2001:2::2"]);
         // A released address is not reused at once.
-        pool.forget(&key("b"));
-        let third = values(pool.allocate(&key("c"), &entry("3", &[])));
+        pool.remove_entry(&key("b"));
+        let third = status_values(pool.allocate(&key("c"), &entry("3", &[])));
         assert_eq!(third[0], "240.240.0.3");
     }
 
@@ -263,24 +271,27 @@ mod tests {
     fn older_entry_keeps_a_duplicate_address() {
         let same = [("a.com", "240.240.0.1"), ("a.com", "2001:2::1")];
         let mut pool = AddressPool::default();
-        assert!(pool.update(&key("young"), &entry("2", &same)).is_empty());
-        let younger = pool.update(&key("old"), &entry("1", &same));
+        assert!(
+            pool.update_entry(&key("young"), &entry("2", &same))
+                .is_empty()
+        );
+        let younger = pool.update_entry(&key("old"), &entry("1", &same));
         assert_eq!(younger, [key("young")].into());
         assert_eq!(pool.allocate(&key("old"), &entry("1", &same)), None);
-        let other = values(pool.allocate(&key("young"), &entry("2", &same)));
+        let other = status_values(pool.allocate(&key("young"), &entry("2", &same)));
         assert_eq!(other[0], "240.240.0.2");
     }
 
     #[test]
     fn addresses_of_specs_are_not_allocated() {
         let mut pool = AddressPool::default();
-        let own = EntryAddresses {
-            own: vec!["240.240.0.1".parse().unwrap()],
-            ..EntryAddresses::default()
+        let own = ServiceEntryAddresses {
+            spec_addresses: vec!["240.240.0.1".parse().unwrap()],
+            ..ServiceEntryAddresses::default()
         };
-        pool.update(&key("own"), &own);
+        pool.update_entry(&key("own"), &own);
         assert_eq!(pool.allocate(&key("own"), &own), None);
-        let allocated = values(pool.allocate(&key("a"), &entry("1", &[])));
+        let allocated = status_values(pool.allocate(&key("a"), &entry("1", &[])));
         assert_eq!(allocated[0], "240.240.0.2");
     }
 
@@ -289,7 +300,7 @@ mod tests {
         let requested_hosts = |spec: Value| {
             let entry = json!({"spec": spec, "metadata": {"labels": {}}});
             let entry: ServiceEntry = serde_json::from_value(entry).unwrap();
-            EntryAddresses::from_entry(&entry).requested_hosts
+            ServiceEntryAddresses::from_entry(&entry).requested_hosts
         };
         assert_eq!(
             requested_hosts(json!({"hosts": ["A.com", "*.b.com"], "resolution": "DNS"})),
@@ -306,7 +317,7 @@ mod tests {
             "metadata": {"labels": {"networking.istio.io/enable-autoallocate-ip": "false"}}});
         let opted_out: ServiceEntry = serde_json::from_value(opted_out).unwrap();
         assert!(
-            EntryAddresses::from_entry(&opted_out)
+            ServiceEntryAddresses::from_entry(&opted_out)
                 .requested_hosts
                 .is_empty()
         );

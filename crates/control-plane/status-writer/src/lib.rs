@@ -35,9 +35,9 @@ use ambit_rt::DrainWatcher;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 
-pub use addresses::EntryAddresses;
+pub use addresses::ServiceEntryAddresses;
 pub use report::{ObservedObject, Report, StatusFacts, has_status};
-pub use table::{StatusTable, Writes};
+pub use table::{StatusTable, StatusWrites};
 
 /// Name under which the controller reports events.
 const CONTROLLER: &str = "ambit-control";
@@ -87,7 +87,7 @@ async fn run_status_table(
                 let is_leader = *is_leader.borrow_and_update();
                 table.set_leader(is_leader)
             }
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         };
         // Sending fails only when the process ends.
         for write in out.desired_writes {

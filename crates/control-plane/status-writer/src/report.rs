@@ -10,15 +10,15 @@ use crate::addresses;
 #[derive(Clone, Debug)]
 pub enum Report {
     /// The object was added or changed, or cannot be parsed.
-    Observed(Box<ObservedObject>),
-    /// Problems of the object that changed because of other objects.
-    Problems(ObjectKey, Vec<Problem>),
-    /// Derived conditions of the object that changed because of other objects.
-    DerivedStatus(ObjectKey, DerivedStatus),
+    ObjectObserved(Box<ObservedObject>),
+    /// The object's problems changed because of other objects.
+    ProblemsChanged(ObjectKey, Vec<Problem>),
+    /// The object's derived conditions changed because of other objects.
+    DerivedStatusChanged(ObjectKey, DerivedStatus),
     /// The object was deleted.
-    Deleted(ObjectKey),
+    ObjectDeleted(ObjectKey),
     /// Every object that existed at the start was reported.
-    AllObserved,
+    InitialObjectsObserved,
 }
 
 /// Object with the problems and conditions that were derived for it.
@@ -31,7 +31,7 @@ pub struct ObservedObject {
     /// Problems that were found in the object.
     pub problems: Vec<Problem>,
     /// Whether the problems have changed since the last report.
-    pub is_news: bool,
+    pub has_new_problems: bool,
     /// Whether any part of a policy is enforced.
     pub in_force: bool,
     /// Conditions that depend on other objects; `None` if they are not derived yet.
@@ -51,10 +51,10 @@ pub struct StatusFacts {
     pub is_attached: bool,
     /// Published conditions of the object.
     pub conditions: Vec<Value>,
-    /// Published entries of the object's parts, such as listeners or parents.
+    /// Published status entries of the object's parts, such as a Gateway's listeners or a route's parents.
     pub list_entries: Vec<Value>,
     /// Addresses of a ServiceEntry's hosts; empty for other kinds.
-    pub addresses: addresses::EntryAddresses,
+    pub addresses: addresses::ServiceEntryAddresses,
 }
 
 /// Returns whether objects of a kind have conditions that this crate writes.
@@ -85,8 +85,8 @@ impl StatusFacts {
                 },
             ),
             addresses: match object {
-                Object::ServiceEntry(entry) => addresses::EntryAddresses::from_entry(entry),
-                _ => addresses::EntryAddresses::default(),
+                Object::ServiceEntry(entry) => addresses::ServiceEntryAddresses::from_entry(entry),
+                _ => addresses::ServiceEntryAddresses::default(),
             },
         }
     }
@@ -113,7 +113,7 @@ impl StatusFacts {
     }
 }
 
-/// Returns the parts in a status that have conditions of their own.
+/// Returns a status's entries for the parts of an object that have conditions of their own.
 fn list_entries(kind: Kind, status: &Value) -> Vec<Value> {
     let list = ambit_derive::status_list(kind).map(|of| of.list);
     let parts = list.and_then(|list| status.get(list)?.as_array());

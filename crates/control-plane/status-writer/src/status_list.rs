@@ -7,24 +7,24 @@ use ambit_derive::condition::{ConditionContent, StatusEntry, StatusListType};
 use ambit_k8s_api::status::DesiredCondition;
 use serde_json::{Map, Value};
 
-/// Returns the desired list of parts: entries of other controllers unchanged, then ours.
+/// Returns the desired status list: entries of other controllers unchanged, then our own.
 pub(crate) fn desired_entries(
-    of: &StatusListType,
-    ours: &[StatusEntry],
-    there: &[Value],
+    list_type: &StatusListType,
+    own_entries: &[StatusEntry],
+    published: &[Value],
     generation: Option<i64>,
 ) -> Vec<Value> {
-    let others = there
+    let others = published
         .iter()
-        .filter(|one| of.is_shared && !is_own_entry(one));
-    let ours = ours
+        .filter(|one| list_type.is_shared && !is_own_entry(one));
+    let ours = own_entries
         .iter()
-        .map(|entry| entry_json(entry, there, generation));
+        .map(|entry| entry_json(entry, published, generation));
     others.cloned().chain(ours).collect()
 }
 
 /// Returns whether a published list equals the desired one, except for transition times.
-pub(crate) fn is_current(there: &[Value], desired: &[Value]) -> bool {
+pub(crate) fn is_list_current(there: &[Value], desired: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();
         for entry in &mut list {
@@ -40,7 +40,7 @@ pub(crate) fn is_current(there: &[Value], desired: &[Value]) -> bool {
     timeless(there) == timeless(desired)
 }
 
-/// Returns whether a part of a shared list is written by our controller.
+/// Returns whether our controller has written an entry of a shared status list.
 fn is_own_entry(entry: &Value) -> bool {
     entry.get("controllerName").and_then(Value::as_str) == Some(ambit_derive::CONTROLLER)
 }
@@ -58,7 +58,7 @@ fn entry_json(entry: &StatusEntry, there: &[Value], generation: Option<i64>) -> 
         desired_condition(name, condition, generation).to_json(old)
     });
     let conditions: Vec<_> = conditions.collect();
-    let fields = entry.identity.iter().chain(&entry.fields);
+    let fields = entry.identity.iter().chain(&entry.other_fields);
     let mut written: Map<_, _> = fields
         .map(|(name, value)| ((*name).to_owned(), value.clone()))
         .collect();
@@ -66,7 +66,7 @@ fn entry_json(entry: &StatusEntry, there: &[Value], generation: Option<i64>) -> 
     written.into()
 }
 
-/// Returns the desired status condition of a type with a verdict's status, reason and message.
+/// Returns the desired status condition of a type, with the status, reason and message of `condition`.
 pub(crate) fn desired_condition<'a>(
     type_: &'a str,
     condition: &'a ConditionContent,

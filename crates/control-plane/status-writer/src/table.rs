@@ -1,8 +1,8 @@
 //! Published and desired status of objects. Does no IO: takes reports, and returns writes.
 //!
 //! Every replica keeps the table; only the leader returns writes. A new leader writes all differences. A requested
-//! write is not repeated until the object shows it, so that the delay of a watch does not cause a second one; a change
-//! by another writer does.
+//! write is not repeated while the watch has not reported it yet; a change of the object by another writer causes a new
+//! write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use ambit_derive::{
 };
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_kube_kit::{
-    apply::{DesiredWrite, StatusOwner},
+    apply::{DesiredWrite, StatusTarget},
     events::EventRecord,
 };
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -27,9 +27,9 @@ use crate::{
 /// Field manager that writes allocated addresses.
 const ADDRESSES_MANAGER: &str = "ambit-addresses";
 
-/// Writes and events that follow from a report.
+/// Status writes and Kubernetes Events that follow from a report.
 #[derive(Debug, Default)]
-pub struct Writes {
+pub struct StatusWrites {
     /// Desired writes of objects' status.
     pub desired_writes: Vec<DesiredWrite>,
     pub(crate) events: Vec<EventRecord>,
@@ -39,55 +39,55 @@ pub struct Writes {
 #[derive(Debug, Default)]
 pub struct StatusTable {
     is_leader: bool,
-    entries: BTreeMap<ObjectKey, Entry>,
+    entries: BTreeMap<ObjectKey, ObjectStatus>,
     /// Allocated addresses of ServiceEntries.
-    pool: AddressPool,
+    address_pool: AddressPool,
     /// Whether every object that existed at the start is known.
-    complete: bool,
+    is_complete: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ObjectStatus {
     observed: ObservedObject,
     /// Requested conditions that the object does not show yet, by type.
-    requested: BTreeMap<&'static str, Option<ConditionContent>>,
+    requested_conditions: BTreeMap<&'static str, Option<ConditionContent>>,
     /// Requested addresses that the object does not show yet.
     requested_addresses: Option<Value>,
-    /// Requested parts that the object does not show yet.
+    /// Requested status list that the object does not show yet.
     requested_list_entries: Option<Vec<Value>>,
 }
 
 impl StatusTable {
     /// Handles one report; returns the resulting writes and events.
-    pub fn apply(&mut self, report: Report) -> Writes {
-        let mut out = Writes::default();
+    pub fn apply(&mut self, report: Report) -> StatusWrites {
+        let mut out = StatusWrites::default();
         match report {
-            Report::Observed(observed) => self.update(*observed, &mut out),
-            Report::Problems(key, problems) => {
+            Report::ObjectObserved(observed) => self.update(*observed, &mut out),
+            Report::ProblemsChanged(key, problems) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.observed.problems = problems;
                     if self.is_leader {
-                        compare_conditions(entry, &mut out);
+                        request_condition_writes(entry, &mut out);
                     }
                 }
             }
-            Report::DerivedStatus(key, derived_status) => {
+            Report::DerivedStatusChanged(key, derived_status) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.observed.derived_status = Some(derived_status);
                     if self.is_leader {
-                        compare_conditions(entry, &mut out);
+                        request_condition_writes(entry, &mut out);
                     }
                 }
             }
-            Report::AllObserved => {
-                self.complete = true;
+            Report::InitialObjectsObserved => {
+                self.is_complete = true;
                 let all: Vec<_> = self.entries.keys().cloned().collect();
                 self.allocate_addresses(all, &mut out);
             }
-            Report::Deleted(key) => {
-                self.pool.forget(&key);
+            Report::ObjectDeleted(key) => {
+                self.address_pool.remove_entry(&key);
                 if let Some(entry) = self.entries.remove(&key) {
-                    out.desired_writes.extend(forget(&entry.observed));
+                    out.desired_writes.extend(cancel_writes(&entry.observed));
                 }
             }
         }
@@ -95,17 +95,17 @@ impl StatusTable {
     }
 
     /// Sets whether this replica is the leader; returns the resulting writes and events.
-    pub fn set_leader(&mut self, is_leader: bool) -> Writes {
-        let mut out = Writes::default();
+    pub fn set_leader(&mut self, is_leader: bool) -> StatusWrites {
+        let mut out = StatusWrites::default();
         self.is_leader = is_leader;
         for entry in self.entries.values_mut() {
-            entry.requested.clear();
+            entry.requested_conditions.clear();
             entry.requested_list_entries = None;
             entry.requested_addresses = None;
             if is_leader {
-                compare_conditions(entry, &mut out);
+                request_condition_writes(entry, &mut out);
             } else {
-                out.desired_writes.extend(forget(&entry.observed));
+                out.desired_writes.extend(cancel_writes(&entry.observed));
             }
         }
         let all: Vec<_> = self.entries.keys().cloned().collect();
@@ -114,19 +114,26 @@ impl StatusTable {
     }
 
     /// Allocates addresses for those of the given objects that lack some.
-    fn allocate_addresses(&mut self, to: impl IntoIterator<Item = ObjectKey>, out: &mut Writes) {
+    fn allocate_addresses(
+        &mut self,
+        to: impl IntoIterator<Item = ObjectKey>,
+        out: &mut StatusWrites,
+    ) {
         for key in to {
             let Some(entry) = self
                 .entries
                 .get_mut(&key)
-                .filter(|_| self.is_leader && self.complete)
+                .filter(|_| self.is_leader && self.is_complete)
             else {
                 continue;
             };
             if key.kind != Kind::ServiceEntry || entry.requested_addresses.is_some() {
                 continue;
             }
-            let Some(status) = self.pool.allocate(&key, &entry.observed.facts.addresses) else {
+            let Some(status) = self
+                .address_pool
+                .allocate(&key, &entry.observed.facts.addresses)
+            else {
                 continue;
             };
             let part = write_target(&entry.observed, ADDRESSES_MANAGER);
@@ -136,7 +143,7 @@ impl StatusTable {
         }
     }
 
-    fn update(&mut self, observed: ObservedObject, out: &mut Writes) {
+    fn update(&mut self, observed: ObservedObject, out: &mut StatusWrites) {
         let key = observed.key.clone();
         if !has_status(key.kind) {
             self.report_new_problems(&observed, out);
@@ -156,58 +163,60 @@ impl StatusTable {
             if old.observed.facts.generation == observed.facts.generation
                 && old.observed.facts.uid == observed.facts.uid
             {
-                requested = old.requested;
+                requested = old.requested_conditions;
                 requested_list_entries = old.requested_list_entries;
             }
         }
-        if self.is_leader && !reports_problems(key.kind) {
+        if self.is_leader && !has_problem_condition(key.kind) {
             self.report_new_problems(&observed, out);
         }
         let mut affected = BTreeSet::new();
         if key.kind == Kind::ServiceEntry && requested_addresses.is_none() {
-            affected = self.pool.update(&key, &observed.facts.addresses);
+            affected = self
+                .address_pool
+                .update_entry(&key, &observed.facts.addresses);
             affected.insert(key.clone());
         }
-        let mut entry = Entry {
+        let mut entry = ObjectStatus {
             observed,
-            requested,
+            requested_conditions: requested,
             requested_addresses,
             requested_list_entries,
         };
         if self.is_leader {
-            compare_conditions(&mut entry, out);
+            request_condition_writes(&mut entry, out);
         }
         self.entries.insert(key, entry);
         self.allocate_addresses(affected, out);
     }
 
-    fn report_new_problems(&self, observed: &ObservedObject, out: &mut Writes) {
-        if self.is_leader && observed.is_news && !observed.problems.is_empty() {
+    fn report_new_problems(&self, observed: &ObservedObject, out: &mut StatusWrites) {
+        if self.is_leader && observed.has_new_problems && !observed.problems.is_empty() {
             let text = condition::join_messages(&observed.problems);
             out.events.push(warning_event(observed, "Unusable", text));
         }
     }
 }
 
-/// Returns whether a condition of this kind reports problems, which then need no event.
-fn reports_problems(kind: Kind) -> bool {
+/// Returns whether objects of a kind have a condition that reports problems, so that no event is needed.
+fn has_problem_condition(kind: Kind) -> bool {
     conditions(kind).iter().any(|one| one.reports_problems)
 }
 
 /// Returns cancellations of all pending writes of an object.
-fn forget(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
+fn cancel_writes(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
     let managers = conditions(observed.key.kind).iter().map(|one| one.manager);
     let managers = managers.chain(status_list(observed.key.kind).map(|of| of.manager));
-    managers.map(|manager| DesiredWrite::Drop(write_target(observed, manager)))
+    managers.map(|manager| DesiredWrite::Cancel(write_target(observed, manager)))
 }
 
-/// Requests writes of conditions that differ from the published ones.
-fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
-    compare_list(entry, out);
+/// Requests a write of each condition whose desired content differs from the published one.
+fn request_condition_writes(entry: &mut ObjectStatus, out: &mut StatusWrites) {
+    request_list_write(entry, out);
     let observed = &entry.observed;
     let input = ConditionInput {
         problems: &observed.problems,
-        in_force: observed.in_force,
+        is_in_force: observed.in_force,
         is_attached: observed.facts.is_attached,
         derived_status: observed.derived_status.as_ref(),
     };
@@ -217,16 +226,16 @@ fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
         let observed_value = observed.facts.conditions.iter();
         let is_it = |one: &&Value| one.get("type").and_then(Value::as_str) == Some(of.name);
         let observed_value = observed_value.clone().find(is_it);
-        if is_current(
+        if is_condition_current(
             of,
             observed_value,
             desired.as_ref(),
             observed.facts.generation,
         ) {
-            entry.requested.remove(of.name);
+            entry.requested_conditions.remove(of.name);
             continue;
         }
-        if entry.requested.get(of.name) == Some(&desired) {
+        if entry.requested_conditions.get(of.name) == Some(&desired) {
             continue;
         }
         let status = desired.as_ref().map_or_else(
@@ -247,12 +256,12 @@ fn compare_conditions(entry: &mut Entry, out: &mut Writes) {
                 condition.message.clone(),
             ));
         }
-        entry.requested.insert(of.name, desired);
+        entry.requested_conditions.insert(of.name, desired);
     }
 }
 
-/// Requests writes of parts that differ from the published ones.
-fn compare_list(entry: &mut Entry, out: &mut Writes) {
+/// Requests a write of the status list if the desired list differs from the published one.
+fn request_list_write(entry: &mut ObjectStatus, out: &mut StatusWrites) {
     let observed = &entry.observed;
     let (Some(of), Some(derived_status)) =
         (status_list(observed.key.kind), &observed.derived_status)
@@ -266,12 +275,12 @@ fn compare_list(entry: &mut Entry, out: &mut Writes) {
         observed_value,
         observed.facts.generation,
     );
-    if status_list::is_current(observed_value, &desired) {
+    if status_list::is_list_current(observed_value, &desired) {
         entry.requested_list_entries = None;
         return;
     }
     let pending = entry.requested_list_entries.as_ref();
-    if pending.is_some_and(|requested| status_list::is_current(requested, &desired)) {
+    if pending.is_some_and(|requested| status_list::is_list_current(requested, &desired)) {
         return;
     }
     let status = json!({of.list: desired});
@@ -283,28 +292,29 @@ fn compare_list(entry: &mut Entry, out: &mut Writes) {
 }
 
 /// Returns whether a published condition has its desired value already.
-fn is_current(
-    of: &ConditionType,
+fn is_condition_current(
+    condition_type: &ConditionType,
     observed_value: Option<&Value>,
     desired: Option<&ConditionContent>,
     generation: Option<i64>,
 ) -> bool {
     match (observed_value, desired) {
         (Some(observed_value), Some(desired)) => {
-            desired_condition(of.name, desired, generation).is_published(observed_value)
+            desired_condition(condition_type.name, desired, generation).is_published(observed_value)
         }
         (observed_value, desired) => observed_value.is_none() && desired.is_none(),
     }
 }
 
 fn condition_json(
-    of: &ConditionType,
+    condition_type: &ConditionType,
     condition: &ConditionContent,
     observed_value: Option<&Value>,
     observed: &ObservedObject,
 ) -> Value {
     let mut condition =
-        desired_condition(of.name, condition, observed.facts.generation).to_json(observed_value);
+        desired_condition(condition_type.name, condition, observed.facts.generation)
+            .to_json(observed_value);
     // Istio's own conditions have the generation as text, Kubernetes' as a number.
     if let Some(generation) = condition.get_mut("observedGeneration")
         && observed.key.kind.is_istio()
@@ -314,8 +324,8 @@ fn condition_json(
     condition
 }
 
-fn write_target(observed: &ObservedObject, manager: &'static str) -> StatusOwner {
-    StatusOwner {
+fn write_target(observed: &ObservedObject, manager: &'static str) -> StatusTarget {
+    StatusTarget {
         api_version: observed.facts.api_version.clone(),
         kind: observed.key.kind.as_str(),
         plural: observed.key.kind.plural(),

@@ -45,7 +45,7 @@ pub fn convert_to_http_routes(
         namespace,
         name,
         cluster_domain,
-        reasons: Vec::new(),
+        rejections: Vec::new(),
         notes: Vec::new(),
         faults: Vec::new(),
     };
@@ -66,16 +66,16 @@ pub fn convert_to_http_routes(
     for key in spec.unknown.keys() {
         work.reject(key.as_str(), "is not supported");
     }
-    if spec.http.is_empty() && work.reasons.is_empty() {
+    if spec.http.is_empty() && work.rejections.is_empty() {
         work.reject("http", "there are no rules for HTTP");
     }
     let rules = spec.http.iter().enumerate();
     let rules: Vec<_> = rules
         .map(|(number, rule)| work.convert_rule(number, RouteRule::from_http_rule(number, rule)))
         .collect();
-    work.reasons.extend(order::order_differences(&rules));
-    if !work.reasons.is_empty() {
-        return Err(work.reasons);
+    work.rejections.extend(order::order_differences(&rules));
+    if !work.rejections.is_empty() {
+        return Err(work.rejections);
     }
     let route = HttpRouteSpec {
         parent_refs: parents,
@@ -100,14 +100,14 @@ struct Converter<'a> {
     namespace: &'a str,
     name: &'a str,
     cluster_domain: &'a str,
-    reasons: Vec<FieldRemark>,
+    rejections: Vec<FieldRemark>,
     notes: Vec<FieldRemark>,
     faults: Vec<Value>,
 }
 
 impl Converter<'_> {
     fn reject(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.reasons.push(FieldRemark::new(field, message));
+        self.rejections.push(FieldRemark::new(field, message));
     }
 
     fn add_note(&mut self, field: impl Into<String>, message: impl Into<String>) {
@@ -156,7 +156,7 @@ impl Converter<'_> {
     }
 
     fn convert_rule(&mut self, number: usize, mut rule: RouteRule) -> HttpRouteRule {
-        self.reasons.append(&mut rule.unsupported);
+        self.rejections.append(&mut rule.unsupported);
         self.notes.append(&mut rule.notes);
         let at = rule.field_path.clone();
         let matches: Vec<_> = rule
@@ -175,7 +175,7 @@ impl Converter<'_> {
         let is_only = rule.destinations.len() == 1;
         let mut backend_refs = Vec::new();
         for to in rule.destinations {
-            let backend = self.convert_backend(&to.to);
+            let backend = self.convert_backend(&to.target);
             backend_refs.extend(backend.map(|backend| HttpBackendRef {
                 weight: (!is_only).then(|| i32::try_from(to.weight).unwrap_or(i32::MAX)),
                 filters: to.filters,
@@ -226,7 +226,7 @@ impl Converter<'_> {
         let path = from.request.path.as_ref();
         let prefix = path.and_then(|path| path.value.as_deref()).unwrap_or("/");
         let trimmed = prefix.trim_end_matches('/');
-        if is_prefix(&from.request) && !trimmed.is_empty() {
+        if is_prefix_match(&from.request) && !trimmed.is_empty() {
             let message = format!(
                 "{trimmed} and what is below it match; {trimmed}more does not, unlike before"
             );
@@ -235,8 +235,8 @@ impl Converter<'_> {
         from.request.clone()
     }
 
-    /// Replaces a rewrite of the path's prefix by one of the full path if no match is on a prefix; reports rules with
-    /// both kinds of matches.
+    /// Replaces a rewrite of the path prefix by one of the full path if no match of the rule is on a prefix; rejects a
+    /// rule that mixes both, or has a match without a path.
     fn apply_rewrite(
         &mut self,
         at: &str,
@@ -247,7 +247,7 @@ impl Converter<'_> {
         let path = rewrites.find_map(|filter| filter.url_rewrite.as_mut()?.path.as_mut());
         let Some(path) = path else { return };
         let has_path = |one: &HttpRouteMatch| one.path.is_some();
-        let count = matches.iter().filter(|one| is_prefix(one)).count();
+        let count = matches.iter().filter(|one| is_prefix_match(one)).count();
         if matches.is_empty()
             || !matches.iter().all(has_path)
             || ![0, matches.len()].contains(&count)
@@ -292,7 +292,7 @@ impl Converter<'_> {
     }
 
     fn convert_mirror(&mut self, from: &RuleMirror) -> Option<HttpRouteFilter> {
-        let to = self.convert_backend(&from.to)?;
+        let to = self.convert_backend(&from.target)?;
         Some(HttpRouteFilter {
             type_: "RequestMirror".to_owned(),
             request_mirror: Some(HttpRequestMirror {
@@ -361,8 +361,8 @@ impl Converter<'_> {
     }
 }
 
-/// Returns whether a match is on a prefix of the path.
-fn is_prefix(of: &HttpRouteMatch) -> bool {
+/// Returns whether a match compares a prefix of the path.
+fn is_prefix_match(of: &HttpRouteMatch) -> bool {
     let path = of.path.as_ref();
     path.is_some_and(|path| path.type_.as_deref() == Some("PathPrefix"))
 }

@@ -195,8 +195,8 @@ impl RouteRule {
         HttpFaultSpec { delay, abort }
     }
 
-    /// Converts the percentage of affected requests to a whole percentage or a fraction; without either, both APIs mean
-    /// all requests.
+    /// Converts the percentage of affected requests to a whole percentage, or else to a fraction of a million. Neither
+    /// is returned for an absent percentage: both APIs then mean all requests.
     fn parse_percentage(
         &mut self,
         field: &str,
@@ -243,7 +243,7 @@ impl RouteRule {
             let (percent, fraction) = self.parse_percentage(&format!("{at}.percentage"), share);
             let to = self.parse_target(at, to);
             self.mirrors.push(RuleMirror {
-                to,
+                target: to,
                 percent,
                 fraction,
             });

@@ -23,7 +23,7 @@ pub(crate) fn order_differences(rules: &[HttpRouteRule]) -> Vec<FieldRemark> {
         let before = matches.iter().take(position);
         let overtaken = before
             .filter(|(earlier, _)| earlier < later)
-            .find(|(_, other)| precedence(one) > precedence(other) && overlap(one, other));
+            .find(|(_, other)| precedence(one) > precedence(other) && matches_overlap(one, other));
         if let Some((earlier, _)) = overtaken {
             changes.push(FieldRemark::new(
                 format!("http[{later}]"),
@@ -64,39 +64,40 @@ fn path_match(one: &HttpRouteMatch) -> (&str, &str) {
 }
 
 /// Returns whether one request may satisfy both matches; true if that is undecidable.
-fn overlap(one: &HttpRouteMatch, other: &HttpRouteMatch) -> bool {
+fn matches_overlap(one: &HttpRouteMatch, other: &HttpRouteMatch) -> bool {
     let methods = match (&one.method, &other.method) {
         (Some(one), Some(other)) => one == other,
         _ => true,
     };
     methods
         && paths_overlap(path_match(one), path_match(other))
-        && !exclude_each_other(&one.headers, &other.headers, true)
-        && !exclude_each_other(&one.query_params, &other.query_params, false)
+        && !are_mutually_exclusive(&one.headers, &other.headers, true)
+        && !are_mutually_exclusive(&one.query_params, &other.query_params, false)
 }
 
 fn paths_overlap(one: (&str, &str), other: (&str, &str)) -> bool {
     match (one, other) {
         (("Exact", one), ("Exact", other)) => one == other,
         (("Exact", exact), ("PathPrefix", prefix)) | (("PathPrefix", prefix), ("Exact", exact)) => {
-            is_below(exact, prefix)
+            is_path_below(exact, prefix)
         }
         (("PathPrefix", one), ("PathPrefix", other)) => {
-            is_below(one, other) || is_below(other, one)
+            is_path_below(one, other) || is_path_below(other, one)
         }
         _ => true,
     }
 }
 
 /// Returns whether the path's segments begin with the segments of `prefix`.
-fn is_below(path: &str, prefix: &str) -> bool {
+fn is_path_below(path: &str, prefix: &str) -> bool {
     let prefix = prefix.trim_end_matches('/');
     let rest = path.strip_prefix(prefix);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns whether both lists require different values of the same header or query parameter.
-fn exclude_each_other(
+/// Returns whether both lists require different values of one header or query parameter, so that no request satisfies
+/// both.
+fn are_mutually_exclusive(
     one: &[HttpNamedMatch],
     other: &[HttpNamedMatch],
     ignores_case: bool,

@@ -94,7 +94,7 @@ pub struct DestinationTarget {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleDestination {
     /// Service that receives the requests.
-    pub to: DestinationTarget,
+    pub target: DestinationTarget,
     /// Weight among the rule's destinations.
     pub weight: u32,
     /// Filters of requests to this destination.
@@ -105,7 +105,7 @@ pub struct RuleDestination {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleMirror {
     /// Service that receives the mirrored requests.
-    pub to: DestinationTarget,
+    pub target: DestinationTarget,
     /// Mirrored percentage, 0 to 100.
     pub percent: Option<i32>,
     /// Mirrored fraction, if it is not a whole percentage.
@@ -290,7 +290,7 @@ impl RouteRule {
             });
             let to = self.parse_target(format!("{at}.destination"), &to.destination);
             self.destinations.push(RuleDestination {
-                to,
+                target: to,
                 // Istio ignores the weight of a single destination.
                 weight: if is_only { 1 } else { weight },
                 filters,

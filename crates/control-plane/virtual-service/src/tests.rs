@@ -28,7 +28,7 @@ fn yaml(spec: &str) -> String {
     texts.join("---\n")
 }
 
-fn left(spec: &str) -> Vec<String> {
+fn unsupported_fields(spec: &str) -> Vec<String> {
     let reasons = convert_to_http_routes(&read(spec), "cluster.local").unwrap_err();
     reasons.iter().map(ToString::to_string).collect()
 }
@@ -86,7 +86,7 @@ http:
 
 #[test]
 fn unsupported_fields_reject_the_object_with_each_reason() {
-    let reasons = left(
+    let reasons = unsupported_fields(
         "
 hosts: ['*.example.com', reviews.shop, reviews]
 gateways: [istio-system/edge]

@@ -5,14 +5,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Longest duration that is accepted, in milliseconds.
-const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
+const MAX_DURATION_MILLISECONDS: u64 = 1_000_000_000_000;
 
-/// Parses a duration in Istio's format to milliseconds; `None` if they are not whole.
+/// Parses a duration in Istio's format to milliseconds; `None` if it is invalid, too long, or no whole number of them.
 pub(super) fn parse_milliseconds(text: &str) -> Option<u64> {
     let duration = parse_istio_duration(text)?;
     let all = u64::try_from(duration.as_millis()).ok()?;
     let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
-    (is_whole && all < MAX_MILLISECONDS).then_some(all)
+    (is_whole && all < MAX_DURATION_MILLISECONDS).then_some(all)
 }
 
 /// Formats milliseconds as a duration of the Gateway API (GEP-2257); `None` if they exceed the format's range.

@@ -8,15 +8,15 @@ use ambit_k8s_api::{
     selector::{self, LabelSelector},
 };
 use ambit_waypoint_objects::{
-    self as waypoint, CONTROLLER, ConfigMaps, GATEWAY_CLASS, MANAGED_LABEL, Parameters, Settings,
-    WaypointObjectKind, is_deployed, is_of_revision,
+    self as waypoint, CONTROLLER_NAME, ConfigMaps, GATEWAY_CLASS, MANAGED_LABEL, Parameters,
+    Settings, WaypointObjectKind, is_deployed_automatically, is_managed_by_revision,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::{
     release::GatewayApiRelease,
-    status::{self, GatewayState, Progress},
+    status::{self, DeploymentProgress, GatewayState},
 };
 
 /// Field manager of all writes of this crate, except for [`REPLICAS_FIELD_MANAGER`].
@@ -44,8 +44,8 @@ pub(crate) struct GatewayClassState {
     pub(crate) release: Option<GatewayApiRelease>,
 }
 
-/// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any but the version
-/// causes another reconciliation.
+/// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any field except the
+/// resource version causes another reconciliation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ExistingObject {
     /// Another field manager that applies the object, if there is one.
@@ -60,7 +60,8 @@ pub(crate) struct ExistingObject {
     pub(crate) resource_version: Option<String>,
     /// Labels of the object.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Whether our field manager owns a Deployment's `replicas`; an autoscaler or user that scales the Deployment takes the field over.
+    /// Whether our field manager owns a Deployment's `replicas`; an autoscaler or user that scales the Deployment takes
+    /// the field over.
     pub(crate) owns_replicas: bool,
     /// Value of a Deployment's `replicas`.
     pub(crate) replicas: Option<i32>,
@@ -110,7 +111,7 @@ fn field_managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Returns a field manager of that label other than [`FIELD_MANAGER`].
+/// Returns the field manager, other than [`FIELD_MANAGER`], that owns the label which marks an object as a waypoint's.
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
     let other = field_managers(metadata).find(|manager| *manager != FIELD_MANAGER);
     other.map(str::to_owned)
@@ -151,15 +152,15 @@ pub(crate) enum DeploymentPlan {
     /// exist under another owner.
     Apply(Vec<ObjectWrite>, Vec<ObjectRemoval>),
     /// Write only the Gateway's status, with this state.
-    Reject(GatewayState),
+    WriteStatus(GatewayState),
     /// The Gateway is no longer a waypoint: delete its objects and our part of its status.
-    Release(Vec<ObjectRemoval>),
+    Undeploy(Vec<ObjectRemoval>),
 }
 
-/// Object to delete.
+/// Deletion of one object of a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectRemoval {
-    pub(crate) part: WaypointObjectKind,
+    pub(crate) object_kind: WaypointObjectKind,
     /// UID of the observed object, so that no object which replaced it is deleted.
     pub(crate) uid: Option<String>,
 }
@@ -167,15 +168,15 @@ pub(crate) struct ObjectRemoval {
 /// Server-side apply of one object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ObjectWrite {
-    pub(crate) part: WaypointObjectKind,
+    pub(crate) object_kind: WaypointObjectKind,
     pub(crate) object: Value,
     pub(crate) is_new: bool,
     /// Field manager of the write.
     pub(crate) manager: &'static str,
-    /// Resource version on which the write depends; an object that has changed since is not written. If `replicas` is
-    /// omitted because the Deployment seems to have been scaled, the number would fall to one if our field manager owns
-    /// the field by now; if it is written, that would undo a later scaling.
-    pub(crate) replicas_owner: Option<String>,
+    /// Resource version that the object must still have when it is written; only for Deployments. A write that omits
+    /// `replicas` would otherwise scale a Deployment to one pod if our field manager has become the field's owner, and
+    /// a write with `replicas` would undo a later scaling.
+    pub(crate) required_version: Option<String>,
 }
 
 /// Gateways and their objects, as observed in the cluster.
@@ -186,17 +187,17 @@ pub(crate) struct GatewayTable {
     /// Namespace of the control planes, which discovery selectors cannot exclude.
     system_namespace: Box<str>,
     /// Discovery selectors, of which a namespace must match one.
-    selectors: Vec<LabelSelector>,
+    discovery_selectors: Vec<LabelSelector>,
     /// Release of the Gateway API's installed CRDs.
-    release: GatewayApiRelease,
+    gateway_api_release: GatewayApiRelease,
     class: Option<GatewayClassState>,
     /// Labels of each namespace.
-    namespaces: BTreeMap<Box<str>, BTreeMap<String, String>>,
+    namespace_labels: BTreeMap<Box<str>, BTreeMap<String, String>>,
     /// Gateways of every class.
     gateways: BTreeMap<GatewayName, Gateway>,
-    existing: BTreeMap<(WaypointObjectKind, GatewayName), ExistingObject>,
-    maps: ConfigMaps,
-    due: BTreeSet<GatewayName>,
+    existing_objects: BTreeMap<(WaypointObjectKind, GatewayName), ExistingObject>,
+    config_maps: ConfigMaps,
+    due_gateways: BTreeSet<GatewayName>,
 }
 
 impl GatewayTable {
@@ -210,14 +211,14 @@ impl GatewayTable {
             settings,
             revisions: Revisions::new(revision),
             system_namespace: system_namespace.into(),
-            selectors: Vec::new(),
-            release,
+            discovery_selectors: Vec::new(),
+            gateway_api_release: release,
             class: None,
-            namespaces: BTreeMap::new(),
+            namespace_labels: BTreeMap::new(),
             gateways: BTreeMap::new(),
-            existing: BTreeMap::new(),
-            maps: ConfigMaps::new(system_namespace),
-            due: BTreeSet::new(),
+            existing_objects: BTreeMap::new(),
+            config_maps: ConfigMaps::new(system_namespace),
+            due_gateways: BTreeSet::new(),
         }
     }
 
@@ -225,7 +226,7 @@ impl GatewayTable {
     pub(crate) fn set_class(&mut self, class: Option<GatewayClassState>) {
         if self.class != class {
             self.class = class;
-            self.due = self.gateways.keys().cloned().collect();
+            self.due_gateways = self.gateways.keys().cloned().collect();
         }
     }
 
@@ -233,26 +234,30 @@ impl GatewayTable {
     pub(crate) fn class_action(&self) -> Option<ClassAction<'_>> {
         match &self.class {
             None => Some(ClassAction::Create),
-            Some(class) if class.controller != CONTROLLER => None,
+            Some(class) if class.controller != CONTROLLER_NAME => None,
             Some(class) => {
-                let says_so = class.is_accepted && class.release.as_ref() == Some(&self.release);
-                (!says_so).then_some(ClassAction::Accept(&self.release, class.generation))
+                let says_so =
+                    class.is_accepted && class.release.as_ref() == Some(&self.gateway_api_release);
+                (!says_so).then_some(ClassAction::Accept(
+                    &self.gateway_api_release,
+                    class.generation,
+                ))
             }
         }
     }
 
     /// Updates the observed Service of a control plane, which may now manage other Gateways.
     pub(crate) fn set_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
-        if self.revisions.set(service, of) {
-            self.due = self.gateways.keys().cloned().collect();
+        if self.revisions.set_control_plane(service, of) {
+            self.due_gateways = self.gateways.keys().cloned().collect();
         }
     }
 
     /// Sets the discovery selectors of namespaces.
     pub(crate) fn set_discovery_selectors(&mut self, selectors: Vec<LabelSelector>) {
-        if self.selectors != selectors {
-            self.selectors = selectors;
-            self.due = self.gateways.keys().cloned().collect();
+        if self.discovery_selectors != selectors {
+            self.discovery_selectors = selectors;
+            self.due_gateways = self.gateways.keys().cloned().collect();
         }
     }
 
@@ -262,32 +267,33 @@ impl GatewayTable {
         labels: Option<BTreeMap<String, String>>,
     ) {
         let inside = self.gateways.keys().filter(|key| key.namespace == name);
-        self.due.extend(inside.cloned());
+        self.due_gateways.extend(inside.cloned());
         match labels {
-            Some(labels) => drop(self.namespaces.insert(name, labels)),
-            None => drop(self.namespaces.remove(&name)),
+            Some(labels) => drop(self.namespace_labels.insert(name, labels)),
+            None => drop(self.namespace_labels.remove(&name)),
         }
     }
 
     pub(crate) fn set_gateway(&mut self, name: GatewayName, gateway: Option<Gateway>) {
         match gateway {
             Some(gateway) => {
-                self.due.insert(name.clone());
+                self.due_gateways.insert(name.clone());
                 self.gateways.insert(name, gateway);
             }
             None => {
-                self.due.remove(&name);
+                self.due_gateways.remove(&name);
                 self.gateways.remove(&name);
             }
         }
     }
 
     pub(crate) fn set_config_map(&mut self, map: &GatewayName, parameters: Option<Parameters>) {
-        let concerns_all = self.maps.set(&map.namespace, &map.name, parameters);
+        let concerns_all = self.config_maps.set(&map.namespace, &map.name, parameters);
         let concerned = self.gateways.iter().filter(|(_, gateway)| {
             concerns_all || waypoint::references_config_map(gateway, &map.namespace, &map.name)
         });
-        self.due.extend(concerned.map(|(name, _)| name.clone()));
+        self.due_gateways
+            .extend(concerned.map(|(name, _)| name.clone()));
     }
 
     pub(crate) fn set_object(
@@ -298,86 +304,90 @@ impl GatewayTable {
     ) {
         let key = (part, name.clone());
         let before = match existing.clone() {
-            Some(existing) => self.existing.insert(key, existing),
-            None => self.existing.remove(&key),
+            Some(existing) => self.existing_objects.insert(key, existing),
+            None => self.existing_objects.remove(&key),
         };
         let is_same = match (&before, &existing) {
             (Some(before), Some(now)) => now.is_equivalent_to(before),
             (before, now) => before.is_none() && now.is_none(),
         };
         if !is_same && self.gateways.contains_key(&name) {
-            self.due.insert(name);
+            self.due_gateways.insert(name);
         }
     }
 
     /// Takes the Gateways that are due for reconciliation; each is returned once.
-    pub(crate) fn take_due(&mut self) -> BTreeSet<GatewayName> {
-        std::mem::take(&mut self.due)
+    pub(crate) fn take_due_gateways(&mut self) -> BTreeSet<GatewayName> {
+        std::mem::take(&mut self.due_gateways)
     }
 
     /// Schedules a further reconciliation of a Gateway.
     pub(crate) fn requeue(&mut self, name: GatewayName) {
         if self.gateways.contains_key(&name) {
-            self.due.insert(name);
+            self.due_gateways.insert(name);
         }
     }
 
-    /// Plans the writes for a Gateway; `None` if another control plane manages it, and takes over its objects.
+    /// Plans the writes for a Gateway; `None` if another control plane manages the Gateway, and with it the objects.
     pub(crate) fn plan(&self, name: &GatewayName) -> Option<DeploymentPlan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
-        let namespace = self.namespaces.get(&name.namespace).unwrap_or(&none);
+        let namespace = self.namespace_labels.get(&name.namespace).unwrap_or(&none);
         let is_discovered = name.namespace == self.system_namespace
-            || selector::select_namespace(&self.selectors, &name.namespace, namespace);
-        if !is_discovered || !is_of_revision(gateway, namespace, &self.revisions) {
+            || selector::selects_namespace(&self.discovery_selectors, &name.namespace, namespace);
+        if !is_discovered || !is_managed_by_revision(gateway, namespace, &self.revisions) {
             return None;
         }
         if gateway.spec.gateway_class_name != GATEWAY_CLASS {
-            return self.release_plan(name, gateway);
+            return self.undeploy_plan(name, gateway);
         }
         let class = self.class.as_ref()?;
-        if class.controller != CONTROLLER || !is_deployed(gateway) {
+        if class.controller != CONTROLLER_NAME || !is_deployed_automatically(gateway) {
             return None;
         }
         let parts = || WaypointObjectKind::ALL.into_iter();
         let others =
             parts().filter_map(|part| self.existing_object(part, name)?.other_manager.clone());
         if let Some(other) = others.into_iter().next() {
-            return Some(DeploymentPlan::Reject(GatewayState::ManagedByOther(other)));
+            return Some(DeploymentPlan::WriteStatus(GatewayState::ManagedByOther(
+                other,
+            )));
         }
-        let objects = match waypoint::build_objects(gateway, &self.settings, &self.maps) {
+        let objects = match waypoint::build_objects(gateway, &self.settings, &self.config_maps) {
             Ok(objects) => objects,
             Err(why) => {
                 // Existing objects stay.
                 let existing_object =
                     self.is_owned_by_gateway(WaypointObjectKind::Deployment, name, gateway);
                 let progress = existing_object.then(|| self.progress(name));
-                return Some(DeploymentPlan::Reject(GatewayState::Invalid(why, progress)));
+                return Some(DeploymentPlan::WriteStatus(GatewayState::Invalid(
+                    why, progress,
+                )));
             }
         };
         let mut writes = Vec::new();
         if objects.autoscaler.is_some() {
-            writes.extend(self.replicas_handover(name));
+            writes.extend(self.replicas_handover_write(name));
         }
         writes.extend(objects.all().into_iter().map(|(part, object)| ObjectWrite {
-            part,
+            object_kind: part,
             object: object.clone(),
             is_new: self.existing_object(part, name).is_none(),
             manager: FIELD_MANAGER,
-            replicas_owner: self.replicas_owner(part, name),
+            required_version: self.required_version(part, name),
         }));
         let unwanted =
             |part: &WaypointObjectKind| !objects.all().iter().any(|(wanted, _)| wanted == part);
-        let removals = self.removals(name, gateway, unwanted);
+        let removals = self.object_removals(name, gateway, unwanted);
         let was_autoscaled = removals
             .iter()
-            .any(|of| of.part == WaypointObjectKind::Autoscaler);
+            .any(|of| of.object_kind == WaypointObjectKind::Autoscaler);
         let deployment = self.existing_object(WaypointObjectKind::Deployment, name);
         let is_scaled = deployment.is_some_and(|existing| !existing.owns_replicas);
         if is_scaled && !was_autoscaled && !objects.sets_replicas {
             for write in writes
                 .iter_mut()
-                .filter(|write| write.part == WaypointObjectKind::Deployment)
+                .filter(|write| write.object_kind == WaypointObjectKind::Deployment)
             {
                 let spec = write.object.get_mut("spec").and_then(Value::as_object_mut);
                 drop(spec.and_then(|spec| spec.remove("replicas")));
@@ -387,12 +397,12 @@ impl GatewayTable {
     }
 
     /// Returns the write that hands the current `replicas` of a Deployment to [`REPLICAS_FIELD_MANAGER`], if necessary.
-    fn replicas_handover(&self, name: &GatewayName) -> Option<ObjectWrite> {
+    fn replicas_handover_write(&self, name: &GatewayName) -> Option<ObjectWrite> {
         let existing = self.existing_object(WaypointObjectKind::Deployment, name)?;
         let replicas = existing.replicas.filter(|_| existing.owns_replicas)?;
         let part = WaypointObjectKind::Deployment;
         Some(ObjectWrite {
-            part,
+            object_kind: part,
             object: json!({
                 "apiVersion": part.api_version(),
                 "kind": part.kind(),
@@ -401,25 +411,25 @@ impl GatewayTable {
             }),
             is_new: false,
             manager: REPLICAS_FIELD_MANAGER,
-            replicas_owner: self.replicas_owner(part, name),
+            required_version: self.required_version(part, name),
         })
     }
 
-    /// Returns the resource version on which a write depends, see [`ObjectWrite::replicas_owner`].
-    fn replicas_owner(&self, part: WaypointObjectKind, name: &GatewayName) -> Option<String> {
+    /// Returns the resource version that a write of a Deployment requires; `None` for other kinds of objects.
+    fn required_version(&self, part: WaypointObjectKind, name: &GatewayName) -> Option<String> {
         let existing = self.existing_object(part, name)?;
         let version = existing.resource_version.clone();
         version.filter(|_| part == WaypointObjectKind::Deployment)
     }
 
     /// Plans the removal of the objects of a Gateway that was a waypoint and now has another class.
-    fn release_plan(&self, name: &GatewayName, gateway: &Gateway) -> Option<DeploymentPlan> {
-        let removals = self.removals(name, gateway, |_| true);
-        (!removals.is_empty()).then_some(DeploymentPlan::Release(removals))
+    fn undeploy_plan(&self, name: &GatewayName, gateway: &Gateway) -> Option<DeploymentPlan> {
+        let removals = self.object_removals(name, gateway, |_| true);
+        (!removals.is_empty()).then_some(DeploymentPlan::Undeploy(removals))
     }
 
-    /// Returns deletions of those objects of a Gateway that have these kinds.
-    fn removals(
+    /// Returns deletions of a Gateway's objects, of those kinds that `parts` selects.
+    fn object_removals(
         &self,
         name: &GatewayName,
         gateway: &Gateway,
@@ -429,12 +439,15 @@ impl GatewayTable {
         let of_it = of_it.filter(|part| self.is_owned_by_gateway(*part, name, gateway));
         let removal = |part| {
             let uid = self.existing_object(part, name)?.uid.clone();
-            Some(ObjectRemoval { part, uid })
+            Some(ObjectRemoval {
+                object_kind: part,
+                uid,
+            })
         };
         of_it.filter_map(removal).collect()
     }
 
-    /// Returns whether this crate created an object for exactly this Gateway, by its UID.
+    /// Returns whether this crate created an object for exactly this Gateway, by the Gateway's UID.
     fn is_owned_by_gateway(
         &self,
         part: WaypointObjectKind,
@@ -454,9 +467,9 @@ impl GatewayTable {
     }
 
     /// Returns the deployment progress of a waypoint whose objects are written.
-    pub(crate) fn progress(&self, name: &GatewayName) -> Progress {
+    pub(crate) fn progress(&self, name: &GatewayName) -> DeploymentProgress {
         let service = self.existing_object(WaypointObjectKind::Service, name);
-        Progress {
+        DeploymentProgress {
             hostname: format!(
                 "{}.{}.svc.{}",
                 name.name, name.namespace, self.settings.cluster_domain
@@ -478,7 +491,7 @@ impl GatewayTable {
         part: WaypointObjectKind,
         name: &GatewayName,
     ) -> Option<&ExistingObject> {
-        self.existing.get(&(part, name.clone()))
+        self.existing_objects.get(&(part, name.clone()))
     }
 }
 

@@ -62,12 +62,12 @@ pub struct WaypointDeployer {
     /// Whether this replica is the leader of the whole mesh, and so writes the GatewayClass that all revisions share.
     pub is_mesh_leader: watch::Receiver<bool>,
     /// Discovery selectors of the mesh's namespaces; `None` until they are known.
-    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+    pub discovery_selectors: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
 impl fmt::Debug for WaypointDeployer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Deployer")
+        f.debug_struct("WaypointDeployer")
             .field("revision", &self.revision)
             .finish_non_exhaustive()
     }
@@ -108,14 +108,14 @@ impl WaypointDeployer {
         let mut retry_at: Option<Instant> = None;
         loop {
             tokio::select! {
-                what = watches.next(&mut table) => listed.extend(what),
+                what = watches.apply_next_event(&mut table) => listed.extend(what),
                 Ok(()) = self.is_mesh_leader.changed() => {}
-                Ok(()) = self.discovery.changed() => {}
+                Ok(()) = self.discovery_selectors.changed() => {}
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     retry_at = None;
                 }
             }
-            let Some(selectors) = self.discovery.borrow_and_update().clone() else {
+            let Some(selectors) = self.discovery_selectors.borrow_and_update().clone() else {
                 continue;
             };
             table.set_discovery_selectors(selectors);
@@ -127,7 +127,7 @@ impl WaypointDeployer {
                 Ok(()) => backoff.reset(),
                 // The watch delivers the conflicting change: plan again when it should have
                 // arrived.
-                Err(error) if is_status(&error, 409) => {
+                Err(error) if is_api_status(&error, 409) => {
                     retry_at = Some(Instant::now() + WRITE_BACKOFF.0)
                 }
                 Err(error) => {
@@ -142,11 +142,11 @@ impl WaypointDeployer {
 
 /// Waits until the release of the CRD differs, and returns it; `None` when the CRD is deleted.
 async fn wait_for_release_change(
-    definition: &mut ObjectWatch<CustomResourceDefinition, GatewayApiRelease>,
+    crd: &mut ObjectWatch<CustomResourceDefinition, GatewayApiRelease>,
     before: Option<&GatewayApiRelease>,
 ) -> Option<GatewayApiRelease> {
     loop {
-        match definition.next().await {
+        match crd.next().await {
             WatchEvent::Object(_, now) if before != Some(&now) => return Some(now),
             WatchEvent::Removed(_) => return None,
             _ => {}
@@ -160,19 +160,19 @@ fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     versions.any(|version| version.name == "v1" && version.served)
 }
 
-/// Watches of Gateways, waypoints' objects, and everything that determines them.
+/// Watches of Gateways, of waypoints' objects, and of all other objects that determine them.
 struct Watches {
     class: ObjectWatch<DynamicObject, GatewayClassState>,
     gateways: ObjectWatch<DynamicObject, Box<Gateway>>,
     namespaces:
         ObjectWatch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
-    accounts: ObjectWatch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
+    service_accounts: ObjectWatch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
     services: ObjectWatch<Service, ExistingObject>,
     /// Services of control planes, from which the revisions and their tags are read.
     control_planes: ObjectWatch<PartialObjectMeta<Service>, ControlPlane>,
     deployments: ObjectWatch<Deployment, ExistingObject>,
     autoscalers: ObjectWatch<PartialObjectMeta<HorizontalPodAutoscaler>, ExistingObject>,
-    budgets: ObjectWatch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
+    disruption_budgets: ObjectWatch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
     /// All ConfigMaps, since a Gateway may refer to any; of a ConfigMap without settings of waypoints only the name is
     /// kept.
     config_maps: ObjectWatch<ConfigMap, Parameters>,
@@ -194,7 +194,7 @@ impl Watches {
             namespaces: ObjectWatch::new("Namespace", Api::all(client.clone()), config(), |of| {
                 Some(of.metadata.labels.clone().unwrap_or_default())
             }),
-            accounts: ObjectWatch::new(
+            service_accounts: ObjectWatch::new(
                 "ServiceAccount",
                 Api::all(client.clone()),
                 managed(),
@@ -224,7 +224,7 @@ impl Watches {
                 managed(),
                 existing_object,
             ),
-            budgets: ObjectWatch::new(
+            disruption_budgets: ObjectWatch::new(
                 "PodDisruptionBudget",
                 Api::all(client.clone()),
                 managed(),
@@ -237,33 +237,33 @@ impl Watches {
     }
 
     /// Applies the next watch event to the table. Returns the kind whose initial list is complete, if any.
-    async fn next(&mut self, table: &mut GatewayTable) -> Option<&'static str> {
+    async fn apply_next_event(&mut self, table: &mut GatewayTable) -> Option<&'static str> {
         tokio::select! {
             event = self.class.next() => match event {
                 WatchEvent::Object(_, class) => table.set_class(Some(class)),
                 WatchEvent::Removed(_) => table.set_class(None),
-                WatchEvent::Listed => return Some("class"),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => return Some("class"),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
             event = self.gateways.next() => match event {
                 WatchEvent::Object(id, gateway) => table.set_gateway(to_gateway_name(id), Some(*gateway)),
                 WatchEvent::Removed(id) => table.set_gateway(to_gateway_name(id), None),
-                WatchEvent::Listed => return Some("gateways"),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => return Some("gateways"),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
             event = self.namespaces.next() => match event {
                 WatchEvent::Object(id, labels) => table.set_namespace(id.name, Some(labels)),
                 WatchEvent::Removed(id) => table.set_namespace(id.name, None),
-                WatchEvent::Listed => return Some("namespaces"),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => return Some("namespaces"),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
-            event = self.accounts.next() => return handle_object_event(table, WaypointObjectKind::ServiceAccount, event, "accounts"),
+            event = self.service_accounts.next() => return handle_object_event(table, WaypointObjectKind::ServiceAccount, event, "accounts"),
             event = self.services.next() => return handle_object_event(table, WaypointObjectKind::Service, event, "services"),
             event = self.control_planes.next() => match event {
                 WatchEvent::Object(id, of) => table.set_control_plane(&id.name, Some(of)),
                 WatchEvent::Removed(id) => table.set_control_plane(&id.name, None),
-                WatchEvent::Listed => return Some("control planes"),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => return Some("control planes"),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
             event = self.deployments.next() => return handle_object_event(table, WaypointObjectKind::Deployment, event, "deployments"),
             event = self.autoscalers.next() => {
@@ -272,10 +272,10 @@ impl Watches {
             event = self.config_maps.next() => match event {
                 WatchEvent::Object(id, parameters) => table.set_config_map(&to_gateway_name(id), Some(parameters)),
                 WatchEvent::Removed(id) => table.set_config_map(&to_gateway_name(id), None),
-                WatchEvent::Listed => return Some("config maps"),
-                WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+                WatchEvent::ListCompleted => return Some("config maps"),
+                WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
             },
-            event = self.budgets.next() => return handle_object_event(table, WaypointObjectKind::DisruptionBudget, event, "budgets"),
+            event = self.disruption_budgets.next() => return handle_object_event(table, WaypointObjectKind::DisruptionBudget, event, "budgets"),
         }
         None
     }
@@ -288,15 +288,15 @@ fn handle_object_event(
     table: &mut GatewayTable,
     part: WaypointObjectKind,
     event: WatchEvent<ExistingObject>,
-    what: &'static str,
+    kind_name: &'static str,
 ) -> Option<&'static str> {
     match event {
         WatchEvent::Object(id, existing) => {
             table.set_object(part, to_gateway_name(id), Some(existing))
         }
         WatchEvent::Removed(id) => table.set_object(part, to_gateway_name(id), None),
-        WatchEvent::Listed => return Some(what),
-        WatchEvent::Listing | WatchEvent::Unavailable(_) => {}
+        WatchEvent::ListCompleted => return Some(kind_name),
+        WatchEvent::ListStarted | WatchEvent::Unavailable(_) => {}
     }
     None
 }
@@ -394,15 +394,18 @@ async fn process_due_gateways(
         None => Ok(()),
     };
     let mut failed = class.err();
-    for name in table.take_due() {
+    for name in table.take_due_gateways() {
         let Some(plan) = table.plan(&name) else {
             continue;
         };
         if let Err(error) = apply_plan(client, table, &name, plan).await {
             // The object was deleted meanwhile, as the watch will report.
-            if !is_status(&error, 404) {
+            if !is_api_status(&error, 404) {
                 table.requeue(name);
-                if failed.as_ref().is_none_or(|error| is_status(error, 409)) {
+                if failed
+                    .as_ref()
+                    .is_none_or(|error| is_api_status(error, 409))
+                {
                     failed = Some(error);
                 }
             }
@@ -411,7 +414,7 @@ async fn process_due_gateways(
     failed.map_or(Ok(()), Err)
 }
 
-fn is_status(error: &kube::Error, code: u16) -> bool {
+fn is_api_status(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
@@ -422,25 +425,25 @@ async fn apply_plan(
     plan: DeploymentPlan,
 ) -> Result<(), kube::Error> {
     let state: GatewayState = match plan {
-        DeploymentPlan::Release(removals) => {
-            return write::release_objects(client, name, &removals).await;
+        DeploymentPlan::Undeploy(removals) => {
+            return write::undeploy_waypoint(client, name, &removals).await;
         }
-        DeploymentPlan::Reject(state) => state,
+        DeploymentPlan::WriteStatus(state) => state,
         DeploymentPlan::Apply(writes, removals) => {
             let mut taken = write::apply_objects(client, name, &writes).await?;
             if taken.is_none() {
                 write::remove_objects(client, name, &removals).await?;
                 if removals
                     .iter()
-                    .any(|of| of.part == WaypointObjectKind::Autoscaler)
+                    .any(|of| of.object_kind == WaypointObjectKind::Autoscaler)
                 {
                     // While the old object existed, it may have undone the number of pods.
                     let mut again = writes;
                     again.retain(|write| {
-                        write.part == WaypointObjectKind::Deployment && !write.is_new
+                        write.object_kind == WaypointObjectKind::Deployment && !write.is_new
                     });
                     for write in &mut again {
-                        write.replicas_owner = None;
+                        write.required_version = None;
                     }
                     taken = write::apply_objects(client, name, &again).await?;
                 }

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GatewayState {
     /// The waypoint's objects are written.
-    Deployed(Progress),
+    Deployed(DeploymentProgress),
     /// The Gateway's settings cannot be deployed; earlier objects, if any, stay.
-    Invalid(WaypointError, Option<Progress>),
+    Invalid(WaypointError, Option<DeploymentProgress>),
     /// An object that the waypoint needs exists already, and does not belong to a waypoint.
     NameConflict(String),
     /// Another controller, with this field manager, manages the Gateway.
@@ -22,7 +22,7 @@ pub(crate) enum GatewayState {
 
 /// Progress of a waypoint's deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct DeploymentProgress {
     pub(crate) hostname: String,
     pub(crate) ips: Vec<String>,
     /// Addresses of the waypoint's Service at load balancers.
@@ -63,9 +63,9 @@ fn condition(
     }
 }
 
-/// Returns the desired status, with all fields of our manager; `None` if the Gateway has it already.
+/// Returns the desired status, with all fields that our field manager owns; `None` if the Gateway has it already.
 pub(crate) fn status_patch(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
-    let (conditions, addresses) = (desired_conditions(state), addresses(gateway, state));
+    let (conditions, addresses) = (desired_conditions(state), status_addresses(gateway, state));
     let there = self::conditions(&gateway.status);
     let generation = gateway.metadata.generation.unwrap_or_default();
     let found = |name: &str| {
@@ -130,10 +130,10 @@ fn desired_conditions(state: &GatewayState) -> Vec<Condition> {
     }
 }
 
-fn programmed_condition(progress: &Progress) -> Condition {
+fn programmed_condition(progress: &DeploymentProgress) -> Condition {
     let reason = match progress {
-        Progress { ips, .. } if ips.is_empty() => "AddressNotAssigned",
-        Progress {
+        DeploymentProgress { ips, .. } if ips.is_empty() => "AddressNotAssigned",
+        DeploymentProgress {
             is_ready: false, ..
         } => "AddressNotUsable",
         _ => return condition("Programmed", true, "Programmed", "the waypoint is ready"),
@@ -144,12 +144,12 @@ fn programmed_condition(progress: &Progress) -> Condition {
 
 /// Returns the addresses of the waypoint, once one of its pods has been ready. From then on they stay, since bindings
 /// depend on them.
-fn addresses(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
+fn status_addresses(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
     let (GatewayState::Deployed(progress) | GatewayState::Invalid(_, Some(progress))) = state
     else {
         return None;
     };
-    let Progress {
+    let DeploymentProgress {
         hostname,
         ips,
         load_balancers,

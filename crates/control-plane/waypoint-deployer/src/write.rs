@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::status::DesiredCondition;
-use ambit_waypoint_objects::{CONTROLLER, GATEWAY_CLASS, WaypointObjectKind, is_managed};
+use ambit_waypoint_objects::{
+    CONTROLLER_NAME, GATEWAY_CLASS, WaypointObjectKind, is_waypoint_object,
+};
 use kube::{
     Api, Client,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -22,7 +24,7 @@ use crate::{
 const CLASS_DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
 /// Returns the API resource of a kind of the Gateway API.
-fn resource(kind: &str, plural: &str) -> ApiResource {
+fn gateway_api_resource(kind: &str, plural: &str) -> ApiResource {
     let group = ambit_k8s_api::gateway::GROUP;
     ApiResource {
         group: group.to_owned(),
@@ -34,14 +36,14 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
 }
 
 pub(crate) fn gateway_resource() -> ApiResource {
-    resource("Gateway", "gateways")
+    gateway_api_resource("Gateway", "gateways")
 }
 
 pub(crate) fn gateway_class_resource() -> ApiResource {
-    resource("GatewayClass", "gatewayclasses")
+    gateway_api_resource("GatewayClass", "gatewayclasses")
 }
 
-fn part_resource(part: WaypointObjectKind) -> ApiResource {
+fn object_resource(part: WaypointObjectKind) -> ApiResource {
     let api_version = part.api_version();
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     ApiResource {
@@ -53,12 +55,12 @@ fn part_resource(part: WaypointObjectKind) -> ApiResource {
     }
 }
 
-/// Applies objects in order. Stops at the first one whose name an object has that does not belong to a waypoint, and
-/// returns that object.
+/// Applies objects in order. Stops at the first one whose name is taken by an object that does not belong to a
+/// waypoint, and returns that conflict.
 ///
 /// # Errors
 ///
-/// Errors of the API server; 409 for an object that has changed since its write was decided.
+/// When the API server rejects a write; with status 409 if an object has changed since its write was planned.
 pub(crate) async fn apply_objects(
     client: &Client,
     name: &GatewayName,
@@ -67,35 +69,35 @@ pub(crate) async fn apply_objects(
     // An earlier write of ours changes the version that the next one depends on, too.
     let mut ours = BTreeMap::new();
     for write in writes {
-        let resource = part_resource(write.part);
+        let resource = object_resource(write.object_kind);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
         if write.is_new
             && let Some(there) = api.get_metadata_opt(&name.name).await?
-            && !is_managed(&there.metadata)
+            && !is_waypoint_object(&there.metadata)
         {
             let what = format!("{} {}/{}", resource.kind, name.namespace, name.name);
             return Ok(Some(GatewayState::NameConflict(what)));
         }
         let params = PatchParams::apply(write.manager).force();
         let mut object = write.object.clone();
-        if let Some(decided_by) = &write.replicas_owner
+        if let Some(decided_by) = &write.required_version
             && let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
         {
-            let version = ours.get(&write.part).unwrap_or(decided_by);
+            let version = ours.get(&write.object_kind).unwrap_or(decided_by);
             metadata.insert("resourceVersion".to_owned(), json!(version));
         }
         let done = api
             .patch(&name.name, &params, &Patch::Apply(&object))
             .await?;
         if let Some(version) = done.metadata.resource_version {
-            ours.insert(write.part, version);
+            ours.insert(write.object_kind, version);
         }
     }
     Ok(None)
 }
 
 /// Removes our fields from a Gateway's status, so that nothing is bound to it, and deletes its objects.
-pub(crate) async fn release_objects(
+pub(crate) async fn undeploy_waypoint(
     client: &Client,
     name: &GatewayName,
     removals: &[ObjectRemoval],
@@ -112,7 +114,7 @@ pub(crate) async fn remove_objects(
     removals: &[ObjectRemoval],
 ) -> Result<(), kube::Error> {
     for removal in removals {
-        let resource = part_resource(removal.part);
+        let resource = object_resource(removal.object_kind);
         let api = Api::<DynamicObject>::namespaced_with(client.clone(), &name.namespace, &resource);
         let only_this = Preconditions {
             uid: removal.uid.clone(),
@@ -160,7 +162,7 @@ pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let class = DynamicObject::new(GATEWAY_CLASS, &resource).data(json!({
         "spec": {
-            "controllerName": CONTROLLER,
+            "controllerName": CONTROLLER_NAME,
             "description": CLASS_DESCRIPTION,
         },
     }));

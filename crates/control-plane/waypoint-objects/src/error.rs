@@ -13,7 +13,7 @@ pub enum InvalidParameters {
     MissingConfigMap(String),
     /// An overlay in a ConfigMap cannot be merged into the object.
     #[error("ConfigMap {map}, key {key}: {place}: {why}")]
-    Overlay {
+    InvalidOverlay {
         /// Namespace and name of the ConfigMap.
         map: String,
         /// Key of the overlay in the ConfigMap.

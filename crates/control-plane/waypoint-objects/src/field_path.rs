@@ -21,21 +21,21 @@ pub(crate) struct FieldError {
 }
 
 impl FieldPath {
-    pub(crate) fn member(&self, name: &str) -> Self {
-        self.appended(PathStep::Member(name.to_owned()))
+    pub(crate) fn join_member(&self, name: &str) -> Self {
+        self.join_step(PathStep::Member(name.to_owned()))
     }
 
-    pub(crate) fn element(&self, index: usize) -> Self {
-        self.appended(PathStep::Element(index))
+    pub(crate) fn join_element(&self, index: usize) -> Self {
+        self.join_step(PathStep::Element(index))
     }
 
-    fn appended(&self, step: PathStep) -> Self {
+    fn join_step(&self, step: PathStep) -> Self {
         let mut steps = self.0.clone();
         steps.push(step);
         Self(steps)
     }
 
-    /// Returns the name of the last map member on the path.
+    /// Returns the name of the map member that the path ends with; `None` for a list element and for the object itself.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
             PathStep::Member(name) => Some(name),

@@ -35,13 +35,13 @@ enum MergeStrategy {
 
 fn merge_strategy(
     members: &Map<String, Value>,
-    place: &FieldPath,
+    path: &FieldPath,
 ) -> Result<MergeStrategy, FieldError> {
     let other = members
         .keys()
         .find(|name| name.starts_with('$') && *name != PATCH_DIRECTIVE);
     if let Some(other) = other {
-        return Err(place.member(other).error(
+        return Err(path.join_member(other).error(
             "is a directive that is not supported: there are $patch: delete, replace and merge",
         ));
     }
@@ -49,8 +49,8 @@ fn merge_strategy(
         None | Some(Some("merge")) => Ok(MergeStrategy::Merge),
         Some(Some("replace")) => Ok(MergeStrategy::Replace),
         Some(Some("delete")) => Ok(MergeStrategy::Delete),
-        Some(_) => Err(place
-            .member(PATCH_DIRECTIVE)
+        Some(_) => Err(path
+            .join_member(PATCH_DIRECTIVE)
             .error("is none of delete, replace and merge")),
     }
 }
@@ -58,16 +58,16 @@ fn merge_strategy(
 fn merge_map(
     into: &mut Value,
     patch: &Map<String, Value>,
-    place: &FieldPath,
+    path: &FieldPath,
 ) -> Result<(), FieldError> {
-    if merge_strategy(patch, place)? == MergeStrategy::Replace || !into.is_object() {
+    if merge_strategy(patch, path)? == MergeStrategy::Replace || !into.is_object() {
         *into = Value::Object(Map::new());
     }
     let Some(members) = into.as_object_mut() else {
         return Ok(());
     };
     for (name, value) in patch.iter().filter(|(name, _)| *name != PATCH_DIRECTIVE) {
-        let place = place.member(name);
+        let place = path.join_member(name);
         match value {
             Value::Null => drop(members.remove(name)),
             Value::Object(patch) if merge_strategy(patch, &place)? == MergeStrategy::Delete => {
@@ -95,7 +95,7 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<()
         return Ok(());
     };
     for (index, element) in patch.iter().enumerate() {
-        let place = place.element(index);
+        let place = place.join_element(index);
         let (Some(keys), Value::Object(members)) = (keys, element) else {
             list.push(element.clone());
             continue;
@@ -135,8 +135,8 @@ fn is_replace_directive(element: &Value) -> bool {
 
 type MergeKeys = &'static [&'static str];
 
-/// Returns the merge keys that identify the elements of a list, for lists in the kinds of which a waypoint consists;
-/// `None` for other lists.
+/// Returns the merge keys that identify the elements of a list in a waypoint's objects; `None` for lists without merge
+/// keys.
 fn merge_keys(of: &FieldPath) -> Option<MergeKeys> {
     let name = of.last_member()?;
     Some(match name {
@@ -156,12 +156,12 @@ fn merge_keys(of: &FieldPath) -> Option<MergeKeys> {
 fn merge_key_values(
     element: &Value,
     keys: MergeKeys,
-    place: &FieldPath,
+    path: &FieldPath,
 ) -> Result<Vec<Value>, FieldError> {
     let part = |name: &&str| match element.get(name) {
         Some(value) if !value.is_null() => Ok(value.clone()),
         _ if *name == "protocol" => Ok("TCP".into()),
-        _ => Err(place.error(format!(
+        _ => Err(path.error(format!(
             "has no {name}, by which it is known which one is meant"
         ))),
     };
@@ -215,7 +215,7 @@ mod tests {
         }));
         assert_eq!(
             merged(base.clone(), patch.clone()),
-            by_library::<Deployment>(base, patch)
+            merge_with_library::<Deployment>(base, patch)
         );
         let base = json!({"spec": {"type": "ClusterIP",
             "ports": [{"port": 1, "protocol": "TCP", "name": "a"}, {"port": 2, "protocol": "TCP"}]}});
@@ -223,11 +223,11 @@ mod tests {
             "ports": [{"port": 1, "protocol": "TCP", "nodePort": 30000}, {"port": 3, "protocol": "UDP"}]}});
         assert_eq!(
             merged(base.clone(), patch.clone()),
-            by_library::<Service>(base, patch)
+            merge_with_library::<Service>(base, patch)
         );
     }
 
-    fn by_library<T>(base: Value, patch: Value) -> Value
+    fn merge_with_library<T>(base: Value, patch: Value) -> Value
     where
         T: DeepMerge + serde::Serialize + serde::de::DeserializeOwned,
     {

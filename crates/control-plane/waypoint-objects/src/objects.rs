@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::{
     ConfigMaps, GATEWAY_CLASS, InvalidParameters, MANAGED_BY_VALUE, MANAGED_LABEL, Settings,
     WaypointObjectKind,
-    ours::GATEWAY_CLASS_NAME,
-    pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
+    ownership::GATEWAY_CLASS_LABEL,
+    pod::{self, GATEWAY_NAME_LABEL, HBONE_PORT, READINESS_PORT},
 };
 
 /// Annotation of a Gateway: number of pods of its waypoint.
@@ -17,7 +17,7 @@ const REPLICAS_ANNOTATION: &str = "ambit.io/waypoint-replicas";
 /// Annotation of a Gateway: the type of its Service.
 const SERVICE_TYPE_ANNOTATION: &str = "networking.istio.io/service-type";
 /// Annotations of a Gateway that rename the generated objects and the service account.
-const NAME_OVERRIDES: [&str; 2] = [
+const NAME_OVERRIDE_ANNOTATIONS: [&str; 2] = [
     "gateway.istio.io/name-override",
     "gateway.istio.io/service-account",
 ];
@@ -115,21 +115,21 @@ impl WaypointError {
 pub fn build_objects(
     gateway: &Gateway,
     settings: &Settings,
-    maps: &ConfigMaps,
+    config_maps: &ConfigMaps,
 ) -> Result<WaypointObjects, WaypointError> {
     let made = ObjectBuilder::new(gateway, settings)?;
     let mut objects = WaypointObjects {
-        service_account: made.object(WaypointObjectKind::ServiceAccount, json!({})),
+        service_account: made.build_object(WaypointObjectKind::ServiceAccount, json!({})),
         service: made.service(),
         deployment: made.deployment(),
         autoscaler: None,
-        disruption_budget: Some(made.object(
+        disruption_budget: Some(made.build_object(
             WaypointObjectKind::DisruptionBudget,
             json!({"spec": {"maxUnavailable": 1, "selector": made.selector()}}),
         )),
         sets_replicas: annotation(gateway, REPLICAS_ANNOTATION).is_some(),
     };
-    made.overlay(&mut objects, maps)?;
+    made.apply_overlays(&mut objects, config_maps)?;
     Ok(objects)
 }
 
@@ -162,13 +162,13 @@ impl<'a> ObjectBuilder<'a> {
     }
 
     /// Merges the overlays into the waypoint's objects.
-    fn overlay(
+    fn apply_overlays(
         &self,
         objects: &mut WaypointObjects,
         maps: &ConfigMaps,
     ) -> Result<(), InvalidParameters> {
         let plain = objects.clone();
-        let scaler = self.object(WaypointObjectKind::Autoscaler, json!({"spec": {"scaleTargetRef": {
+        let scaler = self.build_object(WaypointObjectKind::Autoscaler, json!({"spec": {"scaleTargetRef": {
             "apiVersion": WaypointObjectKind::Deployment.api_version(), "kind": WaypointObjectKind::Deployment.kind(), "name": self.name,
         }}}));
         for overlay in maps.overlays_for(self.gateway)? {
@@ -178,7 +178,7 @@ impl<'a> ObjectBuilder<'a> {
                 *over = laid.unwrap_or_default();
                 Ok::<_, InvalidParameters>(())
             };
-            match overlay.part {
+            match overlay.object_kind {
                 WaypointObjectKind::ServiceAccount => {
                     lay(&mut objects.service_account, &plain.service_account)?
                 }
@@ -209,12 +209,12 @@ impl<'a> ObjectBuilder<'a> {
     }
 
     fn service(&self) -> Value {
-        let mut service = self.object(
+        let mut service = self.build_object(
             WaypointObjectKind::Service,
             json!({"spec": {
                 "type": self.service_type,
                 "ipFamilyPolicy": "PreferDualStack",
-                "selector": {GATEWAY_NAME: self.name},
+                "selector": {GATEWAY_NAME_LABEL: self.name},
                 "ports": [
                     {"name": "status-port", "port": READINESS_PORT, "protocol": "TCP", "appProtocol": "tcp"},
                     {"name": "mesh", "port": HBONE_PORT, "protocol": "TCP", "appProtocol": "hbone"},
@@ -223,7 +223,7 @@ impl<'a> ObjectBuilder<'a> {
         );
         // Clients prefer a waypoint of their own zone.
         let near = json!({ambit_k8s_api::labels::TRAFFIC_DISTRIBUTION: "PreferClose"});
-        merge(&mut service, "/metadata/annotations", &near);
+        merge_members(&mut service, "/metadata/annotations", &near);
         service
     }
 
@@ -235,12 +235,12 @@ impl<'a> ObjectBuilder<'a> {
         let own = self.infrastructure_labels_and_annotations();
         for (place, own) in [("/labels", &own.0), ("/annotations", &own.1)] {
             let with = metadata.pointer(place).cloned().unwrap_or_default();
-            merge(&mut metadata, place, &json!(own));
+            merge_members(&mut metadata, place, &json!(own));
             // The labels that make a pod part of the waypoint stay.
-            merge(&mut metadata, place, &with);
+            merge_members(&mut metadata, place, &with);
         }
-        merge(&mut metadata, "/labels", &self.labels());
-        self.object(
+        merge_members(&mut metadata, "/labels", &self.labels());
+        self.build_object(
             WaypointObjectKind::Deployment,
             json!({"spec": {
                 "replicas": self.replicas,
@@ -259,16 +259,16 @@ impl<'a> ObjectBuilder<'a> {
     }
 
     fn selector(&self) -> Value {
-        json!({"matchLabels": {GATEWAY_NAME: self.name}})
+        json!({"matchLabels": {GATEWAY_NAME_LABEL: self.name}})
     }
 
     /// Builds an object with the Gateway's name and namespace, owned by the Gateway.
-    fn object(&self, part: WaypointObjectKind, rest: Value) -> Value {
+    fn build_object(&self, kind: WaypointObjectKind, fields: Value) -> Value {
         let metadata = &self.gateway.metadata;
         let (labels, annotations) = self.copied_labels_and_annotations();
         let mut object = json!({
-            "apiVersion": part.api_version(),
-            "kind": part.kind(),
+            "apiVersion": kind.api_version(),
+            "kind": kind.kind(),
             "metadata": {
                 "name": self.name,
                 "namespace": metadata.namespace.as_deref().unwrap_or("default"),
@@ -284,14 +284,14 @@ impl<'a> ObjectBuilder<'a> {
                 }],
             },
         });
-        merge(&mut object, "/metadata/labels", &self.labels());
-        merge(&mut object, "", &rest);
+        merge_members(&mut object, "/metadata/labels", &self.labels());
+        merge_members(&mut object, "", &fields);
         object
     }
 
     /// Returns the labels that every object of the waypoint has.
     fn labels(&self) -> Value {
-        json!({MANAGED_LABEL: MANAGED_BY_VALUE, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: GATEWAY_CLASS})
+        json!({MANAGED_LABEL: MANAGED_BY_VALUE, GATEWAY_NAME_LABEL: self.name, GATEWAY_CLASS_LABEL: GATEWAY_CLASS})
     }
 
     /// Returns labels and annotations that `spec.infrastructure` of the Gateway sets.
@@ -302,9 +302,9 @@ impl<'a> ObjectBuilder<'a> {
         (own.labels, own.annotations)
     }
 
-    /// Returns the Gateway's labels and annotations for the objects, but not for the pods: those of
-    /// `spec.infrastructure` if it exists, else the Gateway's own. On pods, a changed annotation would replace all of
-    /// them.
+    /// Returns the labels and annotations that the waypoint's objects copy: those of `spec.infrastructure` if it
+    /// exists, else the Gateway's own. Pods do not copy the Gateway's own, since a changed annotation would replace all
+    /// pods.
     fn copied_labels_and_annotations(
         &self,
     ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
@@ -343,12 +343,12 @@ fn service_type(gateway: &Gateway) -> Result<&str, WaypointError> {
 
 /// Returns the Gateway's annotation that requests a name other than `name`, if there is one.
 fn conflicting_name_annotation(gateway: &Gateway, name: &str) -> Option<&'static str> {
-    let mut all = NAME_OVERRIDES.into_iter();
+    let mut all = NAME_OVERRIDE_ANNOTATIONS.into_iter();
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }
 
-/// Merges `members` into the map at the path `place` of an object.
-fn merge(object: &mut Value, place: &str, members: &Value) {
+/// Merges `members` into the map at the JSON pointer `place` of an object.
+fn merge_members(object: &mut Value, place: &str, members: &Value) {
     let into = object.pointer_mut(place).and_then(Value::as_object_mut);
     if let (Some(into), Some(members)) = (into, members.as_object()) {
         into.extend(members.clone());

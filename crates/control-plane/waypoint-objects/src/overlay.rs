@@ -13,21 +13,21 @@ use crate::{
     InvalidParameters, WaypointObjectKind,
     field_path::{FieldError, FieldPath},
     merge::{self, merge},
-    permitted,
+    permitted_fields,
 };
 
 /// Overlay in a ConfigMap, as text.
 pub(crate) struct Overlay<'a> {
     /// Namespace and name of the ConfigMap.
     pub(crate) config_map: String,
-    pub(crate) part: WaypointObjectKind,
+    pub(crate) object_kind: WaypointObjectKind,
     pub(crate) text: &'a str,
 }
 
 impl Overlay<'_> {
     /// Parses the overlay's YAML text.
     pub(crate) fn parse(&self) -> Result<Value, InvalidParameters> {
-        parse_yaml(self.text).map_err(|wrong| self.invalid(wrong))
+        parse_yaml(self.text).map_err(|wrong| self.invalid_overlay(wrong))
     }
 
     /// Merges the overlay into the object; returns `None` if the overlay deletes it. `base` is the object without any
@@ -39,19 +39,19 @@ impl Overlay<'_> {
         base: &Value,
     ) -> Result<Option<Value>, InvalidParameters> {
         let laid = self.try_apply(overlay, over, base);
-        laid.map_err(|wrong| self.invalid(wrong))
+        laid.map_err(|wrong| self.invalid_overlay(wrong))
     }
 
-    fn invalid(
+    fn invalid_overlay(
         &self,
         FieldError {
             path: place,
             reason: why,
         }: FieldError,
     ) -> InvalidParameters {
-        InvalidParameters::Overlay {
+        InvalidParameters::InvalidOverlay {
             map: self.config_map.clone(),
-            key: self.part.key(),
+            key: self.object_kind.overlay_key(),
             place,
             why,
         }
@@ -64,19 +64,19 @@ impl Overlay<'_> {
         base: &Value,
     ) -> Result<Option<Value>, FieldError> {
         let may_go = matches!(
-            self.part,
+            self.object_kind,
             WaypointObjectKind::Autoscaler | WaypointObjectKind::DisruptionBudget
         );
         if may_go && merge::is_delete_patch(overlay) {
             return Ok(None);
         }
-        permitted::check_overlay(self.part, overlay, base)?;
+        permitted_fields::check_overlay(self.object_kind, overlay, base)?;
         let mut object = over.unwrap_or_else(|| base.clone());
         merge(&mut object, overlay)?;
-        if self.part == WaypointObjectKind::DisruptionBudget {
+        if self.object_kind == WaypointObjectKind::DisruptionBudget {
             remove_excluded_field(&mut object, overlay);
         }
-        validate_object(self.part, &object)?;
+        validate_object(self.object_kind, &object)?;
         Ok(Some(object))
     }
 }
@@ -122,19 +122,21 @@ fn validate_object(part: WaypointObjectKind, object: &Value) -> Result<(), Field
         WaypointObjectKind::Deployment => check_type::<Deployment>(object),
         WaypointObjectKind::DisruptionBudget => {
             check_type::<PodDisruptionBudget>(object)?;
-            let both = ["minAvailable", "maxUnavailable"].map(|field| number(object, field));
+            let both = ["minAvailable", "maxUnavailable"].map(|field| spec_field(object, field));
             match both {
                 [Some(_), Some(_)] => Err(FieldPath::default()
-                    .member("spec")
+                    .join_member("spec")
                     .error("has both minAvailable and maxUnavailable: give one")),
                 _ => Ok(()),
             }
         }
         WaypointObjectKind::Autoscaler => {
             check_type::<HorizontalPodAutoscaler>(object)?;
-            let least = number(object, "minReplicas").and_then(Value::as_i64);
-            let most = number(object, "maxReplicas").and_then(Value::as_i64);
-            let most_at = FieldPath::default().member("spec").member("maxReplicas");
+            let least = spec_field(object, "minReplicas").and_then(Value::as_i64);
+            let most = spec_field(object, "maxReplicas").and_then(Value::as_i64);
+            let most_at = FieldPath::default()
+                .join_member("spec")
+                .join_member("maxReplicas");
             match most {
                 None => Err(most_at.error("is missing")),
                 Some(most) if most < least.unwrap_or(1).max(1) => {
@@ -146,7 +148,7 @@ fn validate_object(part: WaypointObjectKind, object: &Value) -> Result<(), Field
     }
 }
 
-fn number<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
+fn spec_field<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
     object.get("spec")?.get(field)
 }
 
@@ -164,10 +166,10 @@ fn check_type<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), Fie
 }
 
 /// Returns the first member that is lost when the object is parsed to a Kubernetes type and serialized again.
-fn first_lost_member(before: &Value, after: &Value, place: &FieldPath) -> Option<FieldPath> {
+fn first_lost_member(before: &Value, after: &Value, path: &FieldPath) -> Option<FieldPath> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(name, value)| {
-            let place = place.member(name);
+            let place = path.join_member(name);
             match after.get(name) {
                 Some(after) => first_lost_member(value, after, &place),
                 None if value.is_null() => None,
@@ -177,7 +179,7 @@ fn first_lost_member(before: &Value, after: &Value, place: &FieldPath) -> Option
         (Value::Array(before), Value::Array(after)) => {
             let pairs = before.iter().zip(after).enumerate();
             let mut first_lost_member = pairs.filter_map(|(index, (before, after))| {
-                first_lost_member(before, after, &place.element(index))
+                first_lost_member(before, after, &path.join_element(index))
             });
             first_lost_member.next()
         }

@@ -8,16 +8,16 @@ use serde_json::Value;
 use crate::{GATEWAY_CLASS, WaypointObjectKind, error::InvalidParameters, overlay::Overlay};
 
 /// Label of a ConfigMap in the system namespace: GatewayClass that its overlays are for.
-const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
+const DEFAULTS_FOR_CLASS_LABEL: &str = "gateway.istio.io/defaults-for-class";
 
 /// Namespace and name of a ConfigMap.
-type Name = (Box<str>, Box<str>);
+type ConfigMapName = (Box<str>, Box<str>);
 
 /// Overlays of waypoints' objects in one ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// Overlay texts by the object to which each applies.
-    texts: BTreeMap<WaypointObjectKind, Box<str>>,
+    overlay_texts: BTreeMap<WaypointObjectKind, Box<str>>,
     /// Whether the ConfigMap applies to every waypoint.
     is_default: bool,
 }
@@ -26,12 +26,15 @@ impl Parameters {
     /// Reads the overlays in a ConfigMap.
     pub fn from_config_map(map: &ConfigMap) -> Self {
         let text = |part: WaypointObjectKind| {
-            Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()))
+            Some((
+                part,
+                map.data.as_ref()?.get(part.overlay_key())?.as_str().into(),
+            ))
         };
         let labels = map.metadata.labels.as_ref();
-        let class = labels.and_then(|labels| labels.get(DEFAULTS_FOR_CLASS));
+        let class = labels.and_then(|labels| labels.get(DEFAULTS_FOR_CLASS_LABEL));
         Self {
-            texts: WaypointObjectKind::ALL
+            overlay_texts: WaypointObjectKind::ALL
                 .into_iter()
                 .filter_map(text)
                 .collect(),
@@ -44,36 +47,36 @@ impl Parameters {
 #[derive(Clone, Debug)]
 pub struct ConfigMaps {
     /// Namespace of the ConfigMaps that apply to all waypoints.
-    system: Box<str>,
-    all: BTreeMap<Name, Parameters>,
-    defaults: BTreeSet<Name>,
+    system_namespace: Box<str>,
+    parameters_by_name: BTreeMap<ConfigMapName, Parameters>,
+    default_names: BTreeSet<ConfigMapName>,
 }
 
 impl ConfigMaps {
     /// Creates an empty set of ConfigMaps.
     pub fn new(system_namespace: &str) -> Self {
         Self {
-            system: system_namespace.into(),
-            all: BTreeMap::new(),
-            defaults: BTreeSet::new(),
+            system_namespace: system_namespace.into(),
+            parameters_by_name: BTreeMap::new(),
+            default_names: BTreeSet::new(),
         }
     }
 
     /// Updates or removes a ConfigMap. Returns whether the change may affect every waypoint.
     pub fn set(&mut self, namespace: &str, name: &str, to: Option<Parameters>) -> bool {
-        let key: Name = (namespace.into(), name.into());
-        let was_default = self.defaults.remove(&key);
+        let key: ConfigMapName = (namespace.into(), name.into());
+        let was_default = self.default_names.remove(&key);
         let Some(to) = to else {
-            self.all.remove(&key);
+            self.parameters_by_name.remove(&key);
             return was_default;
         };
-        let is_default = to.is_default && *namespace == *self.system;
+        let is_default = to.is_default && *namespace == *self.system_namespace;
         if is_default {
-            self.defaults.insert(key.clone());
+            self.default_names.insert(key.clone());
         }
-        let before = self.all.insert(key.clone(), to);
+        let before = self.parameters_by_name.insert(key.clone(), to);
         (was_default || is_default)
-            && (was_default != is_default || before.as_ref() != self.all.get(&key))
+            && (was_default != is_default || before.as_ref() != self.parameters_by_name.get(&key))
     }
 
     /// Returns the overlays of a Gateway's objects: first those for all waypoints, in the order of the ConfigMaps'
@@ -82,18 +85,18 @@ impl ConfigMaps {
         &self,
         gateway: &Gateway,
     ) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
-        let mut names: Vec<_> = self.defaults.iter().cloned().collect();
+        let mut names: Vec<_> = self.default_names.iter().cloned().collect();
         names.extend(parameters_ref(gateway)?);
         let mut overlays = Vec::new();
         for name in names {
             let map = format!("{}/{}", name.0, name.1);
-            let Some(parameters) = self.all.get(&name) else {
+            let Some(parameters) = self.parameters_by_name.get(&name) else {
                 return Err(InvalidParameters::MissingConfigMap(map));
             };
-            let texts = parameters.texts.iter();
+            let texts = parameters.overlay_texts.iter();
             overlays.extend(texts.map(|(part, text)| Overlay {
                 config_map: map.clone(),
-                part: *part,
+                object_kind: *part,
                 text,
             }));
         }
@@ -108,7 +111,7 @@ pub fn references_config_map(gateway: &Gateway, namespace: &str, name: &str) -> 
 }
 
 /// Returns namespace and name of the ConfigMap to which a Gateway refers.
-fn parameters_ref(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
+fn parameters_ref(gateway: &Gateway) -> Result<Option<ConfigMapName>, InvalidParameters> {
     let infrastructure = gateway.spec.infrastructure.as_ref();
     let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {
         return Ok(None);

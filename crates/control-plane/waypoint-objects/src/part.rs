@@ -58,7 +58,7 @@ impl WaypointObjectKind {
     }
 
     /// Returns the key of the object's overlays in ConfigMaps.
-    pub fn key(self) -> &'static str {
+    pub fn overlay_key(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceAccount",
             Self::Service => "service",

@@ -8,7 +8,7 @@ use ambit_k8s_api::labels::{
 };
 
 /// Label of a waypoint's pods that names their Gateway.
-pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+pub const GATEWAY_NAME_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 /// Port on which waypoints accept HBONE tunnels.
 pub const HBONE_PORT: u16 = 15008;
 /// Port of the readiness probe.
@@ -33,12 +33,12 @@ pub(crate) const VOLUME_NAMES: [&str; 6] = [
 /// Directory of the Workload API's socket in the container.
 const WORKLOAD_API_DIRECTORY: &str = "/var/run/spiffe";
 /// Unprivileged user ID of the container's process.
-const USER_ID: u32 = 1337;
+const CONTAINER_USER_ID: u32 = 1337;
 
 /// Returns the labels of a waypoint's pods, without the labels that every object of the waypoint has.
 pub(crate) fn labels(gateway: &str) -> Value {
     json!({
-        GATEWAY_NAME: gateway,
+        GATEWAY_NAME_LABEL: gateway,
         CANONICAL_NAME: gateway,
         CANONICAL_REVISION: "latest",
         // The waypoint has its own identity and certificates; its connections are not captured.
@@ -69,7 +69,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         "automountServiceAccountToken": false,
         "terminationGracePeriodSeconds": settings.termination_grace_period_seconds,
         "securityContext": {
-            "runAsNonRoot": true, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
+            "runAsNonRoot": true, "runAsUser": CONTAINER_USER_ID, "runAsGroup": CONTAINER_USER_ID, "fsGroup": CONTAINER_USER_ID,
             "seccompProfile": settings.seccomp_profile,
         },
         "imagePullSecrets": secrets,
@@ -80,7 +80,7 @@ pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Valu
         "containers": [container(gateway, settings)],
         "volumes": volumes(settings),
     });
-    drop_empty(&mut spec);
+    remove_empty_members(&mut spec);
     spec
 }
 
@@ -116,7 +116,7 @@ fn container(gateway: &str, settings: &Settings) -> Value {
         },
         "volumeMounts": mounts(settings),
     });
-    drop_empty(&mut container);
+    remove_empty_members(&mut container);
     container
 }
 
@@ -308,7 +308,8 @@ fn set_selectors(constraints: &mut [Value], selector: &Value) {
     }
 }
 
-/// Recomputes the fields of a Deployment that depend on others, after overlays were merged.
+/// Recomputes fields of a Deployment's pod template that depend on others, after overlays were merged: selectors of
+/// topology spread constraints, and the variable with the termination grace period.
 pub(crate) fn adjust_pod_template(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;
@@ -338,7 +339,7 @@ pub(crate) fn adjust_pod_template(deployment: &mut Value, selector: &Value, sett
 }
 
 /// Removes empty values, so that server-side apply does not own their fields needlessly.
-fn drop_empty(object: &mut Value) {
+fn remove_empty_members(object: &mut Value) {
     let Some(members) = object.as_object_mut() else {
         return;
     };

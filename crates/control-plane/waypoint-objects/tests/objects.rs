@@ -33,13 +33,13 @@ fn objects(gateway: &Gateway, settings: &Settings) -> Result<WaypointObjects, Wa
     ambit_waypoint_objects::build_objects(gateway, settings, &none)
 }
 
-fn ordinary() -> WaypointObjects {
+fn default_objects() -> WaypointObjects {
     objects(&gateway(json!({}), json!({})), &Settings::default()).unwrap()
 }
 
 #[test]
 fn default_waypoint_objects() {
-    let made = ordinary();
+    let made = default_objects();
     let all: Vec<_> = made.all().into_iter().map(|(_, object)| object).collect();
     insta::assert_yaml_snapshot!("ordinary", all);
 }
@@ -96,7 +96,7 @@ fn pods_spread_over_nodes_by_constraint_and_zones_by_affinity() {
 /// a control plane for any time.
 #[test]
 fn liveness_does_not_depend_on_readiness() {
-    let made = ordinary();
+    let made = default_objects();
     let container = &made.deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(
         container["startupProbe"]["tcpSocket"],
@@ -113,7 +113,7 @@ fn liveness_does_not_depend_on_readiness() {
 /// Checks that Kubernetes accepts the objects: no unknown field, no wrong type.
 #[test]
 fn objects_parse_strictly_as_kubernetes_types() {
-    let made = ordinary();
+    let made = default_objects();
     for (kind, value) in [
         (Kind::ServiceAccount, &made.service_account),
         (Kind::Service, &made.service),
@@ -185,7 +185,7 @@ fn gateway_sets_the_number_of_replicas() {
         let made = objects(&gateway(annotations, json!({})), &Settings::default());
         made.map(|made| made.deployment["spec"]["replicas"].clone())
     };
-    assert_eq!(ordinary().deployment["spec"]["replicas"], 2);
+    assert_eq!(default_objects().deployment["spec"]["replicas"], 2);
     assert_eq!(annotated("5"), Ok(json!(5)));
     assert_eq!(annotated("0"), Ok(json!(0)));
     for wrong in ["-1", "many", ""] {

@@ -22,35 +22,39 @@ fn gateway(reference: Option<Value>) -> Gateway {
     serde_json::from_value(value).unwrap()
 }
 
-fn to(name: &str) -> Option<Value> {
+fn parameters_ref(name: &str) -> Option<Value> {
     Some(json!({"group": "", "kind": "ConfigMap", "name": name}))
 }
 
-fn map(labels: Value, data: &[(&str, &str)]) -> Parameters {
+fn parameters(labels: Value, data: &[(&str, &str)]) -> Parameters {
     let data: std::collections::BTreeMap<_, _> = data.iter().copied().collect();
     let map: ConfigMap =
         serde_json::from_value(json!({"metadata": {"labels": labels}, "data": data})).unwrap();
     Parameters::from_config_map(&map)
 }
 
-fn defaults(data: &[(&str, &str)]) -> Parameters {
+fn default_parameters(data: &[(&str, &str)]) -> Parameters {
     let label = json!({"gateway.istio.io/defaults-for-class": "istio-waypoint"});
-    map(label, data)
+    parameters(label, data)
 }
 
-fn maps(own: &[(&str, &str)]) -> ConfigMaps {
+fn own_config_map(own: &[(&str, &str)]) -> ConfigMaps {
     let mut maps = ConfigMaps::new("istio-system");
-    maps.set("shop", "own", Some(map(json!({}), own)));
+    maps.set("shop", "own", Some(parameters(json!({}), own)));
     maps
 }
 
-fn with(own: &[(&str, &str)]) -> Result<WaypointObjects, WaypointError> {
-    build_objects(&gateway(to("own")), &Settings::default(), &maps(own))
+fn objects_with_overlays(own: &[(&str, &str)]) -> Result<WaypointObjects, WaypointError> {
+    build_objects(
+        &gateway(parameters_ref("own")),
+        &Settings::default(),
+        &own_config_map(own),
+    )
 }
 
 /// Returns the reason, as in the Gateway's condition, why an overlay is rejected.
-fn wrong(key: &str, text: &str) -> String {
-    let error = with(&[(key, text)]).unwrap_err();
+fn overlay_error(key: &str, text: &str) -> String {
+    let error = objects_with_overlays(&[(key, text)]).unwrap_err();
     assert_eq!(error.reason(), "InvalidParameters");
     let text = error.to_string();
     let beginning = format!("ConfigMap shop/own, key {key}: ");
@@ -75,7 +79,7 @@ spec:
         volumeMounts: [{name: extra, mountPath: /mnt/extra}]
       volumes: [{name: extra, configMap: {name: extra}}]
 ";
-    let made = with(&[
+    let made = objects_with_overlays(&[
         ("deployment", deployment),
         (
             "service",
@@ -133,7 +137,7 @@ spec:
 
 #[test]
 fn requested_autoscaler_sets_the_number_of_pods() {
-    let made = with(&[
+    let made = objects_with_overlays(&[
         (
             "horizontalPodAutoscaler",
             "spec: {minReplicas: 2, maxReplicas: 9}",
@@ -151,11 +155,11 @@ fn requested_autoscaler_sets_the_number_of_pods() {
     );
     assert_eq!(made.deployment["spec"].get("replicas"), None);
     assert_eq!(
-        wrong("horizontalPodAutoscaler", ""),
+        overlay_error("horizontalPodAutoscaler", ""),
         "spec.maxReplicas: is missing"
     );
     assert_eq!(
-        wrong(
+        overlay_error(
             "horizontalPodAutoscaler",
             "spec: {minReplicas: 3, maxReplicas: 2}"
         ),
@@ -165,11 +169,16 @@ fn requested_autoscaler_sets_the_number_of_pods() {
 
 #[test]
 fn budget_exists_unless_an_overlay_deletes_it() {
-    assert!(with(&[]).unwrap().disruption_budget.is_some());
-    let none = with(&[("podDisruptionBudget", "$patch: delete")]).unwrap();
+    assert!(
+        objects_with_overlays(&[])
+            .unwrap()
+            .disruption_budget
+            .is_some()
+    );
+    let none = objects_with_overlays(&[("podDisruptionBudget", "$patch: delete")]).unwrap();
     assert_eq!(none.disruption_budget, None);
     assert_eq!(
-        wrong(
+        overlay_error(
             "podDisruptionBudget",
             "spec: {minAvailable: 1, maxUnavailable: 1}"
         ),
@@ -179,8 +188,8 @@ fn budget_exists_unless_an_overlay_deletes_it() {
 
 #[test]
 fn class_defaults_are_merged_before_the_gateways_overlays() {
-    let mut maps = maps(&[("deployment", "spec: {replicas: 4}")]);
-    let label = defaults(&[
+    let mut maps = own_config_map(&[("deployment", "spec: {replicas: 4}")]);
+    let label = default_parameters(&[
         ("deployment", "spec: {replicas: 7, minReadySeconds: 3}"),
         ("podDisruptionBudget", "$patch: delete"),
     ]);
@@ -192,7 +201,7 @@ fn class_defaults_are_merged_before_the_gateways_overlays() {
     // A label in another namespace, or for another class, has no effect.
     assert!(!maps.set("shop", "defaults", Some(label)));
     let other = json!({"gateway.istio.io/defaults-for-class": "istio"});
-    let other = map(other, &[("deployment", "spec: {replicas: 1}")]);
+    let other = parameters(other, &[("deployment", "spec: {replicas: 1}")]);
     assert!(!maps.set("istio-system", "other", Some(other)));
     let spec = |gateway: &Gateway, maps: &ConfigMaps| {
         let made = build_objects(gateway, &Settings::default(), maps).unwrap();
@@ -204,7 +213,7 @@ fn class_defaults_are_merged_before_the_gateways_overlays() {
         )
     };
     assert_eq!(
-        spec(&gateway(to("own")), &maps),
+        spec(&gateway(parameters_ref("own")), &maps),
         (json!(4), json!(3), false)
     );
     assert_eq!(spec(&gateway(None), &maps), (json!(7), json!(3), false));
@@ -215,7 +224,7 @@ fn class_defaults_are_merged_before_the_gateways_overlays() {
 
 #[test]
 fn errors_name_key_and_path() {
-    let line = wrong("deployment", "spec:\n  replicas: [\n");
+    let line = overlay_error("deployment", "spec:\n  replicas: [\n");
     assert!(
         line.starts_with("line ") && line.contains("is not YAML"),
         "{line}"
@@ -244,7 +253,7 @@ fn errors_name_key_and_path() {
             "spec.ports[0]: has no port",
         ),
     ] {
-        let reported = wrong(key, text);
+        let reported = overlay_error(key, text);
         assert!(reported.starts_with(place), "{text}: {reported}");
     }
 }
@@ -252,11 +261,16 @@ fn errors_name_key_and_path() {
 #[test]
 fn dangling_reference_is_reported() {
     let error = |reference: Option<Value>| {
-        build_objects(&gateway(reference), &Settings::default(), &maps(&[])).unwrap_err()
+        build_objects(
+            &gateway(reference),
+            &Settings::default(),
+            &own_config_map(&[]),
+        )
+        .unwrap_err()
     };
     let missing = InvalidParameters::MissingConfigMap("shop/absent".into());
     assert_eq!(
-        error(to("absent")),
+        error(parameters_ref("absent")),
         WaypointError::InvalidParameters(missing)
     );
     for reference in [

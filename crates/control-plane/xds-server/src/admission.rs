@@ -11,7 +11,7 @@ const MAX_ADMISSION_WAIT: Duration = Duration::from_secs(15);
 
 /// Admission control of xDS streams.
 #[derive(Debug)]
-pub struct Admission {
+pub struct StreamAdmission {
     limiter: Mutex<RateLimiter>,
 }
 
@@ -26,7 +26,8 @@ struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Returns how long the next caller must wait; `None` if that is too long.
+    /// Reserves the next stream, and returns how long its caller must wait; `None` if that exceeds
+    /// [`MAX_ADMISSION_WAIT`].
     fn acquire(&mut self, now: Instant) -> Option<Duration> {
         let burst_restored_at = self.burst_restored_at.map_or(now, |at| at.max(now));
         let ahead = burst_restored_at - now;
@@ -38,8 +39,8 @@ impl RateLimiter {
     }
 }
 
-impl Admission {
-    /// Creates the admission with a rate per second, which is also the burst.
+impl StreamAdmission {
+    /// Creates the admission control with a rate in streams per second, which is also the burst.
     pub fn new(per_second: u32) -> Self {
         let per_second = per_second.max(1);
         let limiter = RateLimiter {

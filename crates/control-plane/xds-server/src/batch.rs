@@ -12,7 +12,7 @@ use ambit_model::ArcStr;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::{encoded_record::EncodedRecord, scope::View, wire_form};
+use crate::{encoded_record::EncodedRecord, scope::View, wire_format};
 
 /// Number of recent steps (changes between two revisions) that are cached for slower clients.
 const MAX_CACHED_STEPS: usize = 16;
@@ -25,7 +25,7 @@ pub struct Batch {
     /// Records that are new or changed.
     pub resources: Vec<Arc<EncodedRecord>>,
     /// Names of removed records.
-    pub removed: Vec<ArcStr>,
+    pub removed_names: Vec<ArcStr>,
     /// Whether records are sent with their aliases.
     with_aliases: bool,
     encoded: OnceLock<Vec<Bytes>>,
@@ -38,7 +38,7 @@ impl Batch {
         Self {
             view,
             resources,
-            removed,
+            removed_names: removed,
             with_aliases: false,
             encoded: OnceLock::new(),
         }
@@ -53,24 +53,24 @@ impl Batch {
 
     /// Returns whether the batch has neither records nor removed names.
     pub fn is_empty(&self) -> bool {
-        self.resources.is_empty() && self.removed.is_empty()
+        self.resources.is_empty() && self.removed_names.is_empty()
     }
 
-    /// Returns the encoded batch, in pieces.
+    /// Returns the encoded batch in pieces. The first call encodes it for all clients.
     pub fn encoded(&self) -> &[Bytes] {
         self.encoded.get_or_init(|| {
             let resource_type = self.view.resource_type();
-            wire_form::encode(
+            wire_format::encode(
                 resource_type,
                 &self.resources,
-                &self.removed,
+                &self.removed_names,
                 self.with_aliases,
             )
         })
     }
 }
 
-/// Response to a client.
+/// Delta xDS response to one client.
 #[derive(Clone, Debug)]
 pub struct Push {
     /// Nonce of the response, which the client's acknowledgement repeats.
@@ -86,7 +86,7 @@ impl Push {
     pub(crate) fn message(&self) -> impl Iterator<Item = Bytes> {
         let resource_type = self.batch.view.resource_type();
         let shared = self.batch.encoded();
-        wire_form::message(resource_type, &self.nonce, &self.system_version, shared)
+        wire_format::frame_response(resource_type, &self.nonce, &self.system_version, shared)
     }
 }
 
@@ -94,19 +94,19 @@ impl Push {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepContent {
     /// Records and removed names.
-    Whole,
+    RecordsAndRemovals,
     /// Existing records only.
-    Existing,
+    RecordsOnly,
     /// Names of removed records only.
-    Removed,
+    RemovalsOnly,
 }
 
 #[derive(Debug)]
 struct CachedStep {
     view: View,
-    part: StepContent,
-    from: u64,
-    to: u64,
+    content: StepContent,
+    from_revision: u64,
+    to_revision: u64,
     batch: Arc<Batch>,
 }
 
@@ -128,7 +128,7 @@ pub struct BatchCache {
 }
 
 impl BatchCache {
-    /// Returns a cached and recent enough snapshot of a view, or a new one.
+    /// Returns the cached snapshot of a view if it is recent, or else a new one.
     pub(crate) fn snapshot(
         &self,
         view: &View,
@@ -167,10 +167,14 @@ impl BatchCache {
         new: impl FnOnce() -> Option<Batch>,
     ) -> Option<Arc<Batch>> {
         let mut steps = self.steps.lock();
-        let found = steps
-            .iter()
-            .rev()
-            .find(|step| (&step.view, step.part, step.from, step.to) == (view, part, from, to));
+        let found = steps.iter().rev().find(|step| {
+            (
+                &step.view,
+                step.content,
+                step.from_revision,
+                step.to_revision,
+            ) == (view, part, from, to)
+        });
         if let Some(step) = found {
             return Some(Arc::clone(&step.batch));
         }
@@ -180,9 +184,9 @@ impl BatchCache {
         }
         steps.push_back(CachedStep {
             view: view.clone(),
-            part,
-            from,
-            to,
+            content: part,
+            from_revision: from,
+            to_revision: to,
             batch: Arc::clone(&batch),
         });
         Some(batch)

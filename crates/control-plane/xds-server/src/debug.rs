@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Request, Status, Streaming};
 
-use crate::sessions::{SessionStatus, Sessions};
+use crate::sessions::{SessionStatus, SessionTable};
 
 /// Path of the gRPC method for state-of-the-world xDS.
 pub(crate) const STREAM_METHOD: &str =
@@ -32,9 +32,9 @@ const MAX_STREAM_AGE: Duration = Duration::from_secs(60);
 const MAX_REQUESTS: usize = 64;
 
 /// Resource type for the versions that clients acknowledged (`istioctl proxy-status`).
-const SYNC_STATUS: &str = "istio.io/debug/syncz";
+const SYNC_STATUS_TYPE: &str = "istio.io/debug/syncz";
 /// Resource type for connected clients (`istioctl version`).
-const CONNECTIONS: &str = "istio.io/connections";
+const CONNECTIONS_TYPE: &str = "istio.io/connections";
 /// Nonce of every response.
 const RESPONSE_NONCE: &str = "1";
 const CLIENT_CONFIG_TYPE_URL: &str = "type.googleapis.com/envoy.service.status.v3.ClientConfig";
@@ -43,18 +43,18 @@ const NODE_TYPE_URL: &str = "type.googleapis.com/envoy.config.core.v3.Node";
 /// Service that reports the connected clients of this replica.
 #[derive(Clone, Debug)]
 pub struct DebugService {
-    sessions: Sessions,
+    sessions: SessionTable,
     access: Arc<CallerAccess>,
     /// Name of the replica.
     replica: String,
     cluster_id: String,
-    streams: Arc<Semaphore>,
+    stream_permits: Arc<Semaphore>,
 }
 
 impl DebugService {
     /// Creates the service that reports `sessions` in the name of `replica`.
     pub fn new(
-        sessions: Sessions,
+        sessions: SessionTable,
         access: Arc<CallerAccess>,
         replica: &str,
         cluster_id: &str,
@@ -64,7 +64,7 @@ impl DebugService {
             access,
             replica: replica.to_owned(),
             cluster_id: cluster_id.to_owned(),
-            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            stream_permits: Arc::new(Semaphore::new(MAX_STREAMS)),
         }
     }
 
@@ -78,8 +78,8 @@ impl DebugService {
             .access
             .authenticate_caller(metadata, extensions)
             .await?;
-        self.access.check_debug(&caller, extensions)?;
-        let streams = Arc::clone(&self.streams);
+        self.access.authorize_debug(&caller, extensions)?;
+        let streams = Arc::clone(&self.stream_permits);
         let permit = streams
             .try_acquire_owned()
             .map_err(|_| Status::resource_exhausted("too many debug streams at once"))?;
@@ -125,20 +125,20 @@ impl DebugService {
     fn debug_response(&self, type_url: &str) -> Result<DiscoveryResponse, Status> {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let resources: Vec<_> = match type_url {
-            SYNC_STATUS => {
+            SYNC_STATUS_TYPE => {
                 let clients = sessions.iter().filter_map(|one| self.client_config(one));
                 clients
                     .map(|one| pack_any(CLIENT_CONFIG_TYPE_URL, &one))
                     .collect()
             }
-            CONNECTIONS => {
+            CONNECTIONS_TYPE => {
                 let nodes = sessions.iter().filter_map(|one| self.node(one));
                 nodes.map(|one| pack_any(NODE_TYPE_URL, &one)).collect()
             }
             other => {
                 let other: String = other.chars().take(200).collect();
                 return Err(Status::unimplemented(format!(
-                    "{other:?} is not served on a state-of-the-world stream: {SYNC_STATUS} and {CONNECTIONS} are, for \
+                    "{other:?} is not served on a state-of-the-world stream: {SYNC_STATUS_TYPE} and {CONNECTIONS_TYPE} are, for \
                      istioctl; proxies ask by DeltaAggregatedResources"
                 )));
             }
@@ -178,7 +178,7 @@ impl DebugService {
             .map(|(name, value)| (name.to_owned(), text(value)))
             .collect();
         Some(Node {
-            id: node.pod().to_owned(),
+            id: node.display_name().to_owned(),
             metadata: Some(Struct { fields }),
             ..Node::default()
         })
@@ -187,11 +187,11 @@ impl DebugService {
     fn client_config(&self, session: &SessionStatus) -> Option<ClientConfig> {
         let config = |one: &crate::session::SubscriptionStatus| GenericXdsConfig {
             type_url: one.resource_type.type_url().to_owned(),
-            version_info: one.acknowledged.clone(),
+            version_info: one.acknowledged_nonce.clone(),
             config_status: match &one.error {
                 Some(_) => ConfigStatus::Error,
-                None if one.sent.is_empty() => ConfigStatus::NotSent,
-                None if one.sent == one.acknowledged => ConfigStatus::Synced,
+                None if one.sent_nonce.is_empty() => ConfigStatus::NotSent,
+                None if one.sent_nonce == one.acknowledged_nonce => ConfigStatus::Synced,
                 None => ConfigStatus::Stale,
             }
             .into(),

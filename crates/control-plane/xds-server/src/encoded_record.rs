@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
-/// Set of records with unique names.
+/// Set of records whose names are unique within the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Collection {
     /// Records of workloads and services.

@@ -1,11 +1,10 @@
 //! Server of delta xDS.
 //!
-//! [`resource`] lists the types that are served; [`entry`] is an encoded record; [`store`] has
-//! every record once; [`scope`] decides which client sees which; [`session`] is the pure state
-//! machine of one client; [`batch`] has responses that clients share; [`service`] runs sessions
-//! over gRPC; [`node`] decides which callers may open one; [`later`] answers clients of later
-//! versions; [`skew`] finds waypoints of earlier versions, and [`debug`] answers Istio's tools, by
-//! [`sessions`].
+//! [`resource`] lists the served resource types; [`encoded_record`] has one record as bytes; [`store`] has every record
+//! once; [`scope`] decides which records a client sees; [`session`] is the state machine of one client, without IO;
+//! [`batch`] has responses that clients share; [`service`] runs sessions over gRPC; [`node`] decides which callers may
+//! open a session; `unknown_types` responds to clients of later versions; [`skew`] finds waypoints of earlier versions;
+//! [`debug`] responds to Istio's tools, from the table of open streams.
 
 #![forbid(unsafe_code)]
 
@@ -23,14 +22,14 @@ pub mod sessions;
 pub mod skew;
 pub mod store;
 mod unknown_types;
-mod wire_form;
+mod wire_format;
 
-pub use admission::Admission;
+pub use admission::StreamAdmission;
 pub use batch::Push;
 pub use debug::DebugService;
 pub use metrics::XdsMetrics;
 pub use resource::ResourceType;
 pub use service::{DeltaDiscovery, DiscoveryServer};
 pub use session::{Session, SessionError};
-pub use sessions::{SessionStatus, Sessions};
+pub use sessions::{SessionStatus, SessionTable};
 pub use store::Store;

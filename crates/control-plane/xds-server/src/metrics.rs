@@ -14,7 +14,7 @@ struct TypeLabels {
     r#type: &'static str,
 }
 
-/// Metrics of the xDS server; clones share them.
+/// Metrics of the xDS server. A clone counts into the same metrics.
 #[derive(Clone, Debug)]
 pub struct XdsMetrics {
     pushes: Family<TypeLabels, PlainCounter>,

@@ -10,7 +10,7 @@ use prost_types::value::Kind;
 /// Node types of proxies that may connect.
 const PROXY_TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
 /// Maximum length of a node ID, in bytes.
-const MAX_ID_BYTES: usize = 1024;
+const MAX_NODE_ID_BYTES: usize = 1024;
 
 /// Node metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct NodeInfo {
 
 impl NodeInfo {
     /// Returns the name that Istio's tools display and search pods by: `pod.namespace`, the third part of the node ID.
-    pub fn pod(&self) -> &str {
+    pub fn display_name(&self) -> &str {
         self.id.split('~').nth(2).unwrap_or(&self.id)
     }
 }
@@ -35,13 +35,13 @@ impl NodeInfo {
 pub enum NodeError {
     /// The first request of the stream has no node.
     #[error("the first request carries no node")]
-    Missing,
+    MissingNode,
     /// The node ID is not of the form `type~ip~pod.namespace~domain`.
     #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
-    BadId(&'static str),
+    InvalidNodeId(&'static str),
     /// The node's namespace differs from the token's.
     #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
-    OtherNamespace {
+    NamespaceMismatch {
         /// Namespace of the token.
         caller: String,
         /// Namespace in the node's metadata.
@@ -49,7 +49,7 @@ pub enum NodeError {
     },
     /// The node's service account differs from the token's.
     #[error("the token is of service account {caller}, the node's metadata names {claimed:?}")]
-    OtherServiceAccount {
+    ServiceAccountMismatch {
         /// Service account of the token.
         caller: String,
         /// Service account in the node's metadata.
@@ -59,21 +59,21 @@ pub enum NodeError {
 
 impl NodeInfo {
     /// Parses an xDS node and compares it with the authenticated caller.
-    pub fn read(node: Option<&Node>, caller: &Caller) -> Result<Self, NodeError> {
-        let node = node.ok_or(NodeError::Missing)?;
+    pub fn parse(node: Option<&Node>, caller: &Caller) -> Result<Self, NodeError> {
+        let node = node.ok_or(NodeError::MissingNode)?;
         let shorten = |text: &str| text.chars().take(128).collect::<String>();
-        if node.id.len() > MAX_ID_BYTES {
-            return Err(NodeError::BadId("it is too long"));
+        if node.id.len() > MAX_NODE_ID_BYTES {
+            return Err(NodeError::InvalidNodeId("it is too long"));
         }
         let parts: Vec<_> = node.id.split('~').collect();
         let [kind, ip, _pod, _domain] = parts.as_slice() else {
-            return Err(NodeError::BadId("it does not have four parts"));
+            return Err(NodeError::InvalidNodeId("it does not have four parts"));
         };
         if !PROXY_TYPES.contains(kind) {
-            return Err(NodeError::BadId("its type is not known"));
+            return Err(NodeError::InvalidNodeId("its type is not known"));
         }
         if ip.parse::<IpAddr>().is_err() {
-            return Err(NodeError::BadId("its address is not an IP address"));
+            return Err(NodeError::InvalidNodeId("its address is not an IP address"));
         }
         let metadata = |name: &str| {
             let value = node
@@ -87,7 +87,7 @@ impl NodeInfo {
         };
         let namespace = metadata("NAMESPACE").unwrap_or_default();
         if namespace != caller.namespace.as_str() {
-            return Err(NodeError::OtherNamespace {
+            return Err(NodeError::NamespaceMismatch {
                 caller: caller.namespace.to_string(),
                 claimed: shorten(namespace),
             });
@@ -95,7 +95,7 @@ impl NodeInfo {
         if let Some(account) = metadata("SERVICE_ACCOUNT")
             .filter(|account| *account != caller.service_account.as_str())
         {
-            return Err(NodeError::OtherServiceAccount {
+            return Err(NodeError::ServiceAccountMismatch {
                 caller: caller.service_account.to_string(),
                 claimed: shorten(account),
             });

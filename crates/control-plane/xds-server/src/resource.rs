@@ -75,12 +75,12 @@ impl ResourceType {
         }
     }
 
-    /// Returns whether all records of the collection belong to this type.
+    /// Returns whether every record of the type's collection belongs to the type.
     pub fn is_whole_collection(self) -> bool {
         self != Self::Workload
     }
 
-    /// Returns whether a record of the collection belongs to this type.
+    /// Returns whether a record of the type's collection belongs to the type.
     pub fn contains(self, entry: &EncodedRecord) -> bool {
         self.is_whole_collection() || is_workload(entry)
     }

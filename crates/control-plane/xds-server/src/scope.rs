@@ -70,7 +70,7 @@ impl View {
         self.scope != Scope::SubscribedNames
     }
 
-    /// Returns whether the view includes a record of this name, whether or not it exists.
+    /// Returns whether the view would include a record of this name; the record need not exist.
     pub(crate) fn covers(&self, name: &str) -> bool {
         match &self.scope {
             Scope::All | Scope::SubscribedNames => true,

@@ -19,7 +19,7 @@ use ambit_caller_auth::{
 };
 use ambit_codec::grpc_frame;
 use ambit_derive::PodDirectory;
-use ambit_grpc_listener::ConnectionEnd;
+use ambit_grpc_listener::ConnectionCloseSignal;
 use ambit_model::{ArcStr, GatewayName};
 use ambit_rt::DrainWatcher;
 use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryResponse};
@@ -32,14 +32,14 @@ use tokio::sync::{mpsc, watch};
 use tonic::{Request, Status, Streaming, body::Body, server::NamedService};
 
 use crate::{
-    admission::Admission,
+    admission::StreamAdmission,
     batch::Push,
     debug::{self, DebugService},
     metrics::XdsMetrics,
     node::NodeInfo,
     scope::Client,
     session::Session,
-    sessions::{SessionStatus, Sessions},
+    sessions::{SessionStatus, SessionTable},
     store::Store,
     unknown_types::UnknownTypes,
 };
@@ -62,13 +62,13 @@ const MAX_STREAMS: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct DeltaDiscovery {
     store: Arc<RwLock<Store>>,
-    changes: watch::Receiver<u64>,
+    store_revision: watch::Receiver<u64>,
     access: Arc<CallerAccess>,
     pods: Pods,
-    admission: Arc<Admission>,
+    admission: Arc<StreamAdmission>,
     metrics: XdsMetrics,
-    sessions: Sessions,
-    next: Arc<AtomicU64>,
+    sessions: SessionTable,
+    next_session_id: Arc<AtomicU64>,
     drain: DrainWatcher,
 }
 
@@ -80,26 +80,26 @@ impl DeltaDiscovery {
         changes: watch::Receiver<u64>,
         access: Arc<CallerAccess>,
         pods: Pods,
-        admission: Admission,
+        admission: StreamAdmission,
         metrics: XdsMetrics,
         drain: DrainWatcher,
     ) -> Self {
-        let sessions = Sessions::default();
+        let sessions = SessionTable::default();
         Self {
             store,
-            changes,
+            store_revision: changes,
             access,
             pods,
             admission: Arc::new(admission),
             metrics,
             sessions,
-            next: Arc::default(),
+            next_session_id: Arc::default(),
             drain,
         }
     }
 
     /// Returns the shared table of open streams.
-    pub fn sessions(&self) -> Sessions {
+    pub fn sessions(&self) -> SessionTable {
         Arc::clone(&self.sessions)
     }
 
@@ -116,7 +116,7 @@ impl DeltaDiscovery {
         if !self.admission.acquire().await {
             return Err(Status::unavailable("too many clients come at once"));
         }
-        let mut changes = self.changes.clone();
+        let mut changes = self.store_revision.clone();
         let ready = changes.wait_for(|revision| *revision > 0);
         if !matches!(tokio::time::timeout(READY_TIMEOUT, ready).await, Ok(Ok(_))) {
             return Err(Status::unavailable(
@@ -124,22 +124,23 @@ impl DeltaDiscovery {
             ));
         }
         let check = |pods: &PodDirectory| authorize_own_identity(&*self.access, pods, &caller);
-        let denied = self.pods.retry_until_listed(check).await.err();
+        let denied = self.pods.retry_while_transient(check).await.err();
         let denied = denied.map(|denied| denied.to_string());
         let extensions = request.extensions();
-        self.access.check_discovery(&caller, denied, extensions)?;
+        self.access
+            .authorize_discovery(&caller, denied, extensions)?;
         let peer = request
             .extensions()
             .get::<ambit_grpc_listener::PeerInfo>()
             .and_then(|info| info.address)
             .map(|address| address.to_string())
             .unwrap_or_default();
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_session_id.fetch_add(1, Ordering::Relaxed);
         let status = SessionStatus {
             node: None,
             caller,
-            peer,
-            since: SystemTime::now(),
+            peer_address: peer,
+            opened_at: SystemTime::now(),
             subscriptions: Vec::new(),
         };
         {
@@ -156,7 +157,7 @@ impl DeltaDiscovery {
             sessions: self.sessions(),
             metrics: self.metrics.clone(),
         };
-        let end = request.extensions().get::<ConnectionEnd>().cloned();
+        let end = request.extensions().get::<ConnectionCloseSignal>().cloned();
         ambit_rt::spawn("xds stream", async move {
             let requests = request.into_inner();
             let old = async move {
@@ -205,7 +206,7 @@ impl DeltaDiscovery {
         };
         let mut session = Session::new(client, rand::rng().random());
         let mut unknown_types = UnknownTypes::default();
-        let mut changes = self.changes.clone();
+        let mut changes = self.store_revision.clone();
         let mut drain = self.drain.clone();
         let mut request = Some(first);
         loop {
@@ -250,7 +251,7 @@ impl DeltaDiscovery {
                 changed = changes.changed() => if changed.is_err() {
                     return Err(Status::unavailable(STOPPING_MESSAGE));
                 },
-                _ = drain.started() => {
+                _ = drain.wait_until_started() => {
                     return Err(Status::unavailable(STOPPING_MESSAGE));
                 }
             }
@@ -276,10 +277,10 @@ impl DeltaDiscovery {
                     }
                 })?;
         drop(store);
-        if outcome.stale {
+        if outcome.is_stale {
             self.metrics.record_stale_nonce();
         }
-        if outcome.rejected {
+        if outcome.is_rejection {
             self.metrics.record_rejection(&request.type_url);
             let error = request
                 .error_detail
@@ -296,7 +297,7 @@ impl DeltaDiscovery {
 /// Guard that removes a stream from the table of open streams when it ends.
 struct StreamRegistration {
     id: u64,
-    sessions: Sessions,
+    sessions: SessionTable,
     metrics: XdsMetrics,
 }
 
@@ -306,11 +307,11 @@ impl StreamRegistration {
         let session = sessions
             .get_mut(&self.id)
             .ok_or_else(|| Status::internal("stream not listed"))?;
-        let node = NodeInfo::read(first.node.as_ref(), &session.caller).map_err(|error| {
+        let node = NodeInfo::parse(first.node.as_ref(), &session.caller).map_err(|error| {
             let text = error.to_string();
             tracing::warn!(caller = %session.caller, error = text, "xDS client refused");
             match error {
-                crate::node::NodeError::Missing | crate::node::NodeError::BadId(_) => {
+                crate::node::NodeError::MissingNode | crate::node::NodeError::InvalidNodeId(_) => {
                     Status::invalid_argument(text)
                 }
                 _ => Status::permission_denied(text),
@@ -323,7 +324,7 @@ impl StreamRegistration {
     /// Returns the waypoint that the stream's client is an instance of.
     fn waypoint(&self, access: &CallerAccess) -> Option<GatewayName> {
         let sessions = self.sessions.lock();
-        access.waypoint(&sessions.get(&self.id)?.caller)
+        access.waypoint_of_caller(&sessions.get(&self.id)?.caller)
     }
 
     /// Returns whether the client's pod is still alive and may act as its service account.
@@ -352,8 +353,8 @@ impl Drop for StreamRegistration {
 
 // === gRPC ===
 
-/// gRPC service of both xDS variants, written by hand because the generated one would copy every record for every
-/// client.
+/// gRPC service of both xDS variants, delta and state-of-the-world. The service is written by hand because the
+/// generated one would copy every record for every client.
 #[derive(Clone, Debug)]
 pub struct DiscoveryServer {
     discovery: DeltaDiscovery,
@@ -371,7 +372,7 @@ impl NamedService for DiscoveryServer {
     const NAME: &'static str = "envoy.service.discovery.v3.AggregatedDiscoveryService";
 }
 
-const METHOD: &str =
+const DELTA_METHOD_PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -387,7 +388,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         match request.uri().path() {
-            METHOD => {
+            DELTA_METHOD_PATH => {
                 let discovery = self.discovery.clone();
                 Box::pin(async move {
                     let decoder = tonic_prost::ProstDecoder::default();
@@ -395,7 +396,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
                         Streaming::new_request(decoder, body, None, Some(MAX_REQUEST_BYTES))
                     });
                     let pushes = discovery.open(request).await;
-                    Ok(pushes.map_or_else(Status::into_http, respond))
+                    Ok(pushes.map_or_else(Status::into_http, stream_response))
                 })
             }
             debug::STREAM_METHOD => {
@@ -406,7 +407,7 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
                     let request = Request::from_http(request)
                         .map(|body| Streaming::new_request(decoder, body, None, limit));
                     let responses = debug.open(request).await;
-                    Ok(responses.map_or_else(Status::into_http, respond))
+                    Ok(responses.map_or_else(Status::into_http, stream_response))
                 })
             }
             path => {
@@ -420,7 +421,9 @@ impl tower_service::Service<http::Request<Body>> for DiscoveryServer {
 }
 
 /// Returns a response whose body is a stream of messages.
-fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> http::Response<Body> {
+fn stream_response<M: StreamMessage>(
+    messages: mpsc::Receiver<Result<M, Status>>,
+) -> http::Response<Body> {
     let mut response = http::Response::new(Body::new(MessageStream {
         messages,
         pieces: VecDeque::new(),
@@ -434,7 +437,7 @@ fn respond<M: StreamMessage>(messages: mpsc::Receiver<Result<M, Status>>) -> htt
 
 /// Message that can be encoded with its gRPC length prefix.
 trait StreamMessage: Send + 'static {
-    fn pieces(self) -> Vec<Bytes>;
+    fn into_pieces(self) -> Vec<Bytes>;
 }
 
 /// Response of delta xDS.
@@ -447,7 +450,7 @@ pub(crate) enum Response {
 }
 
 impl StreamMessage for Response {
-    fn pieces(self) -> Vec<Bytes> {
+    fn into_pieces(self) -> Vec<Bytes> {
         match self {
             Self::Push(push) => push.message().collect(),
             Self::WithoutRecords(none) => frame_message(&none),
@@ -456,7 +459,7 @@ impl StreamMessage for Response {
 }
 
 impl StreamMessage for DiscoveryResponse {
-    fn pieces(self) -> Vec<Bytes> {
+    fn into_pieces(self) -> Vec<Bytes> {
         frame_message(&self)
     }
 }
@@ -493,7 +496,7 @@ impl<M: StreamMessage> hyper::body::Body for MessageStream<M> {
             let status = match self.messages.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(message))) => {
-                    self.pieces.extend(message.pieces());
+                    self.pieces.extend(message.into_pieces());
                     continue;
                 }
                 Poll::Ready(Some(Err(status))) => status,

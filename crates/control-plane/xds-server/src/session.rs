@@ -51,13 +51,13 @@ pub struct SubscriptionStatus {
     /// Resource type of the subscription.
     pub resource_type: ResourceType,
     /// Nonce of the last push; empty before the first push.
-    pub sent: String,
+    pub sent_nonce: String,
     /// Nonce of the push that was last acknowledged.
-    pub acknowledged: String,
+    pub acknowledged_nonce: String,
     /// Whether the subscription is a wildcard rather than a list of names.
-    pub wildcard: bool,
+    pub is_wildcard: bool,
     /// Number of subscribed names.
-    pub names: usize,
+    pub name_count: usize,
     /// Error text of the last rejection (NACK), until the next acknowledgement.
     pub error: Option<String>,
 }
@@ -66,43 +66,43 @@ pub struct SubscriptionStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestOutcome {
     /// Whether the client rejected a push.
-    pub rejected: bool,
+    pub is_rejection: bool,
     /// Whether the client acknowledged a push other than the last one.
-    pub stale: bool,
+    pub is_stale: bool,
 }
 
 #[derive(Debug)]
 struct Subscription {
     /// Records of the type that the client may see.
     view: View,
-    wildcard: bool,
+    is_wildcard: bool,
     /// Names to which the client subscribes, aliases included.
     subscribed_names: HashSet<ArcStr>,
     /// Versions of the records that a client without a wildcard subscription has, by name.
-    known: HashMap<ArcStr, String>,
+    known_versions: HashMap<ArcStr, String>,
     /// Store revision up to which changes were sent.
     cursor: u64,
-    /// Store revision that the last push reaches.
+    /// Store revision up to which the last push carries changes.
     sent_up_to: u64,
     /// Store revision up to which the client has acknowledged all pushes.
     acknowledged_up_to: u64,
-    sent: String,
-    acknowledged: String,
-    outstanding: bool,
+    sent_nonce: String,
+    acknowledged_nonce: String,
+    awaits_acknowledgement: bool,
     error: Option<String>,
 }
 
-/// Delta xDS session of one client; see the module's documentation.
+/// Delta xDS session of one client: its subscriptions, and the removals that are withheld from it.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
     /// Seed that makes nonces unique to the stream.
     seed: u64,
-    pushes: u64,
+    push_count: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
     /// Names of removed records that the client still has, because its other records may reference them; each batch
     /// with the revision up to which the client must acknowledge pushes of the referencing types first.
-    withheld: Vec<(u64, Arc<Batch>)>,
+    withheld_removals: Vec<(u64, Arc<Batch>)>,
 }
 
 impl Session {
@@ -111,9 +111,9 @@ impl Session {
         Self {
             client,
             seed,
-            pushes: 0,
+            push_count: 0,
             subscriptions: BTreeMap::new(),
-            withheld: Vec::new(),
+            withheld_removals: Vec::new(),
         }
     }
 
@@ -134,17 +134,17 @@ impl Session {
         let subscription = self.subscriptions.entry(kind);
         let subscription = subscription.or_insert_with(|| Subscription::new(view));
         if !is_first && !request.response_nonce.is_empty() {
-            if request.response_nonce == subscription.sent {
+            if request.response_nonce == subscription.sent_nonce {
                 subscription.record_acknowledgement(request, &mut outcome);
             } else {
-                outcome.stale = true;
+                outcome.is_stale = true;
             }
         }
         let mut pushes = Vec::new();
         let records = if is_first {
             Some(subscription.subscribe(request, store, &self.client))
         } else {
-            subscription.resubscribe(request, store)
+            subscription.update_subscription(request, store)
         };
         if let Some(batch) = records {
             let batch = self.withhold_removals(batch, store);
@@ -170,7 +170,7 @@ impl Session {
             let Some(subscription) = self.subscriptions.get_mut(&kind) else {
                 continue;
             };
-            if subscription.outstanding {
+            if subscription.awaits_acknowledgement {
                 if kind.is_referenced() && subscription.is_behind(store)? {
                     // New records of other types may reference new ones of this type: wait with
                     // everything.
@@ -179,11 +179,11 @@ impl Session {
                 continue;
             }
             let batch = if kind.is_referenced() {
-                let gone = subscription.wildcard_changes(StepContent::Removed, store)?;
+                let gone = subscription.wildcard_changes(StepContent::RemovalsOnly, store)?;
                 if !gone.is_empty() {
-                    self.withheld.push((store.revision(), gone));
+                    self.withheld_removals.push((store.revision(), gone));
                 }
-                subscription.wildcard_changes(StepContent::Existing, store)?
+                subscription.wildcard_changes(StepContent::RecordsOnly, store)?
             } else {
                 subscription.changed_records(store, &self.client)?
             };
@@ -202,15 +202,16 @@ impl Session {
         Ok(pushes)
     }
 
-    /// Moves the batch's removed names that other records may reference to `withheld`, for
+    /// Withholds the batch's removals of records that other records may reference, for
     /// [`Self::take_possible_removals`].
     fn withhold_removals(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
         let view = &batch.view;
-        if !view.resource_type().is_referenced() || batch.removed.is_empty() {
+        if !view.resource_type().is_referenced() || batch.removed_names.is_empty() {
             return batch;
         }
-        let gone = Batch::new(view.clone(), Vec::new(), batch.removed.clone());
-        self.withheld.push((store.revision(), Arc::new(gone)));
+        let gone = Batch::new(view.clone(), Vec::new(), batch.removed_names.clone());
+        self.withheld_removals
+            .push((store.revision(), Arc::new(gone)));
         let there = Batch::new(view.clone(), batch.resources.clone(), Vec::new());
         Arc::new(there)
     }
@@ -220,7 +221,7 @@ impl Session {
     /// for good.
     fn take_possible_removals(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
         let subscription = self.subscriptions.get(&kind)?;
-        if subscription.outstanding {
+        if subscription.awaits_acknowledgement {
             return None;
         }
         let view = subscription.view.clone();
@@ -233,15 +234,17 @@ impl Session {
         let due = |(revision, batch): &mut (u64, Arc<Batch>)| {
             batch.view.resource_type() == kind && *revision <= answered
         };
-        let due: Vec<_> = self.withheld.extract_if(.., due).collect();
+        let due: Vec<_> = self.withheld_removals.extract_if(.., due).collect();
         // A record that exists again has been sent, or will be.
-        let is_back = |name: &ArcStr| store.entry(kind.collection(), name).is_some();
+        let is_back = |name: &ArcStr| store.record(kind.collection(), name).is_some();
         match due.as_slice() {
             [] => None,
-            [(_, one)] if !one.removed.iter().any(is_back) => Some(Arc::clone(one)),
+            [(_, one)] if !one.removed_names.iter().any(is_back) => Some(Arc::clone(one)),
             _ => {
-                let names: BTreeSet<&ArcStr> =
-                    due.iter().flat_map(|(_, batch)| &batch.removed).collect();
+                let names: BTreeSet<&ArcStr> = due
+                    .iter()
+                    .flat_map(|(_, batch)| &batch.removed_names)
+                    .collect();
                 let gone = names.into_iter().filter(|name| !is_back(name)).cloned();
                 let batch = Batch::new(view, Vec::new(), gone.collect());
                 (!batch.is_empty()).then(|| Arc::new(batch))
@@ -253,27 +256,27 @@ impl Session {
     pub fn status(&self) -> Vec<SubscriptionStatus> {
         let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
             resource_type: *kind,
-            sent: subscription.sent.clone(),
-            acknowledged: subscription.acknowledged.clone(),
-            wildcard: subscription.wildcard,
-            names: subscription.subscribed_names.len(),
+            sent_nonce: subscription.sent_nonce.clone(),
+            acknowledged_nonce: subscription.acknowledged_nonce.clone(),
+            is_wildcard: subscription.is_wildcard,
+            name_count: subscription.subscribed_names.len(),
             error: subscription.error.clone(),
         };
         self.subscriptions.iter().map(status).collect()
     }
 
     fn push(&mut self, batch: Arc<Batch>, store: &Store) -> Push {
-        self.pushes += 1;
+        self.push_count += 1;
         let nonce = format!(
             "{:x}-{:x}-{:016x}",
             store.revision(),
-            self.pushes,
+            self.push_count,
             self.seed
         );
         if let Some(subscription) = self.subscriptions.get_mut(&batch.view.resource_type()) {
-            subscription.sent.clone_from(&nonce);
+            subscription.sent_nonce.clone_from(&nonce);
             subscription.sent_up_to = subscription.cursor;
-            subscription.outstanding = true;
+            subscription.awaits_acknowledgement = true;
         }
         Push {
             nonce,
@@ -287,15 +290,15 @@ impl Subscription {
     fn new(view: View) -> Self {
         Self {
             view,
-            wildcard: false,
+            is_wildcard: false,
             subscribed_names: HashSet::new(),
-            known: HashMap::new(),
+            known_versions: HashMap::new(),
             cursor: 0,
             sent_up_to: 0,
             acknowledged_up_to: 0,
-            sent: String::new(),
-            acknowledged: String::new(),
-            outstanding: false,
+            sent_nonce: String::new(),
+            acknowledged_nonce: String::new(),
+            awaits_acknowledgement: false,
             error: None,
         }
     }
@@ -305,16 +308,16 @@ impl Subscription {
         request: &DeltaDiscoveryRequest,
         outcome: &mut RequestOutcome,
     ) {
-        self.outstanding = false;
+        self.awaits_acknowledgement = false;
         self.acknowledged_up_to = self.sent_up_to;
         match &request.error_detail {
             Some(error) => {
-                outcome.rejected = true;
+                outcome.is_rejection = true;
                 self.error = Some(error.message.chars().take(MAX_ERROR_CHARS).collect());
             }
             None => {
                 self.error = None;
-                self.acknowledged.clone_from(&request.response_nonce);
+                self.acknowledged_nonce.clone_from(&request.response_nonce);
             }
         }
     }
@@ -330,16 +333,16 @@ impl Subscription {
         let may_be_wildcard = self.view.may_be_wildcard();
         let asks_all =
             request.resource_names_subscribe.is_empty() || has(&request.resource_names_subscribe);
-        self.wildcard = self.view.resource_type().is_always_wildcard()
+        self.is_wildcard = self.view.resource_type().is_always_wildcard()
             || (may_be_wildcard && asks_all && !has(&request.resource_names_unsubscribe));
         self.cursor = store.revision();
         let claimed = &request.initial_resource_versions;
-        if self.wildcard {
+        if self.is_wildcard {
             return self.all_records(claimed, store);
         }
         let mut records = SubscribedRecords::new(&self.view, store);
         for (name, version) in claimed {
-            self.known.insert(name.into(), version.clone());
+            self.known_versions.insert(name.into(), version.clone());
             records.add_by_name(name);
         }
         for name in request
@@ -351,13 +354,14 @@ impl Subscription {
             records.add_by_name(name);
         }
         for name in store.names_on_node(self.view.collection(), &client.node) {
-            records.found.insert(name.clone());
+            records.found_names.insert(name.clone());
         }
-        records.into_batch(&mut self.known, Vec::new())
+        records.into_batch(&mut self.known_versions, Vec::new())
     }
 
-    /// Applies changes of the subscription, and returns the resulting batch; `None` without changes.
-    fn resubscribe(
+    /// Applies a request's changes to the subscription, and returns the records to send; `None` if the request only
+    /// unsubscribes or acknowledges.
+    fn update_subscription(
         &mut self,
         request: &DeltaDiscoveryRequest,
         store: &Store,
@@ -365,19 +369,19 @@ impl Subscription {
         for name in &request.resource_names_unsubscribe {
             if name == "*" {
                 if !self.view.resource_type().is_always_wildcard() {
-                    self.wildcard = false;
+                    self.is_wildcard = false;
                 }
             } else {
                 self.subscribed_names.remove(name.as_str());
-                self.known.remove(name.as_str());
+                self.known_versions.remove(name.as_str());
             }
         }
         if request.resource_names_subscribe.is_empty() {
             return None;
         }
         let mut names = request.resource_names_subscribe.iter();
-        if self.wildcard || (self.view.may_be_wildcard() && names.any(|name| name == "*")) {
-            self.wildcard = true;
+        if self.is_wildcard || (self.view.may_be_wildcard() && names.any(|name| name == "*")) {
+            self.is_wildcard = true;
             self.cursor = store.revision();
             return Some(self.all_records(&request.initial_resource_versions, store));
         }
@@ -387,10 +391,10 @@ impl Subscription {
             self.subscribed_names.insert(name.into());
             // A repeated subscription is sent again: the client may have lost the record.
             for found in records.add_by_name(name) {
-                self.known.remove(&found);
+                self.known_versions.remove(&found);
             }
         }
-        Some(records.into_batch(&mut self.known, Vec::new()))
+        Some(records.into_batch(&mut self.known_versions, Vec::new()))
     }
 
     fn is_behind(&self, store: &Store) -> Result<bool, SessionError> {
@@ -400,7 +404,7 @@ impl Subscription {
         Ok(changed.next().is_some())
     }
 
-    /// Returns the batch of changes since the cursor for a wildcard client.
+    /// Returns the batch of changes since the cursor, for a wildcard subscription.
     fn wildcard_changes(
         &self,
         part: StepContent,
@@ -415,8 +419,8 @@ impl Subscription {
         store: &Store,
         client: &Client,
     ) -> Result<Arc<Batch>, SessionError> {
-        if self.wildcard {
-            return self.wildcard_changes(StepContent::Whole, store);
+        if self.is_wildcard {
+            return self.wildcard_changes(StepContent::RecordsAndRemovals, store);
         }
         let changed = store
             .changed_since(self.view.collection(), self.cursor)
@@ -424,17 +428,17 @@ impl Subscription {
         let mut removed = Vec::new();
         let mut records = SubscribedRecords::new(&self.view, store);
         for name in changed {
-            match store.entry(self.view.collection(), name) {
+            match store.record(self.view.collection(), name) {
                 Some(entry) if self.must_receive(entry, client) => records.add(entry),
                 Some(_) => {}
                 None => {
-                    if self.known.remove(name).is_some() {
+                    if self.known_versions.remove(name).is_some() {
                         removed.push(name.clone());
                     }
                 }
             }
         }
-        Ok(records.into_batch(&mut self.known, removed))
+        Ok(records.into_batch(&mut self.known_versions, removed))
     }
 
     /// Returns all records except for versions that the client claims to have, and removals of claimed records that no
@@ -446,9 +450,9 @@ impl Subscription {
             return snapshot.batch;
         }
         let has = |entry: &EncodedRecord| claimed.get(entry.name.as_str()) == Some(&entry.version);
-        let resources = store.all_visible(&self.view);
+        let resources = store.visible_records(&self.view);
         let resources = resources.filter(|entry| !has(entry)).cloned().collect();
-        let exists = |name: &str| store.visible(&self.view, name).is_some();
+        let exists = |name: &str| store.visible_record(&self.view, name).is_some();
         let removed = claimed
             .keys()
             .filter(|name| !exists(name))
@@ -460,7 +464,7 @@ impl Subscription {
     /// Returns whether a client without a wildcard must receive a record: it subscribed to one of the record's names,
     /// it has the record, the record is on the client's node, or is an endpoint of a service that the client has.
     fn must_receive(&self, entry: &EncodedRecord, client: &Client) -> bool {
-        let known = |name: &ArcStr| self.known.contains_key(name);
+        let known = |name: &ArcStr| self.known_versions.contains_key(name);
         let is_subscribed = |name: &ArcStr| self.subscribed_names.contains(name);
         let by_place = match &entry.kind {
             RecordKind::Workload { node: of, services } => {
@@ -495,12 +499,12 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
     }
 }
 
-/// Collects the records of a subscription by name, with their related records.
+/// Records that a client subscribes to by name, with the endpoints of subscribed services.
 struct SubscribedRecords<'a> {
     view: View,
     store: &'a Store,
-    found: BTreeSet<ArcStr>,
-    missing: BTreeSet<ArcStr>,
+    found_names: BTreeSet<ArcStr>,
+    missing_names: BTreeSet<ArcStr>,
 }
 
 impl<'a> SubscribedRecords<'a> {
@@ -508,17 +512,17 @@ impl<'a> SubscribedRecords<'a> {
         Self {
             view: view.clone(),
             store,
-            found: BTreeSet::new(),
-            missing: BTreeSet::new(),
+            found_names: BTreeSet::new(),
+            missing_names: BTreeSet::new(),
         }
     }
 
-    /// Adds the record with this name or alias; if it is a service, also its endpoints. Returns the names of the
-    /// records that the key itself found.
+    /// Adds the record with this name or alias; for a service, also its endpoints. Returns the names of the records
+    /// that have this name or alias.
     fn add_by_name(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store
-            .entry(self.view.collection(), key)
+            .record(self.view.collection(), key)
             .map(|entry| &entry.name);
         let names: Vec<ArcStr> = by_name
             .into_iter()
@@ -526,10 +530,10 @@ impl<'a> SubscribedRecords<'a> {
             .cloned()
             .collect();
         if names.is_empty() {
-            self.missing.insert(key.into());
+            self.missing_names.insert(key.into());
         }
         for name in &names {
-            if let Some(entry) = self.store.entry(self.view.collection(), name) {
+            if let Some(entry) = self.store.record(self.view.collection(), name) {
                 self.add(entry);
             }
         }
@@ -538,13 +542,13 @@ impl<'a> SubscribedRecords<'a> {
 
     fn add(&mut self, entry: &EncodedRecord) {
         if entry.kind == RecordKind::Service {
-            self.found.extend(
+            self.found_names.extend(
                 self.store
                     .endpoint_names(self.view.collection(), &entry.name)
                     .cloned(),
             );
         }
-        self.found.insert(entry.name.clone());
+        self.found_names.insert(entry.name.clone());
     }
 
     /// Returns the batch of collected records that the client lacks, and of names that do not exist; updates `known`.
@@ -554,8 +558,8 @@ impl<'a> SubscribedRecords<'a> {
         mut removed: Vec<ArcStr>,
     ) -> Arc<Batch> {
         let mut resources = Vec::new();
-        for name in &self.found {
-            let Some(entry) = self.store.entry(self.view.collection(), name) else {
+        for name in &self.found_names {
+            let Some(entry) = self.store.record(self.view.collection(), name) else {
                 continue;
             };
             if !self.view.contains(entry) || known.get(name) == Some(&entry.version) {
@@ -564,10 +568,10 @@ impl<'a> SubscribedRecords<'a> {
             known.insert(name.clone(), entry.version.clone());
             resources.push(Arc::clone(entry));
         }
-        for name in &self.missing {
+        for name in &self.missing_names {
             known.remove(name);
         }
-        removed.extend(self.missing);
+        removed.extend(self.missing_names);
         Arc::new(Batch::new(self.view, resources, removed).with_aliases())
     }
 }

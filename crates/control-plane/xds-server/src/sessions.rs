@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::{node::NodeInfo, session::SubscriptionStatus};
 
-/// Open streams by a number that is unique in this process.
-pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
+/// Table of open streams, by a stream number that is unique in this process.
+pub type SessionTable = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 
 /// State of one stream.
 #[derive(Clone, Debug)]
@@ -18,9 +18,9 @@ pub struct SessionStatus {
     /// Caller that the token authenticated.
     pub caller: Caller,
     /// Source address of the connection.
-    pub peer: String,
+    pub peer_address: String,
     /// Time at which the stream was opened.
-    pub since: SystemTime,
+    pub opened_at: SystemTime,
     /// Subscriptions of the client.
     pub subscriptions: Vec<SubscriptionStatus>,
 }

@@ -26,7 +26,7 @@ pub fn subscription_problems(
 ) -> Vec<Problem> {
     let mut behind = BTreeMap::<_, Vec<String>>::new();
     for session in sessions {
-        let since = now.duration_since(session.since).unwrap_or_default();
+        let since = now.duration_since(session.opened_at).unwrap_or_default();
         if since < SUBSCRIPTION_GRACE_PERIOD || !is_waypoint(session) {
             continue;
         }
@@ -45,7 +45,7 @@ pub fn subscription_problems(
             "{} do not follow {}, of which the Gateway has {}: these objects have no effect there until the waypoint \
              has this control plane's version, {}",
             pods.join(", "),
-            of.section(),
+            of.config_dump_key(),
             count_records(store, &gateway, of),
             env!("CARGO_PKG_VERSION"),
         );
@@ -71,20 +71,20 @@ fn is_subscribed_to(session: &SessionStatus, of: WaypointRecordType) -> bool {
     all.any(|one| one.resource_type == ResourceType::Waypoint(of))
 }
 
-/// Returns the number of a Gateway's records of a type.
+/// Returns the number of records of one type that a Gateway has.
 fn count_records(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize {
     let client = Client {
         node: "".into(),
         waypoint: Some(gateway.clone()),
     };
     let view = client.view(ResourceType::Waypoint(of));
-    view.map_or(0, |view| store.all_visible(&view).count())
+    view.map_or(0, |view| store.visible_records(&view).count())
 }
 
 /// Returns name and version of the waypoint pod that opened a stream.
 fn pod_name_and_version(session: &SessionStatus) -> String {
     let pod = session.caller.pod.as_ref();
-    let name = pod.map_or(session.peer.as_str(), |pod| pod.name.as_str());
+    let name = pod.map_or(session.peer_address.as_str(), |pod| pod.name.as_str());
     let version = session.node.as_ref().map(|node| node.version.as_str());
     match version.filter(|version| !version.is_empty()) {
         Some(version) => format!("{name} (version {version})"),
@@ -136,13 +136,13 @@ mod tests {
         store
     }
 
-    fn session(pod: &str, account: &str, follows: &[WaypointRecordType]) -> SessionStatus {
+    fn session(pod: &str, account: &str, subscribed: &[WaypointRecordType]) -> SessionStatus {
         let subscription = |of: &WaypointRecordType| SubscriptionStatus {
             resource_type: ResourceType::Waypoint(*of),
-            sent: String::new(),
-            acknowledged: String::new(),
-            wildcard: true,
-            names: 0,
+            sent_nonce: String::new(),
+            acknowledged_nonce: String::new(),
+            is_wildcard: true,
+            name_count: 0,
             error: None,
         };
         SessionStatus {
@@ -159,13 +159,13 @@ mod tests {
                     uid: "1".to_owned(),
                 }),
             },
-            peer: "10.0.0.1:1".to_owned(),
-            since: START,
-            subscriptions: follows.iter().map(subscription).collect(),
+            peer_address: "10.0.0.1:1".to_owned(),
+            opened_at: START,
+            subscriptions: subscribed.iter().map(subscription).collect(),
         }
     }
 
-    fn found(sessions: &[SessionStatus], gateway: &str, after: u64) -> Vec<String> {
+    fn problems_after(sessions: &[SessionStatus], gateway: &str, after: u64) -> Vec<String> {
         let now = START + Duration::from_secs(after);
         let problems = subscription_problems(sessions, &store(gateway), now);
         problems.iter().map(ToString::to_string).collect()
@@ -184,7 +184,7 @@ mod tests {
             session("wp-1", "wp", &earlier),
             current,
         ];
-        let problems = found(&sessions, "wp", 60);
+        let problems = problems_after(&sessions, "wp", 60);
         let [problem] = problems.as_slice() else {
             panic!("{problems:?}");
         };
@@ -193,13 +193,16 @@ mod tests {
         assert!(problem.contains(pods), "{problem}");
         assert!(problem.contains("of which the Gateway has 1"), "{problem}");
         // The subscriptions of a new stream may be incomplete.
-        assert_eq!(found(&sessions, "wp", 5), [""; 0]);
+        assert_eq!(problems_after(&sessions, "wp", 5), [""; 0]);
         // Without such objects nothing is missing.
-        assert_eq!(found(&sessions, "other", 60), [""; 0]);
+        assert_eq!(problems_after(&sessions, "other", 60), [""; 0]);
     }
 
     #[test]
     fn clients_other_than_waypoints_are_not_reported() {
-        assert_eq!(found(&[session("zt", "wp", &[])], "wp", 60), [""; 0]);
+        assert_eq!(
+            problems_after(&[session("zt", "wp", &[])], "wp", 60),
+            [""; 0]
+        );
     }
 }

@@ -24,17 +24,17 @@ const MAX_SNAPSHOT_AGE_REVISIONS: usize = 1000;
 pub struct Store {
     revision: u64,
     collections: HashMap<Collection, RecordCollection>,
-    batches: BatchCache,
+    batch_cache: BatchCache,
 }
 
 /// Records of one collection.
 #[derive(Debug, Default)]
 struct RecordCollection {
-    entries: HashMap<ArcStr, Arc<EncodedRecord>>,
-    /// Names by the revision of their latest change, which may be a removal.
-    log: BTreeMap<u64, ArcStr>,
-    changed_at: HashMap<ArcStr, u64>,
-    removed: VecDeque<(u64, ArcStr)>,
+    records: HashMap<ArcStr, Arc<EncodedRecord>>,
+    /// Names of changed records, by the revision of their latest change, which may be a removal.
+    change_log: BTreeMap<u64, ArcStr>,
+    latest_changes: HashMap<ArcStr, u64>,
+    removal_log: VecDeque<(u64, ArcStr)>,
     /// Revision up to which removals may be missing from the log.
     removals_complete_from: u64,
     index: NameIndex,
@@ -84,25 +84,25 @@ impl Store {
     }
 
     /// Returns the record of this name in a collection.
-    pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<EncodedRecord>> {
-        self.collections.get(&collection)?.entries.get(name)
+    pub fn record(&self, collection: Collection, name: &str) -> Option<&Arc<EncodedRecord>> {
+        self.collections.get(&collection)?.records.get(name)
     }
 
     /// Iterates over the records of a collection, in no particular order.
-    pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<EncodedRecord>> {
+    pub fn records(&self, collection: Collection) -> impl Iterator<Item = &Arc<EncodedRecord>> {
         let records = self.collections.get(&collection).into_iter();
-        records.flat_map(|records| records.entries.values())
+        records.flat_map(|records| records.records.values())
     }
 
     /// Returns the record of this name, if the view includes it.
-    pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<EncodedRecord>> {
-        let entry = self.entry(view.collection(), name);
+    pub(crate) fn visible_record(&self, view: &View, name: &str) -> Option<&Arc<EncodedRecord>> {
+        let entry = self.record(view.collection(), name);
         entry.filter(|entry| view.contains(entry))
     }
 
     /// Iterates over the records of a view, in no particular order.
-    pub(crate) fn all_visible(&self, view: &View) -> impl Iterator<Item = &Arc<EncodedRecord>> {
-        let entries = self.entries(view.collection());
+    pub(crate) fn visible_records(&self, view: &View) -> impl Iterator<Item = &Arc<EncodedRecord>> {
+        let entries = self.records(view.collection());
         entries.filter(|entry| view.contains(entry))
     }
 
@@ -114,8 +114,8 @@ impl Store {
                     changed.take(MAX_SNAPSHOT_AGE_REVISIONS).count() < MAX_SNAPSHOT_AGE_REVISIONS
                 })
         };
-        self.batches.snapshot(view, is_recent, || {
-            let mut resources: Vec<_> = self.all_visible(view).cloned().collect();
+        self.batch_cache.snapshot(view, is_recent, || {
+            let mut resources: Vec<_> = self.visible_records(view).cloned().collect();
             resources.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             Snapshot {
                 revision: self.revision,
@@ -126,29 +126,30 @@ impl Store {
 
     /// Returns the changes of a view since revision `from`; `None` if the log of removals no longer reaches back to it.
     pub fn step(&self, view: &View, part: StepContent, from: u64) -> Option<Arc<Batch>> {
-        self.batches.step(view, part, (from, self.revision), || {
-            let (mut there, mut gone) = (Vec::new(), Vec::new());
-            let collection = view.collection();
-            for name in self.changed_since(collection, from)? {
-                match self.entry(collection, name) {
-                    Some(entry) if view.contains(entry) => there.push(Arc::clone(entry)),
-                    None if view.covers(name) => gone.push(name.clone()),
-                    Some(_) | None => {}
+        self.batch_cache
+            .step(view, part, (from, self.revision), || {
+                let (mut there, mut gone) = (Vec::new(), Vec::new());
+                let collection = view.collection();
+                for name in self.changed_since(collection, from)? {
+                    match self.record(collection, name) {
+                        Some(entry) if view.contains(entry) => there.push(Arc::clone(entry)),
+                        None if view.covers(name) => gone.push(name.clone()),
+                        Some(_) | None => {}
+                    }
                 }
-            }
-            match part {
-                StepContent::Whole => {}
-                StepContent::Existing => gone.clear(),
-                StepContent::Removed => there.clear(),
-            }
-            Some(Batch::new(view.clone(), there, gone))
-        })
+                match part {
+                    StepContent::RecordsAndRemovals => {}
+                    StepContent::RecordsOnly => gone.clear(),
+                    StepContent::RemovalsOnly => there.clear(),
+                }
+                Some(Batch::new(view.clone(), there, gone))
+            })
     }
 
     /// Returns the number of records in a collection.
     pub fn count(&self, collection: Collection) -> usize {
         let records = self.collections.get(&collection);
-        records.map_or(0, |records| records.entries.len())
+        records.map_or(0, |records| records.records.len())
     }
 
     /// Returns the names that changed after a revision, oldest change first; `None` if the log of removals no longer
@@ -162,7 +163,7 @@ impl Store {
         let is_remembered =
             records.is_none_or(|records| revision >= records.removals_complete_from);
         let after = revision.saturating_add(1);
-        let changes = records.map(|records| records.log.range(after..));
+        let changes = records.map(|records| records.change_log.range(after..));
         is_remembered.then(|| changes.into_iter().flatten().map(|(_, name)| name))
     }
 
@@ -248,7 +249,7 @@ impl NameIndex {
 impl RecordCollection {
     fn set_record(&mut self, revision: &mut u64, name: &ArcStr, new: Option<EncodedRecord>) {
         let is_removed = new.is_none();
-        let same = match (self.entries.get(name), &new) {
+        let same = match (self.records.get(name), &new) {
             (Some(old), Some(new)) => old.version == new.version && old.aliases == new.aliases,
             (None, None) => true,
             _ => false,
@@ -256,36 +257,36 @@ impl RecordCollection {
         if same {
             return;
         }
-        if let Some(old) = self.entries.get(name) {
+        if let Some(old) = self.records.get(name) {
             self.index.remove(old);
         }
         if let Some(entry) = &new {
             self.index.insert(entry);
         }
         match new {
-            Some(entry) => drop(self.entries.insert(name.clone(), Arc::new(entry))),
-            None => drop(self.entries.remove(name)),
+            Some(entry) => drop(self.records.insert(name.clone(), Arc::new(entry))),
+            None => drop(self.records.remove(name)),
         }
         *revision += 1;
-        if let Some(before) = self.changed_at.insert(name.clone(), *revision) {
-            self.log.remove(&before);
+        if let Some(before) = self.latest_changes.insert(name.clone(), *revision) {
+            self.change_log.remove(&before);
         }
-        self.log.insert(*revision, name.clone());
+        self.change_log.insert(*revision, name.clone());
         if is_removed {
-            self.removed.push_back((*revision, name.clone()));
-            if self.removed.len() > MAX_LOGGED_REMOVALS {
+            self.removal_log.push_back((*revision, name.clone()));
+            if self.removal_log.len() > MAX_LOGGED_REMOVALS {
                 self.trim_removal_log();
             }
         }
     }
 
     fn trim_removal_log(&mut self) {
-        let Some((at, name)) = self.removed.pop_front() else {
+        let Some((at, name)) = self.removal_log.pop_front() else {
             return;
         };
-        if self.changed_at.get(&name) == Some(&at) {
-            self.changed_at.remove(&name);
-            self.log.remove(&at);
+        if self.latest_changes.get(&name) == Some(&at) {
+            self.latest_changes.remove(&name);
+            self.change_log.remove(&at);
             self.removals_complete_from = self.removals_complete_from.max(at);
         }
     }

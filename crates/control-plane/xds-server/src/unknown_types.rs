@@ -15,12 +15,13 @@ const MAX_TYPE_URL_BYTES: usize = 128;
 /// Maximum number of unknown types to which one client may subscribe.
 const MAX_UNKNOWN_TYPES: usize = 32;
 
-/// Types to which one client subscribes and which this version does not know.
+/// Resource types of later versions to which one client subscribes.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownTypes(BTreeSet<String>);
 
 impl UnknownTypes {
-    /// Returns the response to the first subscription to an unknown type of Ambit's; `None` for acknowledgements.
+    /// Returns an empty response to the first subscription to an unknown resource type of Ambit; `None` for later
+    /// requests and for all other types.
     pub(crate) fn respond_without_records(
         &mut self,
         request: &DeltaDiscoveryRequest,

@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket};
+use ambit_model::{
+    Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket_address,
+};
 use ipnet::IpNet;
 
-/// Source and destination of a connection, in the form that policies compare. Without a source identity, no value of
-/// an identity's attributes matches.
+/// Source and destination of a connection, in the form that policies compare. Without a source identity, matches on
+/// principal, namespace, service account and trust domain fail.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
     source: Option<&'a Identity>,
@@ -21,13 +23,13 @@ impl<'a> Attributes<'a> {
         Self {
             source,
             source_ip: canonical_ip(source_ip),
-            destination: canonical_socket(destination),
+            destination: canonical_socket_address(destination),
         }
     }
 
     /// Replaces the destination address.
     pub fn set_destination(&mut self, destination: SocketAddr) {
-        self.destination = canonical_socket(destination);
+        self.destination = canonical_socket_address(destination);
     }
 
     /// Whether the source's principal, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.
@@ -38,37 +40,37 @@ impl<'a> Attributes<'a> {
         })
     }
 
-    /// Whether the namespace of the source's identity matches.
+    /// Whether the namespace in the source's identity matches the pattern.
     pub fn has_namespace(&self, pattern: &StringMatch) -> bool {
         self.source.is_some_and(|id| pattern.matches(&id.namespace))
     }
 
-    /// Whether the source's identity is of a service account, in any trust domain.
+    /// Whether the source's identity has this service account, in any trust domain.
     pub fn has_account(&self, account: &ServiceAccountMatch) -> bool {
         self.source.is_some_and(|id| {
             account.namespace == id.namespace && account.service_account == id.service_account
         })
     }
 
-    /// Whether `NAMESPACE/ACCOUNT` of the source's identity matches.
+    /// Whether the service account of the source's identity, as `NAMESPACE/ACCOUNT`, matches the pattern.
     pub fn has_account_text(&self, pattern: &StringMatch) -> bool {
         self.source.is_some_and(|id| {
             pattern.matches_concatenated([&id.namespace, "/", &id.service_account])
         })
     }
 
-    /// Whether the trust domain of the source's identity matches.
+    /// Whether the trust domain of the source's identity matches the pattern.
     pub fn has_trust_domain(&self, pattern: &StringMatch) -> bool {
         self.source
             .is_some_and(|id| pattern.matches(&id.trust_domain))
     }
 
-    /// Whether the source address is in a range.
+    /// Whether the source address is in this CIDR range.
     pub fn matches_source_range(&self, range: &IpNet) -> bool {
         range.contains(&self.source_ip)
     }
 
-    /// Whether the destination address is in a range.
+    /// Whether the destination address is in this CIDR range.
     pub fn matches_destination_range(&self, range: &IpNet) -> bool {
         range.contains(&self.destination.ip())
     }

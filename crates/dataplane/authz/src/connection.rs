@@ -1,4 +1,4 @@
-//! Connection to authorize: as callers describe it, and in the form that policies compare.
+//! Connection to authorize ([`Connection`]), and its precomputed attributes for policy evaluation ([`Peer`]).
 
 use std::{
     cell::OnceCell,
@@ -9,7 +9,7 @@ use ambit_model::Identity;
 
 use crate::attributes::Attributes;
 
-/// Connection that policies allow or deny.
+/// Connection to authorize: the inputs of an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Identity of the source, verified by mTLS; `None` for plaintext.
@@ -20,7 +20,7 @@ pub struct Connection {
     pub destination: SocketAddr,
 }
 
-/// Connection in the form that policies compare: the principal's text is built at most once.
+/// Attributes of a connection for policy evaluation. The text of the source's principal is built at most once.
 pub(crate) struct Peer<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) attributes: Attributes<'a>,

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// Name of the policy into which istiod converts a PeerAuthentication in STRICT mode: it denies all plaintext.
-const STATIC_STRICT: &str = "istio_converted_static_strict";
+const STATIC_STRICT_POLICY: &str = "istio_converted_static_strict";
 /// Name prefix of the policies into which istiod converts a PeerAuthentication.
-const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
+const CONVERTED_PEER_AUTHENTICATION_PREFIX: &str = "converted_peer_authentication_";
 
 /// Authorization decision for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,10 +24,10 @@ pub struct Decision {
     pub allowed: bool,
     /// Policy that decided; `None` if no policy applies, or no ALLOW policy matches.
     pub decided_by: Option<PolicyKey>,
-    /// Reason of the decision.
+    /// Reason for the decision, for logs.
     pub reason: DecisionReason,
     /// Dry-run policies that matched the connection.
-    pub dry_run: Vec<DryRunDenial>,
+    pub dry_run_matches: Vec<DryRunMatch>,
 }
 
 /// Reason of an authorization decision.
@@ -35,7 +35,7 @@ pub struct Decision {
 pub enum DecisionReason {
     /// No policy applies to the destination.
     NoPolicies,
-    /// Policies apply, none of them an enforced ALLOW, and none denies.
+    /// Policies apply, but none is an enforced ALLOW policy and none denies the connection.
     NoAllowPolicies,
     /// An ALLOW policy matches.
     Allowed,
@@ -43,15 +43,15 @@ pub enum DecisionReason {
     Denied,
     /// No ALLOW policy matches, although some apply.
     NoAllowPolicyMatched,
-    /// A fail-closed substitute policy denies; the text is why the original is not understood in full.
+    /// The fail-closed substitute of a policy denies; the text says why the original could not be decoded in full.
     InvalidPolicy(ArcStr),
-    /// The destination's record names an unknown policy, and no known policy denies.
+    /// The destination's WDS record names a policy that was not received, and no known policy denies.
     MissingPolicy(ArcStr),
 }
 
 /// A dry-run policy that matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DryRunDenial {
+pub struct DryRunMatch {
     /// Key of the policy.
     pub policy: PolicyKey,
     /// Action that the policy would have if enforced.
@@ -64,7 +64,7 @@ impl Decision {
             allowed,
             decided_by,
             reason: why,
-            dry_run: Vec::new(),
+            dry_run_matches: Vec::new(),
         }
     }
 }
@@ -103,7 +103,7 @@ impl fmt::Display for Decision {
 }
 
 impl PolicySet {
-    /// Decides a connection to `destination`.
+    /// Decides whether a connection to `destination` is allowed.
     pub fn evaluate(&self, destination: &Workload, connection: &Connection) -> Decision {
         let buckets = self.scopes_for_namespace(&destination.namespace);
         let names = destination.authorization_policies.as_slice();
@@ -114,7 +114,7 @@ impl PolicySet {
         {
             return Decision::new(true, None, DecisionReason::NoPolicies);
         }
-        let (selected, missing) = self.named(names);
+        let (selected, missing) = self.policies_by_name(names);
         let peer = Peer::new(connection);
         let matching = |action, dry_run| {
             let in_buckets = buckets
@@ -124,11 +124,11 @@ impl PolicySet {
             let named = selected
                 .iter()
                 .filter(|policy| policy.action == action && policy.dry_run == dry_run)
-                .filter(|policy| matches(policy, &peer))
+                .filter(|policy| any_rule_matches(policy, &peer))
                 .map(|policy| policy.key());
             in_buckets.chain(named).min()
         };
-        let denied = self.denied(matching(Action::Deny, false));
+        let denied = self.denial_by_policy(matching(Action::Deny, false));
         let mut decision = match (denied, missing) {
             (Some(denied), _) => denied,
             (None, Some(name)) => {
@@ -151,29 +151,32 @@ impl PolicySet {
         }
         for action in [Action::Deny, Action::Allow] {
             if let Some(policy) = matching(action, true) {
-                decision.dry_run.push(DryRunDenial { policy, action });
+                decision
+                    .dry_run_matches
+                    .push(DryRunMatch { policy, action });
             }
         }
         decision
     }
 
-    /// Decides by PeerAuthentication alone: by the DENY policies that it is converted to and that the destination
-    /// names.
+    /// Decides by PeerAuthentication alone: evaluates only the DENY policies that istiod converts it to and that the
+    /// destination names.
     pub fn evaluate_peer_authentication(
         &self,
         destination: &Workload,
         connection: &Connection,
     ) -> Decision {
         let names = destination.authorization_policies.iter();
-        let (selected, missing) = self.named(names.filter(|name| is_peer_authentication(name)));
+        let (selected, missing) =
+            self.policies_by_name(names.filter(|name| is_peer_authentication(name)));
         let peer = Peer::new(connection);
         let denying = selected
             .iter()
             .filter(|policy| policy.action == Action::Deny && !policy.dry_run)
-            .filter(|policy| matches(policy, &peer))
+            .filter(|policy| any_rule_matches(policy, &peer))
             .map(|policy| policy.key())
             .min();
-        match (self.denied(denying), missing) {
+        match (self.denial_by_policy(denying), missing) {
             (Some(denied), _) => denied,
             (None, Some(name)) => {
                 Decision::new(false, None, DecisionReason::MissingPolicy(name.clone()))
@@ -185,8 +188,8 @@ impl PolicySet {
         }
     }
 
-    /// Returns the policies with these names, and the first unknown name if unknown policies deny connections.
-    fn named<'a>(
+    /// Returns the policies with these names. Also returns the first name without a policy, if missing policies deny.
+    fn policies_by_name<'a>(
         &self,
         names: impl IntoIterator<Item = &'a ArcStr>,
     ) -> (Vec<&Authorization>, Option<&'a ArcStr>) {
@@ -195,14 +198,14 @@ impl PolicySet {
         for name in names {
             match self.by_name(name) {
                 Some(policy) => selected.push(policy),
-                None if self.missing() == MissingPolicies::Ignore => {}
+                None if self.missing_policies() == MissingPolicies::Ignore => {}
                 None => missing = missing.or(Some(name)),
             }
         }
         (selected, missing)
     }
 
-    fn denied(&self, policy: Option<PolicyKey>) -> Option<Decision> {
+    fn denial_by_policy(&self, policy: Option<PolicyKey>) -> Option<Decision> {
         let policy = policy?;
         let known = self.by_key(&policy);
         let why = known
@@ -220,7 +223,7 @@ impl PolicySet {
     }
 }
 
-fn matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
+fn any_rule_matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
     let mut rules = policy.rules.iter();
     rules.any(|rule| crate::matching::rule_matches(rule, peer))
 }
@@ -229,18 +232,18 @@ fn matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
 /// have such a name.
 pub(crate) fn is_peer_authentication(record: &str) -> bool {
     let name = record.split_once('/').map_or(record, |(_, name)| name);
-    name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
+    name == STATIC_STRICT_POLICY || name.starts_with(CONVERTED_PEER_AUTHENTICATION_PREFIX)
 }
 
-/// Decides a connection that no policy denies, by the ALLOW policies.
+/// Decides whether a connection that no DENY policy matches is allowed by the ALLOW policies.
 fn decide_by_allow_policies(
-    matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
-    has_allow: impl FnOnce() -> bool,
+    find_match: &dyn Fn(Action, bool) -> Option<PolicyKey>,
+    has_allow_policies: impl FnOnce() -> bool,
 ) -> Decision {
-    if !has_allow() {
+    if !has_allow_policies() {
         return Decision::new(true, None, DecisionReason::NoAllowPolicies);
     }
-    match matching(Action::Allow, false) {
+    match find_match(Action::Allow, false) {
         Some(policy) => Decision::new(true, Some(policy), DecisionReason::Allowed),
         None => Decision::new(false, None, DecisionReason::NoAllowPolicyMatched),
     }

@@ -1,4 +1,4 @@
-//! Explains a decision to operators: evaluates every policy that applies to a connection.
+//! Explains an authorization decision to operators: evaluates every policy that applies to the connection.
 
 use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
@@ -6,15 +6,15 @@ use crate::{
     Connection, Decision, PolicySet, evaluate::is_peer_authentication, matching::matching_rule,
 };
 
-/// A decision with the evaluation of each policy.
+/// Authorization decision with the evaluation of each policy that applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Decision about the connection.
     pub decision: Decision,
-    /// Every policy that applies to the destination, denying ones first, then by name.
+    /// Evaluations of every policy that applies to the destination: DENY policies first, then by name.
     pub policies: Vec<PolicyEvaluation>,
-    /// Names of policies that the destination's record names but that are unknown.
-    pub missing: Vec<ArcStr>,
+    /// Names of policies in the destination's WDS record that were not received.
+    pub missing_policies: Vec<ArcStr>,
 }
 
 /// Evaluation of one policy for a connection.
@@ -32,7 +32,7 @@ pub struct PolicyEvaluation {
     pub outcome: PolicyOutcome,
 }
 
-/// Whether a policy matches a connection, for [`PolicyEvaluation`].
+/// Whether a rule of a policy matches the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyOutcome {
     /// A rule of the policy matches.
@@ -62,8 +62,8 @@ impl PolicySet {
         self.explain_policies(destination, connection, decision, is_peer_authentication)
     }
 
-    /// Returns the dry-run policies that would deny a connection if they were enforced. Without dry-run policies it
-    /// costs nothing.
+    /// Returns the dry-run policies that would deny a connection if they were enforced. Returns immediately if the set
+    /// has no dry-run policy.
     pub fn dry_run_denials(
         &self,
         destination: &Workload,
@@ -72,7 +72,7 @@ impl PolicySet {
         if !self.has_dry_runs() {
             return Vec::new();
         }
-        let applicable = self.applicable(destination);
+        let applicable = self.applicable_policies(destination);
         let matches = |policy: &Authorization| matching_rule(policy, connection).is_some();
         let of = |action: Action| {
             let all = applicable.iter().map(|policy| &**policy);
@@ -95,7 +95,7 @@ impl PolicySet {
         counts: impl Fn(&str) -> bool,
     ) -> Explanation {
         let mut policies: Vec<_> = self
-            .applicable(destination)
+            .applicable_policies(destination)
             .into_iter()
             .filter(|policy| counts(&policy.name))
             .map(|policy| PolicyEvaluation {
@@ -118,7 +118,7 @@ impl PolicySet {
         Explanation {
             decision,
             policies,
-            missing,
+            missing_policies: missing,
         }
     }
 }

@@ -7,28 +7,28 @@ use std::{
 
 use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
-use crate::{candidates::RuleIndex, connection::Peer};
+use crate::{connection::Peer, rule_index::RuleIndex};
 
-/// Decision about connections to a workload that names an unknown policy.
+/// How connections to a workload are decided if its record names a policy that was not received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingPolicies {
     /// Deny the connection: the policy might be a DENY that has not been received yet.
     #[default]
     Deny,
-    /// Ignore the unknown policy, as Istio's ztunnel does.
+    /// Ignore the missing policy, as Istio's ztunnel does.
     Ignore,
 }
 
-/// Authorization policies by name and scope.
+/// Set of layer 4 authorization policies, indexed by name and scope.
 #[derive(Debug, Default)]
 pub struct PolicySet {
     by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
-    /// Policies with the scope of the whole mesh.
+    /// Policies that apply to the whole mesh.
     global: ScopePolicies,
     by_namespace: HashMap<ArcStr, ScopePolicies>,
-    missing: MissingPolicies,
-    /// Number of dry-run policies.
-    dry_runs: usize,
+    missing_policies: MissingPolicies,
+    /// Number of dry-run policies in the set.
+    dry_run_count: usize,
 }
 
 /// Policies of one scope, separated by action.
@@ -36,11 +36,11 @@ pub struct PolicySet {
 pub(crate) struct ScopePolicies {
     deny: RuleIndex,
     allow: RuleIndex,
-    dry_deny: RuleIndex,
-    dry_allow: RuleIndex,
+    dry_run_deny: RuleIndex,
+    dry_run_allow: RuleIndex,
 }
 
-/// Workloads whose connections may be affected by a change of policies.
+/// Workloads whose connections a policy change may affect, and which must be evaluated again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AffectedWorkloads {
     /// No workload, since the policy did not change.
@@ -50,8 +50,8 @@ pub enum AffectedWorkloads {
     /// All workloads of this namespace.
     Namespace(ArcStr),
     /// Workloads whose records name the policy (`namespace/name`).
-    NamingPolicy(ArcStr),
-    /// Union of several values, for a policy that changed its scope.
+    ReferencingPolicy(ArcStr),
+    /// Union of several sets of workloads, for a policy whose scope changed.
     Union(Vec<Self>),
 }
 
@@ -67,7 +67,7 @@ impl AffectedWorkloads {
             Self::None => false,
             Self::All => true,
             Self::Namespace(of) => namespace == of,
-            Self::NamingPolicy(name) => policies.contains(name),
+            Self::ReferencingPolicy(name) => policies.contains(name),
             Self::Union(parts) => parts
                 .iter()
                 .any(|part| part.includes_any(namespace, policies)),
@@ -76,10 +76,10 @@ impl AffectedWorkloads {
 }
 
 impl PolicySet {
-    /// Creates an empty set of policies.
+    /// Creates an empty set of policies, with the decision about missing ones.
     pub fn new(missing: MissingPolicies) -> Self {
         Self {
-            missing,
+            missing_policies: missing,
             ..Self::default()
         }
     }
@@ -92,13 +92,13 @@ impl PolicySet {
         }
         let before = self.remove(&key);
         let policy = Arc::new(policy);
-        if let Some(bucket) = self.bucket_mut(&policy) {
+        if let Some(bucket) = self.scope_policies_mut(&policy) {
             bucket
                 .index_mut(policy.action, policy.dry_run)
                 .insert(&policy);
         }
         let after = affected_workloads(&policy);
-        self.dry_runs += usize::from(policy.dry_run);
+        self.dry_run_count += usize::from(policy.dry_run);
         self.by_key.insert(key, policy);
         match before {
             AffectedWorkloads::None => after,
@@ -112,8 +112,8 @@ impl PolicySet {
         let Some(policy) = self.by_key.remove(key) else {
             return AffectedWorkloads::None;
         };
-        self.dry_runs -= usize::from(policy.dry_run);
-        if let Some(bucket) = self.bucket_mut(&policy) {
+        self.dry_run_count -= usize::from(policy.dry_run);
+        if let Some(bucket) = self.scope_policies_mut(&policy) {
             bucket.index_mut(policy.action, policy.dry_run).remove(key);
         }
         if policy.scope == Scope::Namespace
@@ -164,20 +164,20 @@ impl PolicySet {
         self.by_key.get(key)
     }
 
-    pub(crate) fn missing(&self) -> MissingPolicies {
-        self.missing
+    pub(crate) fn missing_policies(&self) -> MissingPolicies {
+        self.missing_policies
     }
 
     pub(crate) fn has_dry_runs(&self) -> bool {
-        self.dry_runs > 0
+        self.dry_run_count > 0
     }
 
-    /// Returns the policies of the whole mesh, and of a namespace.
+    /// Returns the policies with the scope of the whole mesh, and those of the namespace if it has any.
     pub(crate) fn scopes_for_namespace(&self, namespace: &str) -> [Option<&ScopePolicies>; 2] {
         [Some(&self.global), self.by_namespace.get(namespace)]
     }
 
-    fn bucket_mut(&mut self, policy: &Authorization) -> Option<&mut ScopePolicies> {
+    fn scope_policies_mut(&mut self, policy: &Authorization) -> Option<&mut ScopePolicies> {
         match policy.scope {
             Scope::Global => Some(&mut self.global),
             Scope::Namespace => Some(
@@ -190,23 +190,28 @@ impl PolicySet {
     }
 
     /// Returns the policies that apply to a workload, ordered by name.
-    pub(crate) fn applicable(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
+    pub(crate) fn applicable_policies(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
         self.by_key
             .values()
             .filter(|policy| match policy.scope {
                 Scope::Global => true,
                 Scope::Namespace => policy.namespace == workload.namespace,
                 Scope::WorkloadSelector => false,
-            } || workload.authorization_policies.iter().any(|name| is_named(name, policy)))
+            } || workload.authorization_policies.iter().any(|name| has_resource_name(name, policy)))
             .collect()
     }
 }
 
 impl ScopePolicies {
     pub(crate) fn is_empty(&self) -> bool {
-        [&self.deny, &self.allow, &self.dry_deny, &self.dry_allow]
-            .iter()
-            .all(|index| index.is_empty())
+        [
+            &self.deny,
+            &self.allow,
+            &self.dry_run_deny,
+            &self.dry_run_allow,
+        ]
+        .iter()
+        .all(|index| index.is_empty())
     }
 
     pub(crate) fn has_enforced_allow(&self) -> bool {
@@ -223,8 +228,8 @@ impl ScopePolicies {
         match (action, dry_run) {
             (Action::Deny, false) => &self.deny,
             (Action::Allow, false) => &self.allow,
-            (Action::Deny, true) => &self.dry_deny,
-            (Action::Allow, true) => &self.dry_allow,
+            (Action::Deny, true) => &self.dry_run_deny,
+            (Action::Allow, true) => &self.dry_run_allow,
         }
         .first_match(peer)
     }
@@ -233,8 +238,8 @@ impl ScopePolicies {
         match (action, dry_run) {
             (Action::Deny, false) => &mut self.deny,
             (Action::Allow, false) => &mut self.allow,
-            (Action::Deny, true) => &mut self.dry_deny,
-            (Action::Allow, true) => &mut self.dry_allow,
+            (Action::Deny, true) => &mut self.dry_run_deny,
+            (Action::Allow, true) => &mut self.dry_run_allow,
         }
     }
 }
@@ -243,11 +248,13 @@ fn affected_workloads(policy: &Authorization) -> AffectedWorkloads {
     match policy.scope {
         Scope::Global => AffectedWorkloads::All,
         Scope::Namespace => AffectedWorkloads::Namespace(policy.namespace.clone()),
-        Scope::WorkloadSelector => AffectedWorkloads::NamingPolicy(policy.key().to_string().into()),
+        Scope::WorkloadSelector => {
+            AffectedWorkloads::ReferencingPolicy(policy.key().to_string().into())
+        }
     }
 }
 
-fn is_named(name: &str, policy: &Authorization) -> bool {
+fn has_resource_name(name: &str, policy: &Authorization) -> bool {
     name.split_once('/')
         .is_some_and(|(namespace, name)| policy.namespace == namespace && policy.name == name)
 }

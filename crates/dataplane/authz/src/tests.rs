@@ -1,4 +1,4 @@
-//! Tests of each rule of evaluation, and of decisions compared with a naive reference.
+//! Tests of each evaluation rule, and comparison of decisions with a naive reference implementation.
 
 mod peer_authentication;
 
@@ -13,7 +13,7 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
 
-fn exact(text: &str) -> Vec<StringMatch> {
+fn exact_match(text: &str) -> Vec<StringMatch> {
     vec![StringMatch::Exact(text.into())]
 }
 
@@ -29,19 +29,19 @@ fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization 
     }
 }
 
-/// Builds the rules of a policy: one rule of one clause of one match.
+/// Builds the rules of a policy from a match: one rule with one clause.
 fn match_clause(m: Match) -> Vec<Vec<Clause>> {
     vec![vec![vec![m]]]
 }
 
-fn principal(account: &str) -> Match {
+fn principal_match(account: &str) -> Match {
     Match {
-        principals: exact(&format!("td/ns/clients/sa/{account}")),
+        principals: exact_match(&format!("td/ns/clients/sa/{account}")),
         ..Match::default()
     }
 }
 
-fn destination() -> Workload {
+fn destination_workload() -> Workload {
     Workload {
         namespace: "ns".into(),
         ..Workload::default()
@@ -56,14 +56,14 @@ fn connection_from(account: &str) -> Connection {
     }
 }
 
-fn plaintext() -> Connection {
+fn plaintext_connection() -> Connection {
     Connection {
         source: None,
         ..connection_from("x")
     }
 }
 
-fn set(policies: Vec<Authorization>) -> PolicySet {
+fn policy_set(policies: Vec<Authorization>) -> PolicySet {
     let mut set = PolicySet::new(MissingPolicies::Deny);
     for policy in policies {
         set.insert(policy);
@@ -71,7 +71,7 @@ fn set(policies: Vec<Authorization>) -> PolicySet {
     set
 }
 
-fn key(name: &str) -> PolicyKey {
+fn policy_key(name: &str) -> PolicyKey {
     PolicyKey {
         namespace: "ns".into(),
         name: name.into(),
@@ -80,24 +80,24 @@ fn key(name: &str) -> PolicyKey {
 
 #[test]
 fn without_policies_everything_is_allowed() {
-    let decision = set(vec![]).evaluate(&destination(), &plaintext());
+    let decision = policy_set(vec![]).evaluate(&destination_workload(), &plaintext_connection());
     assert!(decision.allowed);
     assert_eq!(decision.reason, DecisionReason::NoPolicies);
 }
 
 #[test]
 fn an_allow_policy_allows_its_matches_and_nothing_else() {
-    let set = set(vec![policy(
+    let set = policy_set(vec![policy(
         "p",
         Action::Allow,
-        match_clause(principal("a")),
+        match_clause(principal_match("a")),
     )]);
-    let allowed = set.evaluate(&destination(), &connection_from("a"));
+    let allowed = set.evaluate(&destination_workload(), &connection_from("a"));
     assert!(allowed.allowed);
-    assert_eq!(allowed.decided_by, Some(key("p")));
+    assert_eq!(allowed.decided_by, Some(policy_key("p")));
     assert_eq!(allowed.to_string(), "allowed by: ns/p");
-    for connection in [connection_from("b"), plaintext()] {
-        let denied = set.evaluate(&destination(), &connection);
+    for connection in [connection_from("b"), plaintext_connection()] {
+        let denied = set.evaluate(&destination_workload(), &connection);
         assert!(!denied.allowed);
         assert_eq!(denied.to_string(), "allow policies exist, but none allowed");
     }
@@ -105,47 +105,48 @@ fn an_allow_policy_allows_its_matches_and_nothing_else() {
 
 #[test]
 fn deny_policies_are_evaluated_first() {
-    let set = set(vec![
-        policy("allow", Action::Allow, match_clause(principal("a"))),
-        policy("deny", Action::Deny, match_clause(principal("a"))),
+    let set = policy_set(vec![
+        policy("allow", Action::Allow, match_clause(principal_match("a"))),
+        policy("deny", Action::Deny, match_clause(principal_match("a"))),
     ]);
-    let decision = set.evaluate(&destination(), &connection_from("a"));
+    let decision = set.evaluate(&destination_workload(), &connection_from("a"));
     assert!(!decision.allowed);
     assert_eq!(decision.to_string(), "explicitly denied by: ns/deny");
 }
 
 #[test]
 fn deny_policies_alone_leave_the_rest_allowed() {
-    let set = set(vec![policy(
+    let set = policy_set(vec![policy(
         "deny",
         Action::Deny,
-        match_clause(principal("a")),
+        match_clause(principal_match("a")),
     )]);
-    let decision = set.evaluate(&destination(), &connection_from("b"));
+    let decision = set.evaluate(&destination_workload(), &connection_from("b"));
     assert!(decision.allowed);
     assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
 }
 
 #[test]
 fn a_policy_without_rules_never_matches_but_counts() {
-    let nothing = set(vec![policy("p", Action::Allow, vec![])]);
+    let nothing = policy_set(vec![policy("p", Action::Allow, vec![])]);
     assert_eq!(
         nothing
-            .evaluate(&destination(), &connection_from("a"))
+            .evaluate(&destination_workload(), &connection_from("a"))
             .reason,
         DecisionReason::NoAllowPolicyMatched
     );
-    let nothing = set(vec![policy("p", Action::Deny, vec![])]);
+    let nothing = policy_set(vec![policy("p", Action::Deny, vec![])]);
     assert!(
         nothing
-            .evaluate(&destination(), &connection_from("a"))
+            .evaluate(&destination_workload(), &connection_from("a"))
             .allowed
     );
 }
 
 #[test]
 fn empty_rules_and_clauses_match_and_empty_matches_do_not() {
-    let matches = |rules| matches_policy(&policy("p", Action::Allow, rules), &plaintext());
+    let matches =
+        |rules| matches_policy(&policy("p", Action::Allow, rules), &plaintext_connection());
     assert!(!matches(vec![]));
     assert!(matches(vec![vec![]]));
     assert!(matches(vec![vec![vec![]]]));
@@ -164,13 +165,16 @@ fn rules_or_clauses_and_matches_or_fields_and_values_or() {
     assert!(matches(vec![vec![vec![port(1)]], vec![vec![port(8080)]]]));
     // Clauses AND.
     assert!(!matches(vec![vec![vec![port(1)], vec![port(8080)]]]));
-    assert!(matches(vec![vec![vec![principal("a")], vec![port(8080)]]]));
+    assert!(matches(vec![vec![
+        vec![principal_match("a")],
+        vec![port(8080)]
+    ]]));
     // Matches OR.
     assert!(matches(vec![vec![vec![port(1), port(8080)]]]));
     // Fields AND.
     assert!(!matches(match_clause(Match {
         destination_ports: vec![1],
-        ..principal("a")
+        ..principal_match("a")
     })));
     // Values OR.
     assert!(matches(match_clause(Match {
@@ -243,7 +247,7 @@ fn without_an_identity_positive_fields_fail_and_negative_ones_hold() {
     ] {
         let policy = policy("p", Action::Deny, match_clause(m));
         assert_eq!(
-            matches_policy(&policy, &plaintext()),
+            matches_policy(&policy, &plaintext_connection()),
             !positive,
             "{policy:?}"
         );
@@ -256,9 +260,15 @@ fn strict_mutual_tls_denies_plaintext_only() {
         not_principals: vec![StringMatch::Presence],
         ..Match::default()
     };
-    let set = set(vec![policy("strict", Action::Deny, match_clause(m))]);
-    assert!(!set.evaluate(&destination(), &plaintext()).allowed);
-    assert!(set.evaluate(&destination(), &connection_from("a")).allowed);
+    let set = policy_set(vec![policy("strict", Action::Deny, match_clause(m))]);
+    assert!(
+        !set.evaluate(&destination_workload(), &plaintext_connection())
+            .allowed
+    );
+    assert!(
+        set.evaluate(&destination_workload(), &connection_from("a"))
+            .allowed
+    );
 }
 
 #[test]
@@ -320,9 +330,9 @@ fn policies_apply_in_their_scope_only() {
         };
         let destination = Workload {
             authorization_policies: names.iter().map(|name| ArcStr::from(*name)).collect(),
-            ..destination()
+            ..destination_workload()
         };
-        !set(vec![deny])
+        !policy_set(vec![deny])
             .evaluate(&destination, &connection_from("a"))
             .allowed
     };
@@ -337,9 +347,9 @@ fn policies_apply_in_their_scope_only() {
 fn unknown_named_policy_denies_unless_configured_otherwise() {
     let destination = Workload {
         authorization_policies: vec!["ns/coming".into()],
-        ..destination()
+        ..destination_workload()
     };
-    let decision = set(vec![]).evaluate(&destination, &connection_from("a"));
+    let decision = policy_set(vec![]).evaluate(&destination, &connection_from("a"));
     assert!(!decision.allowed);
     assert!(decision.to_string().contains("ns/coming"), "{decision}");
     let lenient = PolicySet::new(MissingPolicies::Ignore);
@@ -354,14 +364,14 @@ fn unknown_named_policy_denies_unless_configured_otherwise() {
 fn known_deny_policy_decides_before_missing_policy() {
     let destination = Workload {
         authorization_policies: vec!["ns/coming".into()],
-        ..destination()
+        ..destination_workload()
     };
     let policies = vec![
-        policy("no-a", Action::Deny, match_clause(principal("a"))),
-        policy("only-b", Action::Allow, match_clause(principal("b"))),
+        policy("no-a", Action::Deny, match_clause(principal_match("a"))),
+        policy("only-b", Action::Allow, match_clause(principal_match("b"))),
     ];
     let why = |who| {
-        set(policies.clone())
+        policy_set(policies.clone())
             .evaluate(&destination, &connection_from(who))
             .reason
     };
@@ -375,20 +385,25 @@ fn known_deny_policy_decides_before_missing_policy() {
 #[test]
 fn policy_not_understood_denies_its_scope_and_reports_why() {
     let substitute = |scope, dry_run| {
-        Authorization::substitute(key("odd"), scope, dry_run, "field 99 is unknown".into())
+        Authorization::substitute(
+            policy_key("odd"),
+            scope,
+            dry_run,
+            "field 99 is unknown".into(),
+        )
     };
     let decide = |policy, destination: &Workload| {
-        set(vec![policy]).evaluate(destination, &connection_from("a"))
+        policy_set(vec![policy]).evaluate(destination, &connection_from("a"))
     };
     let elsewhere = Workload {
         namespace: "other".into(),
-        ..destination()
+        ..destination_workload()
     };
     let naming = Workload {
         authorization_policies: vec!["ns/odd".into()],
         ..elsewhere.clone()
     };
-    let decision = decide(substitute(Scope::Namespace, false), &destination());
+    let decision = decide(substitute(Scope::Namespace, false), &destination_workload());
     assert_eq!(
         decision.reason,
         DecisionReason::InvalidPolicy("field 99 is unknown".into())
@@ -401,9 +416,9 @@ fn policy_not_understood_denies_its_scope_and_reports_why() {
     assert!(decide(substitute(Scope::Namespace, false), &elsewhere).allowed);
     assert!(!decide(substitute(Scope::Global, false), &elsewhere).allowed);
     let selected = substitute(Scope::WorkloadSelector, false);
-    assert!(decide(selected.clone(), &destination()).allowed);
+    assert!(decide(selected.clone(), &destination_workload()).allowed);
     assert!(!decide(selected, &naming).allowed);
-    assert!(decide(substitute(Scope::Global, true), &destination()).allowed);
+    assert!(decide(substitute(Scope::Global, true), &destination_workload()).allowed);
 }
 
 #[test]
@@ -413,16 +428,16 @@ fn dry_run_denials_are_those_of_enforced_policies() {
         ..policy(name, action, rules)
     };
     let would = |policies: Vec<Authorization>, account: &str| {
-        let set = set(policies);
-        let refusing = set.dry_run_denials(&destination(), &connection_from(account));
+        let set = policy_set(policies);
+        let refusing = set.dry_run_denials(&destination_workload(), &connection_from(account));
         refusing
             .iter()
             .map(|key| key.name.to_string())
             .collect::<Vec<_>>()
     };
-    let deny = dry("d", Action::Deny, match_clause(principal("a")));
-    let allow = dry("a", Action::Allow, match_clause(principal("b")));
-    let enforced = policy("e", Action::Allow, match_clause(principal("c")));
+    let deny = dry("d", Action::Deny, match_clause(principal_match("a")));
+    let allow = dry("a", Action::Allow, match_clause(principal_match("b")));
+    let enforced = policy("e", Action::Allow, match_clause(principal_match("c")));
     let all = vec![deny, allow, enforced];
     assert_eq!(would(all.clone(), "a"), ["d", "a"]);
     assert_eq!(would(all.clone(), "b"), [""; 0]);
@@ -434,18 +449,18 @@ fn dry_run_denials_are_those_of_enforced_policies() {
         [""; 0]
     );
     // A policy that is no longer a dry run is enforced, and not reported.
-    let mut set = set(vec![dry("d", Action::Deny, vec![vec![]])]);
+    let mut set = policy_set(vec![dry("d", Action::Deny, vec![vec![]])]);
     assert_eq!(
-        set.dry_run_denials(&destination(), &connection_from("a"))
+        set.dry_run_denials(&destination_workload(), &connection_from("a"))
             .len(),
         1
     );
     set.insert(policy("d", Action::Deny, vec![vec![]]));
     assert!(
-        set.dry_run_denials(&destination(), &connection_from("a"))
+        set.dry_run_denials(&destination_workload(), &connection_from("a"))
             .is_empty()
     );
-    set.remove(&key("d"));
+    set.remove(&policy_key("d"));
     assert!(set.is_empty());
 }
 
@@ -455,19 +470,19 @@ fn dry_run_policies_report_and_decide_nothing() {
         dry_run: true,
         ..policy(name, action, vec![vec![]])
     };
-    let set = set(vec![dry("d", Action::Deny), dry("a", Action::Allow)]);
-    let decision = set.evaluate(&destination(), &connection_from("a"));
+    let set = policy_set(vec![dry("d", Action::Deny), dry("a", Action::Allow)]);
+    let decision = set.evaluate(&destination_workload(), &connection_from("a"));
     assert!(decision.allowed);
     assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
     assert_eq!(
-        decision.dry_run,
+        decision.dry_run_matches,
         [
-            DryRunDenial {
-                policy: key("d"),
+            DryRunMatch {
+                policy: policy_key("d"),
                 action: Action::Deny
             },
-            DryRunDenial {
-                policy: key("a"),
+            DryRunMatch {
+                policy: policy_key("a"),
                 action: Action::Allow
             },
         ]
@@ -476,7 +491,7 @@ fn dry_run_policies_report_and_decide_nothing() {
 
 #[test]
 fn policy_change_reports_affected_workloads() {
-    let mut set = set(vec![]);
+    let mut set = policy_set(vec![]);
     let global = Authorization {
         scope: Scope::Global,
         ..policy("p", Action::Deny, vec![vec![]])
@@ -488,14 +503,19 @@ fn policy_change_reports_affected_workloads() {
         ..global
     };
     let both = set.insert(selector);
-    assert!(both.includes(&destination()));
-    assert!(!set.is_empty() && set.evaluate(&destination(), &connection_from("a")).allowed);
+    assert!(both.includes(&destination_workload()));
+    assert!(
+        !set.is_empty()
+            && set
+                .evaluate(&destination_workload(), &connection_from("a"))
+                .allowed
+    );
     let naming = Workload {
         authorization_policies: vec!["ns/p".into()],
-        ..destination()
+        ..destination_workload()
     };
     let gone = set.remove_named("ns/p");
-    assert!(gone.includes(&naming) && !gone.includes(&destination()));
+    assert!(gone.includes(&naming) && !gone.includes(&destination_workload()));
     assert_eq!(set.remove_named("ns/p"), AffectedWorkloads::None);
     assert_eq!(set.remove_named("nonsense"), AffectedWorkloads::None);
     assert!(set.is_empty());
@@ -503,13 +523,16 @@ fn policy_change_reports_affected_workloads() {
 
 #[test]
 fn an_explanation_shows_every_policy_that_applies() {
-    let set = set(vec![
+    let set = policy_set(vec![
         policy(
             "allow",
             Action::Allow,
-            vec![vec![vec![principal("x")]], vec![vec![principal("a")]]],
+            vec![
+                vec![vec![principal_match("x")]],
+                vec![vec![principal_match("a")]],
+            ],
         ),
-        policy("deny", Action::Deny, match_clause(principal("b"))),
+        policy("deny", Action::Deny, match_clause(principal_match("b"))),
         Authorization {
             namespace: "other".into(),
             ..policy("far", Action::Deny, vec![vec![]])
@@ -517,11 +540,11 @@ fn an_explanation_shows_every_policy_that_applies() {
     ]);
     let destination = Workload {
         authorization_policies: vec!["ns/gone".into()],
-        ..destination()
+        ..destination_workload()
     };
     let explanation = set.explain(&destination, &connection_from("a"));
     assert!(!explanation.decision.allowed);
-    assert_eq!(explanation.missing, ["ns/gone"]);
+    assert_eq!(explanation.missing_policies, ["ns/gone"]);
     let seen: Vec<_> = explanation
         .policies
         .iter()
@@ -540,23 +563,25 @@ fn an_explanation_shows_every_policy_that_applies() {
 fn index_evaluates_few_of_many_rules() {
     let rules = |number: usize| {
         (0..10)
-            .flat_map(|rule| match_clause(principal(&format!("p{number}-{rule}"))))
+            .flat_map(|rule| match_clause(principal_match(&format!("p{number}-{rule}"))))
             .collect()
     };
-    let set = set((0..10_000)
-        .map(|number| policy(&format!("p{number}"), Action::Allow, rules(number)))
-        .collect());
-    let decision = set.evaluate(&destination(), &connection_from("p9999-9"));
-    assert_eq!(decision.decided_by, Some(key("p9999")));
+    let set = policy_set(
+        (0..10_000)
+            .map(|number| policy(&format!("p{number}"), Action::Allow, rules(number)))
+            .collect(),
+    );
+    let decision = set.evaluate(&destination_workload(), &connection_from("p9999-9"));
+    assert_eq!(decision.decided_by, Some(policy_key("p9999")));
     assert!(
-        !set.evaluate(&destination(), &connection_from("nobody"))
+        !set.evaluate(&destination_workload(), &connection_from("nobody"))
             .allowed
     );
 }
 
 // === a naive reference ===
 
-fn word() -> impl Strategy<Value = String> {
+fn arbitrary_word() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("a".to_owned()),
         Just("b".to_owned()),
@@ -564,7 +589,9 @@ fn word() -> impl Strategy<Value = String> {
     ]
 }
 
-fn matcher(text: impl Strategy<Value = String>) -> impl Strategy<Value = StringMatch> {
+fn arbitrary_string_match(
+    text: impl Strategy<Value = String>,
+) -> impl Strategy<Value = StringMatch> {
     (text, 0..4usize).prop_map(|(text, kind)| match kind {
         0 => StringMatch::Prefix(text.into()),
         1 => StringMatch::Suffix(text.into()),
@@ -573,11 +600,11 @@ fn matcher(text: impl Strategy<Value = String>) -> impl Strategy<Value = StringM
     })
 }
 
-fn spiffe() -> impl Strategy<Value = String> {
-    (word(), word()).prop_map(|(ns, sa)| format!("td/ns/{ns}/sa/{sa}"))
+fn arbitrary_principal() -> impl Strategy<Value = String> {
+    (arbitrary_word(), arbitrary_word()).prop_map(|(ns, sa)| format!("td/ns/{ns}/sa/{sa}"))
 }
 
-fn net() -> impl Strategy<Value = IpNet> {
+fn arbitrary_ip_net() -> impl Strategy<Value = IpNet> {
     (0..4u8, prop_oneof![Just(0u8), Just(24), Just(32)])
         .prop_map(|(last, length)| IpNet::new(IpAddr::from([10, 0, 0, last]), length).unwrap())
 }
@@ -590,7 +617,7 @@ fn up_to_two<T: std::fmt::Debug>(
 }
 
 fn account() -> impl Strategy<Value = ServiceAccountMatch> {
-    (word(), word()).prop_map(|(namespace, account)| ServiceAccountMatch {
+    (arbitrary_word(), arbitrary_word()).prop_map(|(namespace, account)| ServiceAccountMatch {
         namespace: namespace.into(),
         service_account: account.into(),
     })
@@ -598,14 +625,14 @@ fn account() -> impl Strategy<Value = ServiceAccountMatch> {
 
 prop_compose! {
     fn any_match()(
-        namespaces in up_to_two(matcher(word())),
-        not_namespaces in up_to_two(matcher(word())),
-        principals in up_to_two(matcher(spiffe())),
-        not_principals in up_to_two(matcher(spiffe())),
+        namespaces in up_to_two(arbitrary_string_match(arbitrary_word())),
+        not_namespaces in up_to_two(arbitrary_string_match(arbitrary_word())),
+        principals in up_to_two(arbitrary_string_match(arbitrary_principal())),
+        not_principals in up_to_two(arbitrary_string_match(arbitrary_principal())),
         service_accounts in up_to_two(account()),
         not_service_accounts in up_to_two(account()),
-        (source_ips, not_source_ips) in (up_to_two(net()), up_to_two(net())),
-        (destination_ips, not_destination_ips) in (up_to_two(net()), up_to_two(net())),
+        (source_ips, not_source_ips) in (up_to_two(arbitrary_ip_net()), up_to_two(arbitrary_ip_net())),
+        (destination_ips, not_destination_ips) in (up_to_two(arbitrary_ip_net()), up_to_two(arbitrary_ip_net())),
         (destination_ports, not_destination_ports) in (up_to_two(1..4u16), up_to_two(1..4u16)),
     ) -> Match {
         Match {
@@ -619,7 +646,7 @@ prop_compose! {
 prop_compose! {
     fn any_policy()(
         name in 0..8u8,
-        namespace in word(),
+        namespace in arbitrary_word(),
         scope in 0..3usize,
         deny in any::<bool>(),
         dry_run in prop::bool::weighted(0.2),
@@ -639,7 +666,7 @@ prop_compose! {
 
 prop_compose! {
     fn any_connection()(
-        source in option::weighted(0.8, (word(), word())),
+        source in option::weighted(0.8, (arbitrary_word(), arbitrary_word())),
         (from, to, port) in (0..4u8, 0..4u8, 1..4u16),
     ) -> Connection {
         Connection {
@@ -650,8 +677,12 @@ prop_compose! {
     }
 }
 
-/// Decides step by step as the rules are specified, without an index.
-fn naive(policies: &[Authorization], destination: &Workload, connection: &Connection) -> bool {
+/// Naive reference implementation of [`PolicySet::evaluate`]: follows the specification step by step, without an index.
+fn naive_evaluate(
+    policies: &[Authorization],
+    destination: &Workload,
+    connection: &Connection,
+) -> bool {
     let named = &destination.authorization_policies;
     let is = |name: &ArcStr, policy: &Authorization| *name == policy.key().to_string();
     if named
@@ -675,14 +706,14 @@ fn naive(policies: &[Authorization], destination: &Workload, connection: &Connec
             .iter()
             .filter(move |policy| policy.action == action)
     };
-    if of(Action::Deny).any(|policy| naive_policy(policy, connection)) {
+    if of(Action::Deny).any(|policy| naive_policy_matches(policy, connection)) {
         return false;
     }
     let mut allow = of(Action::Allow).peekable();
-    allow.peek().is_none() || allow.any(|policy| naive_policy(policy, connection))
+    allow.peek().is_none() || allow.any(|policy| naive_policy_matches(policy, connection))
 }
 
-fn naive_policy(policy: &Authorization, c: &Connection) -> bool {
+fn naive_policy_matches(policy: &Authorization, c: &Connection) -> bool {
     let text = |pattern: &[StringMatch], actual: Option<String>| match actual {
         Some(actual) => pattern.iter().any(|pattern| match pattern {
             StringMatch::Exact(text) => actual == text.as_str(),
@@ -791,7 +822,7 @@ proptest! {
         policies in vec(any_policy(), 0..8),
         removed in vec(any::<prop::sample::Index>(), 0..3),
         named in vec(0..8u8, 0..3),
-        namespace in word(),
+        namespace in arbitrary_word(),
         connections in vec(any_connection(), 1..8),
     ) {
         let mut set = PolicySet::new(MissingPolicies::Deny);
@@ -815,7 +846,7 @@ proptest! {
         };
         for connection in connections {
             let decision = set.evaluate(&destination, &connection);
-            prop_assert_eq!(decision.allowed, naive(&known, &destination, &connection));
+            prop_assert_eq!(decision.allowed, naive_evaluate(&known, &destination, &connection));
             // The policy that decided matches the connection.
             if let Some(key) = &decision.decided_by {
                 let policy = set.by_name(&key.to_string()).unwrap();

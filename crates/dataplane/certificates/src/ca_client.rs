@@ -1,4 +1,5 @@
-//! Fetches certificates: the interface that the certificate store uses, and its implementation for Istio's CSR API.
+//! Client interface of a certificate authority, which the certificate store uses, and its implementation for Istio's
+//! CSR API.
 
 use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -27,20 +28,20 @@ pub trait CaClient: Send + Sync + 'static {
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 
-    /// Subscribes to the certificates of an identity; called before its first fetch.
-    fn keep_ready(&self, _identity: &Identity) {}
+    /// Subscribes to the certificates of an identity. The certificate store calls this before the first fetch.
+    fn subscribe(&self, _identity: &Identity) {}
 
-    /// Ends the subscription of [`Self::keep_ready`].
-    fn stop_keeping_ready(&self, _identity: &Identity) {}
+    /// Ends the subscription to the certificates of an identity.
+    fn unsubscribe(&self, _identity: &Identity) {}
 
-    /// Returns the queue of identities whose certificates the CA has replaced by itself; it stays empty for a CA that
-    /// does not push certificates.
+    /// Returns the queue of identities whose certificates the CA has replaced unasked; always empty for a CA that does
+    /// not push certificates.
     fn renewals(&self) -> Renewals {
         Renewals::default()
     }
 }
 
-/// Queue of identities whose certificates are to be fetched before they are due for renewal. Clones share the queue.
+/// Queue of identities whose certificates must be fetched before their regular renewal. Clones share the queue.
 #[derive(Clone, Debug, Default)]
 pub struct Renewals(Arc<PendingRenewals>);
 
@@ -69,7 +70,7 @@ impl Renewals {
     }
 }
 
-/// Cache of certificates that outlives the process, for a warm start of its successor.
+/// Cache of certificates that outlives the process, for a warm start after a restart.
 pub trait CertificateCache: Send + Sync + 'static {
     /// Stores the CA's response with its private key.
     fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
@@ -88,7 +89,7 @@ pub enum FetchError {
     #[error(transparent)]
     Headers(#[from] CallHeadersError),
     /// The CA rejected the request, or could not be reached.
-    #[error("the CA answered {}", StatusText(.0))]
+    #[error("the CA answered {}", DisplayStatus(.0))]
     Status(Box<tonic::Status>),
     /// The CA did not respond in time.
     #[error("the CA did not answer within {0:?}")]
@@ -128,9 +129,9 @@ impl FetchError {
 }
 
 /// Displays a gRPC status as code, message and cause (for instance why the connection failed).
-struct StatusText<'a>(&'a tonic::Status);
+struct DisplayStatus<'a>(&'a tonic::Status);
 
-impl fmt::Display for StatusText<'_> {
+impl fmt::Display for DisplayStatus<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: {}", self.0.code(), self.0.message())?;
         match std::error::Error::source(self.0) {
@@ -140,7 +141,7 @@ impl fmt::Display for StatusText<'_> {
     }
 }
 
-/// Settings of [`CsrClient`].
+/// Options of the CSR API client ([`CsrClient`]).
 #[derive(Clone, Debug)]
 pub struct CsrClientOptions {
     /// Requested lifetime of certificates (`SECRET_TTL`).
@@ -162,7 +163,7 @@ impl Default for CsrClientOptions {
     }
 }
 
-/// A client of Istio's CSR API.
+/// Client of Istio's CSR API (`istio.v1.auth.IstioCertificateService`).
 #[derive(Clone)]
 pub struct CsrClient {
     client: IstioCertificateServiceClient<Channel>,
@@ -198,7 +199,7 @@ impl CsrClient {
     }
 
     /// Returns the cached certificate of an identity, if it is still usable.
-    fn cached(&self, identity: &Identity) -> Option<WorkloadCert> {
+    fn cached_certificate(&self, identity: &Identity) -> Option<WorkloadCert> {
         let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {
             Ok(certificate) => Some(certificate),
@@ -210,7 +211,7 @@ impl CsrClient {
     }
 
     async fn request_certificate(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        if let Some(certificate) = self.cached(identity) {
+        if let Some(certificate) = self.cached_certificate(identity) {
             return Ok(certificate);
         }
         let CertificateRequest { pem, key } = CertificateRequest::new(identity)?;

@@ -10,7 +10,7 @@ use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 pub struct CsrError {
     /// Identity to be certified.
     pub identity: Box<Identity>,
-    /// Cause of the error.
+    /// Error of the cryptographic library.
     #[source]
     pub source: rcgen::Error,
 }
@@ -20,7 +20,7 @@ pub struct CsrError {
 pub struct CertificateRequest {
     /// PEM of the PKCS#10 request.
     pub pem: String,
-    /// Private key, which exists only here and in the certificate that is built of it.
+    /// Private key of the requested certificate, in memory only.
     pub key: PrivateKeyDer<'static>,
 }
 

@@ -1,4 +1,4 @@
-//! Certificates in `/config_dump`, in the format that `istioctl ztunnel-config` reads.
+//! JSON of certificates in `/config_dump`, in the format that `istioctl ztunnel-config` reads.
 
 use std::time::{Duration, SystemTime};
 
@@ -23,11 +23,11 @@ pub struct CertificateDump {
     pub root_certs: Vec<CertificateEntry>,
 }
 
-/// Certificate of a chain in `/config_dump`.
+/// One certificate of a chain in `/config_dump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateEntry {
-    /// Base64 of the PEM text.
+    /// PEM text of the certificate, encoded as base64.
     pub pem: String,
     /// Serial number in decimal.
     pub serial_number: String,
@@ -38,11 +38,11 @@ pub struct CertificateEntry {
 }
 
 impl CertificateDump {
-    /// Builds the dump of an identity, with its certificate if it has one.
+    /// Builds the dump entry of an identity, with its certificate if it has one.
     pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()
-                .filter_map(|der| CertificateEntry::read(der))
+                .filter_map(|der| CertificateEntry::from_der(der))
                 .collect()
         };
         Self {
@@ -55,7 +55,7 @@ impl CertificateDump {
 }
 
 impl CertificateEntry {
-    fn read(der: &[u8]) -> Option<Self> {
+    fn from_der(der: &[u8]) -> Option<Self> {
         let (_, cert) = X509Certificate::from_der(der).ok()?;
         let validity = validity(&cert);
         Some(Self {

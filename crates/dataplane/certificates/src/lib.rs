@@ -1,8 +1,8 @@
-//! Certificates of a proxy's workloads: fetched from the control plane's CSR API or from a SPIFFE agent, renewed, and
-//! provided to connections.
+//! Certificates of a proxy's workloads: fetches them from the control plane's CSR API or from a SPIFFE agent, renews
+//! them, and provides them to connections.
 //!
-//! Private keys are generated here, or by the agent, and stay in memory; only a [`CertificateCache`] keeps them
-//! beyond the process. How a handshake uses a certificate is in `ambit-tls`.
+//! Private keys are generated here, or by the agent, and stay in memory; only a [`CertificateCache`] stores them beyond
+//! the life of the process. The crate `ambit-tls` uses the certificates in handshakes.
 #![forbid(unsafe_code)]
 
 mod ca_client;
@@ -22,7 +22,7 @@ pub use counts::CertificateCounts;
 pub use csr::{CertificateRequest, CsrError};
 pub use dump::{CertificateDump, CertificateEntry};
 pub use metrics::CertificateMetrics;
-pub use spiffe::{DelegatedIdentity, SocketError, SpiffeSocket, WorkloadApi};
+pub use spiffe::{DelegatedIdentity, SpiffeSocket, SpiffeSocketError, WorkloadApi};
 pub use spiffe_error::SpiffeError;
 pub use store::{CertError, Certificates, CertificatesOptions, Priority};
 pub use svid::SvidError;

@@ -25,9 +25,9 @@ pub enum SpiffeError {
     #[error(
         "{api} has no SVID of {identity}, it has {}; create a registration entry for it on this node, with the selectors \
          k8s:ns:{} and k8s:sa:{}",
-        List(others), identity.namespace, identity.service_account
+        CommaSeparated(others), identity.namespace, identity.service_account
     )]
-    NoEntry {
+    NoRegistrationEntry {
         /// Name of the API, with its socket.
         api: Arc<str>,
         /// Identity without an SVID.
@@ -48,7 +48,7 @@ pub enum SpiffeError {
     },
     /// The SVID that the agent sent cannot be used.
     #[error("{api} sent an SVID of {identity} that cannot be used; correct its registration entry")]
-    Svid {
+    InvalidSvid {
         /// Name of the API, with its socket.
         api: Arc<str>,
         /// Identity of the SVID.
@@ -60,7 +60,7 @@ pub enum SpiffeError {
 }
 
 impl SpiffeError {
-    /// Whether the agent rejected the request, so that another attempt would fail alike.
+    /// Whether the agent rejected the request, so that a retry would be rejected, too.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Status { status, .. } => matches!(
@@ -71,12 +71,14 @@ impl SpiffeError {
                     | Code::OutOfRange
             ),
             Self::StreamEnded(_) => false,
-            Self::NoEntry { .. } | Self::NoBundle { .. } | Self::Svid { .. } => true,
+            Self::NoRegistrationEntry { .. } | Self::NoBundle { .. } | Self::InvalidSvid { .. } => {
+                true
+            }
         }
     }
 }
 
-/// Displays advice for operators about a gRPC status code.
+/// Displays advice for operators on a gRPC status of the SPIFFE agent.
 struct StatusAdvice(Code);
 
 impl fmt::Display for StatusAdvice {
@@ -93,9 +95,9 @@ impl fmt::Display for StatusAdvice {
     }
 }
 
-struct List<'a>(&'a [String]);
+struct CommaSeparated<'a>(&'a [String]);
 
-impl fmt::Display for List<'_> {
+impl fmt::Display for CommaSeparated<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("none"),

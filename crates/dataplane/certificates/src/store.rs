@@ -1,14 +1,15 @@
 //! Certificate store: fetches certificates when they are needed or prefetched, renews them at half of their lifetime,
 //! and keeps them while they are valid.
 //!
-//! [`state::State`] decides; this file carries out its effects and provides certificates to connections.
+//! The state machine [`state::State`] decides what to fetch; this file carries out its effects and provides
+//! certificates to connections.
 
 mod options;
 mod state;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
-use ambit_model::{Identity, Reason};
+use ambit_model::{FailureReason, Identity};
 use ambit_rt::ErrorChain;
 use ambit_tls::WorkloadCert;
 use parking_lot::Mutex;
@@ -26,10 +27,10 @@ use state::{Effect, Event, Lifetime, State};
 /// Reason why a connection gets no certificate.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CertError {
-    /// The identity's last workload left this node while its certificate was awaited.
+    /// The identity's last workload left this node while a connection waited for the certificate.
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
-    Forgotten(Box<Identity>),
-    /// The CA issued no certificate; another attempt follows automatically.
+    IdentityForgotten(Box<Identity>),
+    /// The CA issued no certificate; the store retries automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
         /// Identity whose certificate is unavailable.
@@ -40,13 +41,13 @@ pub enum CertError {
     },
     /// The process is shutting down.
     #[error("identity error: certificates are no longer served")]
-    Stopped,
+    ShuttingDown,
 }
 
 impl CertError {
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
-        Reason::IdentityError
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::IdentityError
     }
 }
 
@@ -59,9 +60,9 @@ enum CertState {
     Forgotten,
 }
 
-struct Entry {
+struct IdentityEntry {
     state: watch::Sender<CertState>,
-    /// Highest priority that was requested so far, so that each priority is sent to the loop only once.
+    /// Highest priority that connections have requested so far; the fetch task receives each priority only once.
     priority: Priority,
 }
 
@@ -72,12 +73,13 @@ enum Command {
 }
 
 struct Shared {
-    entries: Mutex<HashMap<Identity, Entry>>,
-    /// Commands to the loop, sent under the lock of `entries`, so that the loop sees them in the order of changes.
+    entries: Mutex<HashMap<Identity, IdentityEntry>>,
+    /// Commands to the fetch task, sent under the lock of `entries`, so that the task receives them in the order of
+    /// changes.
     commands: mpsc::UnboundedSender<Command>,
 }
 
-/// Certificates of this process. Clones share them.
+/// Certificate store of this process. Clones share the certificates.
 #[derive(Clone)]
 pub struct Certificates(Arc<Shared>);
 
@@ -88,7 +90,7 @@ impl fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Starts the loop that fetches and renews certificates; it ends when the last clone is dropped.
+    /// Starts the task that fetches and renews certificates; it ends when the last clone is dropped.
     ///
     /// Must be called within the runtime that runs the fetches. Certificates may be requested from any thread.
     pub fn start(client: Arc<dyn CaClient>, options: CertificatesOptions) -> Self {
@@ -104,7 +106,7 @@ impl Certificates {
         Self(shared)
     }
 
-    /// Returns the certificate of an identity; waits while it is fetched for the first time, never for a retry.
+    /// Returns the certificate of an identity. Waits for its first fetch, but not for retries after a failure.
     pub async fn get(&self, identity: &Identity) -> Result<Arc<WorkloadCert>, CertError> {
         if let Some(cert) = self
             .peek(identity)
@@ -116,7 +118,7 @@ impl Certificates {
         let settled = slot
             .wait_for(|slot| !matches!(slot, CertState::Initializing))
             .await
-            .map_err(|_| CertError::Stopped)?
+            .map_err(|_| CertError::ShuttingDown)?
             .clone();
         match settled {
             CertState::Available(cert) if cert.is_expired(SystemTime::now()) => {
@@ -134,15 +136,15 @@ impl Certificates {
                 identity: Box::new(identity.clone()),
                 source,
             }),
-            CertState::Forgotten => Err(CertError::Forgotten(Box::new(identity.clone()))),
-            CertState::Initializing => Err(CertError::Stopped),
+            CertState::Forgotten => Err(CertError::IdentityForgotten(Box::new(identity.clone()))),
+            CertState::Initializing => Err(CertError::ShuttingDown),
         }
     }
 
-    /// Waits through failures and retries until a requested certificate is available or forgotten. For startup;
-    /// connections use [`Self::get`].
+    /// Waits until a requested certificate is available or forgotten, also through failures and retries. Used at
+    /// startup; connections use [`Self::get`].
     pub async fn wait_until_obtained(&self, identity: &Identity) {
-        let follow = |entry: &Entry| entry.state.subscribe();
+        let follow = |entry: &IdentityEntry| entry.state.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
         if let Some(mut slot) = slot {
             // An error means that the loop has ended.
@@ -152,7 +154,8 @@ impl Certificates {
         }
     }
 
-    /// Whether a requested certificate is not available yet, although the CA has not rejected the request.
+    /// Whether a requested certificate is still being fetched: it is not available yet, and the CA has not rejected the
+    /// request.
     pub fn is_awaited(&self, identity: &Identity) -> bool {
         let entries = self.0.entries.lock();
         let slot = entries.get(identity).map(|entry| entry.state.borrow());
@@ -171,13 +174,13 @@ impl Certificates {
         }
     }
 
-    /// Requests a certificate that a connection will soon need.
+    /// Requests a certificate in advance, before a connection needs it.
     pub fn prefetch(&self, identity: &Identity) {
         self.request_with_priority(identity, Priority::Warmup);
     }
 
-    /// Drops the certificate of an identity whose last workload has left this node. Waiting callers get
-    /// [`CertError::Forgotten`].
+    /// Drops the certificate of an identity whose last workload has left this node. Callers that wait for it get an
+    /// error.
     pub fn forget(&self, identity: &Identity) {
         let mut entries = self.0.entries.lock();
         if let Some(entry) = entries.remove(identity) {
@@ -251,7 +254,7 @@ impl Certificates {
         let (slot, receiver) = watch::channel(CertState::Initializing);
         entries.insert(
             identity.clone(),
-            Entry {
+            IdentityEntry {
                 state: slot,
                 priority,
             },
@@ -289,7 +292,7 @@ async fn run(
             command = commands.recv() => match command {
                 Some(Command::Request(identity, priority)) => Event::Request(identity, priority),
                 Some(Command::Forget(identity)) => {
-                    client.stop_keeping_ready(&identity);
+                    client.unsubscribe(&identity);
                     Event::Forget(identity)
                 }
                 Some(Command::Expired(identity)) => Event::Expired(identity),
@@ -317,7 +320,7 @@ async fn run(
         for effect in state.on_event(event, Instant::now().into_std()) {
             match effect {
                 Effect::Fetch(identity, attempt) => {
-                    client.keep_ready(&identity);
+                    client.subscribe(&identity);
                     let (client, done) = (client.clone(), done.clone());
                     let fetch = {
                         let identity = identity.clone();
@@ -340,7 +343,7 @@ async fn run(
                 Effect::Report {
                     identity,
                     error,
-                    kept,
+                    previous_remains: kept,
                     retry_in,
                 } => {
                     let error = ErrorChain(error.as_ref());

@@ -1,4 +1,4 @@
-//! X.509-SVID as a SPIFFE agent sends it, and the certificate that is built of it.
+//! X.509-SVID as a SPIFFE agent sends it, and its conversion to a workload certificate.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum SvidError {
     MissingKey,
     /// The leaf has this number of URI SANs instead of exactly one.
     #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
-    UriNameCount(usize),
+    UriSanCount(usize),
     /// The certificate's identity differs from the SPIFFE ID in the agent's message.
     #[error("its leaf is of {0}")]
     IdentityMismatch(Box<Identity>),
@@ -24,10 +24,10 @@ pub enum SvidError {
     Chain(#[from] ChainError),
 }
 
-/// X.509-SVID with its key, not decoded yet.
+/// X.509-SVID with its private key, both not decoded yet.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Svid {
-    /// DER certificates, or concatenations of them; leaf first.
+    /// Certificate chain in DER, leaf first; an element may hold several concatenated certificates.
     chain: Vec<Box<[u8]>>,
     /// Private key: PKCS#8 in DER.
     key: Zeroizing<Vec<u8>>,
@@ -47,7 +47,7 @@ impl Svid {
         }
     }
 
-    /// Builds the certificate of an identity from the SVID, with the roots of its trust domain.
+    /// Decodes the SVID to a workload certificate of this identity, with the roots of its trust domain.
     pub(crate) fn certificate(
         &self,
         settings: &TlsSettings,
@@ -61,7 +61,7 @@ impl Svid {
         let names = chain.first().map(count_uri_names).transpose()?;
         match names.unwrap_or_default() {
             1 => {}
-            several => return Err(SvidError::UriNameCount(several)),
+            several => return Err(SvidError::UriSanCount(several)),
         }
         let key = PrivatePkcs8KeyDer::from(self.key.to_vec());
         let certificate = WorkloadCert::new(settings, chain, key.into(), roots)?;

@@ -1,5 +1,5 @@
-//! gRPC channels to the control plane, which verify the server by roots that are read at each connection; clients
-//! present no certificate.
+//! gRPC channels to the control plane. Each connection verifies the server by freshly read roots; clients present no
+//! certificate.
 
 use std::{
     future::Future,
@@ -27,13 +27,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{RootCa, RootCaError};
 
-/// Timeout of a TCP connection attempt. It bounds the delay that a terminated server causes before its successor is
-/// tried.
+/// Timeout of a TCP connection attempt. Bounds the delay until another server is tried after one is terminated.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Address of a control plane service, and how its server is verified.
+/// Address of a control plane service, and the settings that verify its server.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
     /// URL of the server: `https://host:port`, or without scheme; the default port is 443. `http://` is rejected.
@@ -42,7 +41,7 @@ pub struct ChannelConfig {
     pub roots: RootCa,
     /// SAN that the server's certificate may have in place of the host name (`ALT_XDS_HOSTNAME`, `ALT_CA_HOSTNAME`).
     pub alternative_name: Option<String>,
-    /// TLS versions and cipher suites.
+    /// TLS versions and cipher suites to offer.
     pub tls: TlsSettings,
 }
 
@@ -51,7 +50,7 @@ pub struct ChannelConfig {
 pub enum ChannelError {
     /// The configured address is not a URL.
     #[error("{address:?} is not an address of the form https://host:port")]
-    Address {
+    InvalidAddress {
         /// Address as configured.
         address: String,
         /// Cause of the error.
@@ -64,10 +63,10 @@ pub enum ChannelError {
         /// Address as configured.
         address: String,
     },
-    /// The host is not a name that a certificate can have.
+    /// The configured host name or alternative name is not a valid DNS name or IP address.
     #[error("{name:?} cannot be a server's name")]
-    Name {
-        /// Host of the configured address.
+    InvalidHostName {
+        /// Host or alternative name, as configured.
         name: String,
         /// Cause of the error.
         #[source]
@@ -81,8 +80,8 @@ pub enum ChannelError {
 pub fn create_channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
     let target = ChannelTarget::new(config)?;
     // The connector does TLS itself; tonic must not add its own.
-    let endpoint = Endpoint::from(target.inner_uri()?)
-        .origin(target.origin()?)
+    let endpoint = Endpoint::from(target.plaintext_uri()?)
+        .origin(target.origin_uri()?)
         .http2_keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(10))
         .keep_alive_while_idle(true);
@@ -93,8 +92,8 @@ pub fn create_channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
 struct ChannelTarget {
     host: String,
     port: u16,
-    name: ServerName<'static>,
-    alternative: Option<ServerName<'static>>,
+    server_name: ServerName<'static>,
+    alternative_name: Option<ServerName<'static>>,
     roots: RootCa,
     tls: TlsSettings,
 }
@@ -110,7 +109,7 @@ impl ChannelTarget {
             Some(_) => return Err(not_https()),
             None => format!("https://{address}").parse(),
         }
-        .map_err(|source| ChannelError::Address {
+        .map_err(|source| ChannelError::InvalidAddress {
             address: address.clone(),
             source,
         })?;
@@ -123,14 +122,14 @@ impl ChannelTarget {
             .trim_end_matches(']')
             .to_owned();
         let name = |name: &str| {
-            ServerName::try_from(name.to_owned()).map_err(|source| ChannelError::Name {
+            ServerName::try_from(name.to_owned()).map_err(|source| ChannelError::InvalidHostName {
                 name: name.to_owned(),
                 source,
             })
         };
         Ok(Self {
-            name: name(&host)?,
-            alternative: config.alternative_name.as_deref().map(name).transpose()?,
+            server_name: name(&host)?,
+            alternative_name: config.alternative_name.as_deref().map(name).transpose()?,
             port: uri.port_u16().unwrap_or(443),
             host,
             roots: config.roots.clone(),
@@ -146,28 +145,28 @@ impl ChannelTarget {
         }
     }
 
-    fn inner_uri(&self) -> Result<Uri, ChannelError> {
-        self.uri("http")
+    fn plaintext_uri(&self) -> Result<Uri, ChannelError> {
+        self.uri_with_scheme("http")
     }
 
-    fn origin(&self) -> Result<Uri, ChannelError> {
-        self.uri("https")
+    fn origin_uri(&self) -> Result<Uri, ChannelError> {
+        self.uri_with_scheme("https")
     }
 
-    fn uri(&self, scheme: &str) -> Result<Uri, ChannelError> {
+    fn uri_with_scheme(&self, scheme: &str) -> Result<Uri, ChannelError> {
         let address = format!("{scheme}://{}", self.authority());
         address
             .parse()
-            .map_err(|source| ChannelError::Address { address, source })
+            .map_err(|source| ChannelError::InvalidAddress { address, source })
     }
 
     fn client_config(&self) -> Result<ClientConfig, ConnectError> {
         let roots = Arc::new(self.roots.load()?);
         let inner =
             WebPkiServerVerifier::builder_with_provider(roots, self.tls.provider()).build()?;
-        let verifier = NamesVerifier {
+        let verifier = AlternativeNameVerifier {
             inner,
-            alternative: self.alternative.clone(),
+            alternative_name: self.alternative_name.clone(),
         };
         let mut config = ClientConfig::builder_with_provider(self.tls.provider())
             .with_protocol_versions(self.tls.protocol_versions())?
@@ -187,7 +186,7 @@ impl ChannelTarget {
                 what: "connecting",
             })??;
         let connector = tokio_rustls::TlsConnector::from(Arc::new(tls));
-        let handshake = connector.connect(self.name.clone(), tcp);
+        let handshake = connector.connect(self.server_name.clone(), tcp);
         let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake)
             .await
             .map_err(|_| ConnectError::TimedOut {
@@ -280,14 +279,14 @@ impl tower_service::Service<Uri> for Connector {
     }
 }
 
-/// Certificate verifier that accepts a second name besides the host name.
+/// Certificate verifier that accepts an alternative name if the host name does not match.
 #[derive(Debug)]
-struct NamesVerifier {
+struct AlternativeNameVerifier {
     inner: Arc<WebPkiServerVerifier>,
-    alternative: Option<ServerName<'static>>,
+    alternative_name: Option<ServerName<'static>>,
 }
 
-impl ServerCertVerifier for NamesVerifier {
+impl ServerCertVerifier for AlternativeNameVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -301,7 +300,7 @@ impl ServerCertVerifier for NamesVerifier {
                 .verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
         };
         let first = verify(server_name);
-        match (&first, &self.alternative) {
+        match (&first, &self.alternative_name) {
             (Err(_), Some(alternative)) => verify(alternative).or(first),
             _ => first,
         }
@@ -334,7 +333,7 @@ impl ServerCertVerifier for NamesVerifier {
 mod tests {
     use super::*;
 
-    fn target(address: &str) -> Result<ChannelTarget, ChannelError> {
+    fn parse_target(address: &str) -> Result<ChannelTarget, ChannelError> {
         ChannelTarget::new(&ChannelConfig {
             address: address.to_owned(),
             roots: RootCa::System,
@@ -345,7 +344,7 @@ mod tests {
 
     #[test]
     fn addresses_default_to_https_and_port_443() {
-        let authority = |address| target(address).unwrap().authority();
+        let authority = |address| parse_target(address).unwrap().authority();
         assert_eq!(
             authority("https://istiod.istio-system.svc:15012"),
             "istiod.istio-system.svc:15012"
@@ -358,7 +357,7 @@ mod tests {
     #[test]
     fn plaintext_and_invalid_addresses_are_refused() {
         for address in ["http://istiod:15010", "", "https://", "ftp://x", "a b"] {
-            assert!(target(address).is_err(), "{address:?}");
+            assert!(parse_target(address).is_err(), "{address:?}");
         }
     }
 }

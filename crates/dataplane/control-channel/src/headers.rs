@@ -1,11 +1,11 @@
-//! Metadata of every gRPC call to the control plane: the caller's token and cluster.
+//! Metadata of every gRPC call to the control plane: the caller's token, its cluster, and configured headers.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use ambit_rt::Env;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 
-/// Source of the service account token that authenticates the caller.
+/// Source of the service account token that authenticates the caller to the control plane.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
     /// File, which is read again for each call: Kubernetes replaces it before the token expires.
@@ -46,7 +46,7 @@ pub enum CallHeadersError {
         #[source]
         source: io::Error,
     },
-    /// The token is empty; the text is the path of its file.
+    /// The token is empty. The text is the path of its file, if it was read from one.
     #[error("the token is empty ({})", .0.as_deref().unwrap_or("AUTH_TOKEN"))]
     EmptyToken(Option<String>),
     /// The token is not a valid header value.
@@ -60,15 +60,15 @@ pub enum CallHeadersError {
     },
 }
 
-/// Metadata of each call to the control plane. Cheap to clone.
+/// Metadata headers that are added to each call to the control plane. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct CallMetadata {
     token: Option<TokenSource>,
-    fixed: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
+    fixed_headers: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
 }
 
 impl CallMetadata {
-    /// Creates the metadata: `authorization` from a token, `clusterid`, and further headers.
+    /// Creates the metadata: `authorization` from the token, `clusterid`, and the headers in `extra`.
     pub fn new<'a>(
         token: Option<TokenSource>,
         cluster_id: Option<&'a str>,
@@ -89,11 +89,11 @@ impl CallMetadata {
             .collect::<Result<Vec<_>, CallHeadersError>>()?;
         Ok(Self {
             token,
-            fixed: fixed.into(),
+            fixed_headers: fixed.into(),
         })
     }
 
-    /// Creates the metadata with further headers from variables that begin with `prefix` (`XDS_HEADER_`,
+    /// Creates the metadata, with further headers from environment variables that begin with `prefix` (`XDS_HEADER_`,
     /// `CA_HEADER_`).
     pub fn from_env(
         env: &Env,
@@ -114,7 +114,7 @@ impl CallMetadata {
             value.set_sensitive(true);
             metadata.insert("authorization", value);
         }
-        for (key, value) in self.fixed.iter() {
+        for (key, value) in self.fixed_headers.iter() {
             metadata.insert(key.clone(), value.clone());
         }
         Ok(())
@@ -144,7 +144,7 @@ async fn read_token(source: &TokenSource) -> Result<String, CallHeadersError> {
 mod tests {
     use super::*;
 
-    async fn applied(headers: &CallMetadata) -> Result<MetadataMap, CallHeadersError> {
+    async fn applied_metadata(headers: &CallMetadata) -> Result<MetadataMap, CallHeadersError> {
         let mut metadata = MetadataMap::new();
         headers.apply(&mut metadata).await?;
         Ok(metadata)
@@ -158,13 +158,13 @@ mod tests {
         let token = TokenSource::from_setting(path.to_str().unwrap());
         let env = Env::from_pairs([("XDS_HEADER_X-Tenant", "t1"), ("OTHER", "x")]);
         let headers = CallMetadata::from_env(&env, "XDS_HEADER_", Some(token), "c1").unwrap();
-        let metadata = applied(&headers).await.unwrap();
+        let metadata = applied_metadata(&headers).await.unwrap();
         assert_eq!(metadata.get("authorization").unwrap(), "Bearer one");
         assert_eq!(metadata.get("clusterid").unwrap(), "c1");
         assert_eq!(metadata.get("x-tenant").unwrap(), "t1");
         std::fs::write(&path, "two").unwrap();
         assert_eq!(
-            applied(&headers)
+            applied_metadata(&headers)
                 .await
                 .unwrap()
                 .get("authorization")
@@ -172,11 +172,11 @@ mod tests {
             "Bearer two"
         );
         std::fs::write(&path, " \n").unwrap();
-        let error = applied(&headers).await.unwrap_err().to_string();
+        let error = applied_metadata(&headers).await.unwrap_err().to_string();
         assert_eq!(error, format!("the token is empty ({})", path.display()));
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(
-            applied(&headers).await,
+            applied_metadata(&headers).await,
             Err(CallHeadersError::ReadToken { .. })
         ));
     }
@@ -184,11 +184,11 @@ mod tests {
     #[tokio::test]
     async fn without_a_token_there_is_no_authorization() {
         let headers = CallMetadata::new(None, None, []).unwrap();
-        assert!(applied(&headers).await.unwrap().is_empty());
+        assert!(applied_metadata(&headers).await.unwrap().is_empty());
         let broken = TokenSource::Literal("a\nb".to_owned());
         let headers = CallMetadata::new(Some(broken), None, []).unwrap();
         assert!(matches!(
-            applied(&headers).await,
+            applied_metadata(&headers).await,
             Err(CallHeadersError::BadToken)
         ));
     }

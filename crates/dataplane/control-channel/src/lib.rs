@@ -1,5 +1,5 @@
-//! gRPC channels from a proxy to its control plane, for xDS and the CSR API: servers are verified by roots that are
-//! read at each connection, callers identify themselves by metadata.
+//! gRPC channels from a proxy to its control plane, for xDS and the CSR API. The proxy verifies servers by root
+//! certificates that it reads for each connection, and identifies itself by a token in the call's metadata.
 #![forbid(unsafe_code)]
 
 mod channel;

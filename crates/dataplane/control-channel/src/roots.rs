@@ -5,8 +5,8 @@ use std::{fs, io, path::PathBuf};
 use rustls::RootCertStore;
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
 
-/// Paths of the system's trust store; the first that exists is used. `SSL_CERT_FILE` is ignored: a proxy reads only
-/// the environment variables of its own contract.
+/// Paths of the system's trust store; the first that exists is used. `SSL_CERT_FILE` is ignored: a proxy reads only its
+/// documented environment variables.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -30,7 +30,7 @@ pub enum RootCa {
 pub enum RootCaError {
     /// The file cannot be read.
     #[error("cannot read root certificates from {}", path.display())]
-    Read {
+    ReadFile {
         /// Path of the file.
         path: PathBuf,
         /// Cause of the error.
@@ -39,8 +39,8 @@ pub enum RootCaError {
     },
     /// The roots are not PEM.
     #[error("root certificates of {origin} are not PEM")]
-    Pem {
-        /// Source of the certificates.
+    InvalidPem {
+        /// Path of the file with the certificates, or `the setting`.
         origin: String,
         /// Cause of the error.
         #[source]
@@ -49,7 +49,7 @@ pub enum RootCaError {
     /// A root certificate is malformed.
     #[error("a root certificate of {origin} is malformed")]
     Malformed {
-        /// Source of the certificates.
+        /// Path of the file with the certificates, or `the setting`.
         origin: String,
         /// Cause of the error.
         #[source]
@@ -58,7 +58,7 @@ pub enum RootCaError {
     /// The source contains no certificate.
     #[error("{origin} holds no root certificate")]
     Empty {
-        /// Source of the certificates.
+        /// Path of the file with the certificates, or `the setting`.
         origin: String,
     },
     /// The system has no trust store at a known path.
@@ -83,7 +83,7 @@ impl RootCa {
         match self {
             Self::Pem(text) => parse(text.as_bytes(), "the setting", false),
             Self::File(path) => {
-                let text = fs::read(path).map_err(|source| RootCaError::Read {
+                let text = fs::read(path).map_err(|source| RootCaError::ReadFile {
                     path: path.clone(),
                     source,
                 })?;
@@ -100,12 +100,12 @@ impl RootCa {
     }
 }
 
-/// Parses root certificates in PEM. If `lenient`, unusable ones are skipped, as a system's trust store may contain;
-/// otherwise they are errors.
+/// Parses root certificates in PEM. Unusable certificates are errors, unless `lenient` skips them: a system's trust
+/// store may contain some.
 fn parse(text: &[u8], origin: &str, lenient: bool) -> Result<RootCertStore, RootCaError> {
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {
-        let certificate = certificate.map_err(|source| RootCaError::Pem {
+        let certificate = certificate.map_err(|source| RootCaError::InvalidPem {
             origin: origin.to_owned(),
             source,
         })?;

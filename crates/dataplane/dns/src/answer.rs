@@ -13,9 +13,9 @@ use crate::{
 
 /// TTL of answers, in seconds.
 const TTL_SECONDS: u32 = 30;
-/// Maximum size of a UDP message without EDNS, in bytes, which every client accepts.
+/// Size limit of a UDP message to a client without EDNS, in bytes.
 const MIN_DATAGRAM_BYTES: u16 = 512;
-/// Maximum size of a DNS message in a datagram, in bytes, with any IP headers.
+/// Maximum size of a DNS message in a UDP datagram, in bytes; leaves room for IP headers.
 const MAX_DATAGRAM_BYTES: u16 = 65_000;
 
 const TYPE_A: u16 = 1;
@@ -42,8 +42,8 @@ pub fn encode_response(
     // A name that was parsed can be encoded.
     let mut message = ResponseWriter {
         bytes: head.to_vec().unwrap_or_default(),
-        answers: 0,
-        owner: COMPRESSION_POINTER | QUESTION_OFFSET,
+        answer_count: 0,
+        owner_pointer: COMPRESSION_POINTER | QUESTION_OFFSET,
     };
     let payload = question
         .edns()
@@ -67,25 +67,25 @@ pub fn encode_response(
 /// Size of an OPT record without options, in bytes.
 const OPT_RECORD_BYTES: usize = 11;
 
-/// DNS answer that is being encoded. All its names are compression pointers, so that the record of an address takes a
-/// dozen bytes and the address, however long the name: libraries stop compressing after some records.
+/// Encoder of a DNS response. Every record refers to its owner's name by a compression pointer, so that an address
+/// record has 12 bytes and the address, however long the name. Libraries stop compressing after some records.
 struct ResponseWriter {
     bytes: Vec<u8>,
-    answers: u16,
-    /// Compression pointer to the name that owns the addresses.
-    owner: u16,
+    answer_count: u16,
+    /// Compression pointer to the name that owns the address records.
+    owner_pointer: u16,
 }
 
 impl ResponseWriter {
     fn add_record(&mut self, kind: u16, data: &[u8]) {
-        for part in [self.owner, kind, CLASS_IN] {
+        for part in [self.owner_pointer, kind, CLASS_IN] {
             self.bytes.extend(part.to_be_bytes());
         }
         self.bytes.extend(TTL_SECONDS.to_be_bytes());
         let len = u16::try_from(data.len()).unwrap_or_default();
         self.bytes.extend(len.to_be_bytes());
         self.bytes.extend(data);
-        self.answers += 1;
+        self.answer_count += 1;
     }
 
     fn add_cname(&mut self, name: &str) {
@@ -98,10 +98,10 @@ impl ResponseWriter {
         target.push(0);
         self.add_record(TYPE_CNAME, &target);
         let at = u16::try_from(self.bytes.len() - target.len()).unwrap_or_default();
-        self.owner = COMPRESSION_POINTER | at;
+        self.owner_pointer = COMPRESSION_POINTER | at;
     }
 
-    /// Appends an address record; returns false if it exceeds `limit`.
+    /// Appends an address record unless the message would exceed `limit` bytes; returns whether it was appended.
     fn add_address(&mut self, ip: IpAddr, limit: usize) -> bool {
         let before = self.bytes.len();
         match ip {
@@ -111,7 +111,7 @@ impl ResponseWriter {
         let fits = self.bytes.len() <= limit;
         if !fits {
             self.bytes.truncate(before);
-            self.answers -= 1;
+            self.answer_count -= 1;
         }
         fits
     }
@@ -125,7 +125,7 @@ impl ResponseWriter {
             self.bytes.extend([0; 6]);
         }
         let additionals = u16::from(payload.is_some());
-        self.write_count(6, self.answers);
+        self.write_count(6, self.answer_count);
         self.write_count(10, additionals);
         if truncated && let Some(flags) = self.bytes.get_mut(2) {
             *flags |= 0x02;

@@ -1,14 +1,14 @@
-//! Resolves a name to a service or a pod in the mesh, and to its addresses, as the client may see them.
+//! Resolves a name to a service or pod in the mesh, and to the addresses that the client can use.
 
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, Service};
 use ambit_route::MeshTable;
 
-/// Maximum addresses in an answer; they always fit into a message over TCP.
+/// Maximum number of addresses in a response; they always fit into a message over TCP.
 const MAX_ADDRESSES: usize = 2000;
 
-/// Pod that sends a query, with its location.
+/// Pod that sends a query, with the attributes that determine which names it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DnsClient<'a> {
     /// Namespace of the client.
@@ -18,7 +18,7 @@ pub struct DnsClient<'a> {
     /// Cluster of the client.
     pub cluster_id: &'a str,
     /// Cluster domain of Kubernetes, for instance `cluster.local`.
-    pub domain: &'a str,
+    pub cluster_domain: &'a str,
 }
 
 /// Address family of a query.
@@ -41,16 +41,16 @@ impl AddressFamily {
 pub struct ResolvedName {
     /// Host name of the service.
     pub host: ArcStr,
-    /// Name that owns the addresses, if it is not the requested one: the client's search list had added a suffix to
-    /// it.
+    /// Requested name without a search-list suffix that the client had appended. The response has a CNAME record from
+    /// the requested name to it; `None` if the requested name itself matches.
     pub alias: Option<String>,
     /// Addresses of the queried family; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Resolves `name` (lower case, without the final dot) like the client's own resolver would with knowledge of the
-/// mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. Returns `None` if
-/// the name is not in the mesh for this client, so that the query is forwarded.
+/// Resolves `name` (lower case, without the final dot) as the client's resolver would if it knew the mesh: as it is,
+/// with the suffixes of Kubernetes' search list appended, and with such a suffix removed. Returns `None` if the name is
+/// not in the mesh for this client, so that the query is forwarded.
 pub fn resolve_name(
     table: &MeshTable,
     client: &DnsClient<'_>,
@@ -62,7 +62,9 @@ pub fn resolve_name(
         return Some(search.to_resolved_name(hit, None, family));
     }
     let DnsClient {
-        namespace, domain, ..
+        namespace,
+        cluster_domain: domain,
+        ..
     } = client;
     let suffixes = [
         format!(".{namespace}.svc.{domain}"),
@@ -76,7 +78,7 @@ pub fn resolve_name(
         .find_map(|stripped| {
             let hit = search.match_with_search_list(stripped)?;
             // A wildcard is answered for the whole name.
-            let alias = (!hit.by_wildcard).then(|| stripped.to_owned());
+            let alias = (!hit.is_wildcard_match).then(|| stripped.to_owned());
             Some(search.to_resolved_name(hit, alias, family))
         })
 }
@@ -88,15 +90,15 @@ struct NameResolver<'a> {
 
 struct NameMatch<'a> {
     service: &'a Service,
-    /// Pod of a headless service, if the name is a pod's and not the service's.
+    /// Pod of a headless service, if the name identifies the pod and not the service.
     pod: Option<&'a ambit_route::WorkloadRef>,
-    by_wildcard: bool,
+    is_wildcard_match: bool,
 }
 
 impl<'a> NameResolver<'a> {
-    /// Resolves a name along the search list. Services and pods of the cluster take precedence over
-    /// hosts that were declared for the short name itself, as in a resolver, so that no
-    /// ServiceEntry can take over their short names.
+    /// Resolves a name with the suffixes of the search list. Services and pods of the cluster take precedence over
+    /// hosts that a ServiceEntry declares for the short name itself, so that no ServiceEntry can take over their short
+    /// names.
     fn match_with_search_list(&self, name: &str) -> Option<NameMatch<'a>> {
         let expansions = self.search_list_names(name);
         let names = || expansions.iter().map(String::as_str);
@@ -107,10 +109,12 @@ impl<'a> NameResolver<'a> {
             .or_else(|| names().find_map(|expanded| self.match_wildcard(expanded)))
     }
 
-    /// Returns the names in the cluster domain that a short name may stand for, in the order of the search list.
+    /// Returns the fully qualified names that the search list makes of a short name, in the order of the list.
     fn search_list_names(&self, name: &str) -> Vec<String> {
         let DnsClient {
-            namespace, domain, ..
+            namespace,
+            cluster_domain: domain,
+            ..
         } = self.client;
         let of_cluster = || format!("{name}.{domain}");
         let of_services = || format!("{name}.svc.{domain}");
@@ -130,7 +134,7 @@ impl<'a> NameResolver<'a> {
         let service = self.find_service(name).map(|service| NameMatch {
             service,
             pod: None,
-            by_wildcard: false,
+            is_wildcard_match: false,
         });
         service.or_else(|| self.match_pod(name))
     }
@@ -148,7 +152,7 @@ impl<'a> NameResolver<'a> {
     }
 
     fn is_cluster_domain_name(&self, host: &str) -> bool {
-        host.strip_suffix(self.client.domain)
+        host.strip_suffix(self.client.cluster_domain)
             .is_some_and(|rest| rest.ends_with(".svc."))
     }
 
@@ -174,7 +178,7 @@ impl<'a> NameResolver<'a> {
         (is_replica && self.table.is_endpoint(service, workload)).then_some(NameMatch {
             service,
             pod: Some(workload),
-            by_wildcard: false,
+            is_wildcard_match: false,
         })
     }
 
@@ -192,7 +196,7 @@ impl<'a> NameResolver<'a> {
                 return Some(NameMatch {
                     service,
                     pod: None,
-                    by_wildcard: true,
+                    is_wildcard_match: true,
                 });
             }
             rest = suffix;

@@ -1,4 +1,4 @@
-//! Parses DNS queries: the wire format, and the parts that this server uses.
+//! Parses DNS queries and encodes error responses to them.
 
 use hickory_proto::{
     op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode},
@@ -11,7 +11,7 @@ use crate::lookup::AddressFamily;
 /// Size of a DNS message's header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 12;
 
-/// DNS query that can be answered or forwarded.
+/// DNS query with exactly one question, which can be answered or forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsQuery {
     pub(crate) metadata: Metadata,
@@ -19,15 +19,15 @@ pub struct DnsQuery {
     /// DNS message as received.
     pub(crate) bytes: Vec<u8>,
     /// Offset in the message at which the question section ends.
-    pub(crate) end: usize,
+    pub(crate) question_end: usize,
 }
 
-/// Reason why a message cannot be answered.
+/// Reason why a DNS message is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueryRejection {
     /// Datagram without a complete header, which cannot be answered.
     Ignored,
-    /// The message is refused; response to send, with its code.
+    /// Error response to send, with its response code.
     ErrorResponse(Vec<u8>, ResponseCode),
 }
 
@@ -53,7 +53,7 @@ impl DnsQuery {
                 metadata,
                 query,
                 bytes: bytes.to_vec(),
-                end: decoder.index(),
+                question_end: decoder.index(),
             }),
             _ => Err(reject_query(&metadata, ResponseCode::FormErr)),
         }
@@ -92,12 +92,12 @@ impl DnsQuery {
         }
     }
 
-    /// Returns the queried name as the client wrote it.
+    /// Returns the queried name with the client's spelling.
     pub fn name(&self) -> &hickory_proto::rr::Name {
         self.query.name()
     }
 
-    /// Returns the EDNS parameters of the client.
+    /// Returns the EDNS parameters of the query, if it has any.
     pub(crate) fn edns(&self) -> Option<Edns> {
         Message::from_vec(&self.bytes).ok()?.edns
     }

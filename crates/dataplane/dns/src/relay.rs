@@ -1,4 +1,4 @@
-//! Forwards a query unchanged under another id, and checks the upstream server's response to it.
+//! Forwards a query to an upstream server under another id, and checks that the server's response belongs to it.
 
 use hickory_proto::{
     op::{Header, MessageType, ResponseCode},
@@ -9,14 +9,15 @@ use crate::question::{DnsQuery, HEADER_BYTES};
 
 /// Query forwarded to an upstream server.
 #[derive(Clone, Debug)]
-pub(crate) struct Forward {
+pub(crate) struct ForwardedQuery {
     client_id: [u8; 2],
     message: Vec<u8>,
     question_end: usize,
 }
 
-impl Forward {
-    /// Creates the forwarded query with an id that only the upstream server learns.
+impl ForwardedQuery {
+    /// Creates the query to forward. Its random id is known only to the upstream server, so that others cannot spoof a
+    /// response.
     pub(crate) fn new(question: &DnsQuery, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();
@@ -24,7 +25,7 @@ impl Forward {
         Self {
             client_id,
             message,
-            question_end: question.end,
+            question_end: question.question_end,
         }
     }
 
@@ -34,7 +35,7 @@ impl Forward {
     }
 
     /// Returns the response for the client and its code, if `bytes` is a response to this query.
-    pub(crate) fn accept(&self, mut bytes: Vec<u8>) -> Option<(Vec<u8>, ResponseCode)> {
+    pub(crate) fn accept_response(&self, mut bytes: Vec<u8>) -> Option<(Vec<u8>, ResponseCode)> {
         let header = Header::read(&mut BinDecoder::new(&bytes)).ok()?;
         let is_ours = bytes.first_chunk::<2>() == self.message.first_chunk::<2>()
             && header.metadata.message_type == MessageType::Response;

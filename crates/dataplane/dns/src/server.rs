@@ -13,8 +13,8 @@ use crate::{
     answer,
     lookup::{AddressFamily, ResolvedName},
     question::DnsQuery,
-    relay::Forward,
-    settings::{Egress, Limits},
+    relay::ForwardedQuery,
+    settings::{DnsLimits, UpstreamSocketOptions},
     transport::Transport,
     upstream::{self, RelayError},
 };
@@ -26,24 +26,24 @@ pub enum MeshLookup {
     Found(ResolvedName),
     /// The mesh does not have the name.
     NotFound,
-    /// The initial mesh state has not been received, so the name may belong to the mesh.
+    /// The initial mesh state has not been received, so it is unknown whether the name is in the mesh.
     MeshStateMissing,
 }
 
-/// Outcome of a DNS query.
+/// Outcome of a DNS query, for metrics and logs.
 #[derive(Clone, Copy, Debug)]
 pub enum QueryOutcome<'a> {
     /// The mesh answered the query.
     Answered(&'a ResolvedName),
-    /// Response code of a forwarded query, and its latency.
+    /// The query was forwarded; response code, and latency.
     Relayed(ResponseCode, Duration),
     /// The query could not be forwarded, or got no response.
     Failed(&'a RelayError),
-    /// The initial mesh state was not received in time.
+    /// The initial mesh state did not arrive while the query waited for it.
     MeshStateMissing,
 }
 
-/// DNS query with its outcome.
+/// DNS query with its outcome, for metrics and logs.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryReport<'a> {
     /// Query of the client.
@@ -58,58 +58,59 @@ pub struct QueryReport<'a> {
 pub trait DnsHost: Send + Sync + 'static {
     /// Resolves a name in the mesh, given in lower case without the final dot.
     fn resolve_in_mesh(&self, name: &str, family: AddressFamily) -> MeshLookup;
-    /// Waits until the initial mesh state has been received, at most as long as clients can wait; returns whether it
-    /// has.
+    /// Waits until the initial mesh state has been received, but not longer than clients wait for a response. Returns
+    /// whether it has been received.
     fn wait_for_mesh_state(&self) -> impl Future<Output = bool> + Send;
-    /// Whether this process serves queries, and not another one that shares the sockets during a hand-over.
+    /// Whether this process serves the queries. During a hand-over, another process that shares the sockets may serve
+    /// them.
     fn is_serving(&self) -> bool;
     /// Waits until [`Self::is_serving`] is true.
     fn wait_until_serving(&self) -> impl Future<Output = ()> + Send;
-    /// Reports a query with its outcome.
+    /// Records a query with its outcome in metrics and logs.
     fn report(&self, report: &QueryReport<'_>);
 }
 
-/// DNS server of one pod, shared by the tasks that serve it.
+/// DNS server for the queries of one pod, shared by the tasks that serve its sockets.
 #[derive(Debug)]
 pub struct Server<H> {
     pub(crate) host: H,
-    pub(crate) egress: Egress,
-    pub(crate) limits: Limits,
-    pub(crate) connections: Semaphore,
-    relayed: Semaphore,
+    pub(crate) egress: UpstreamSocketOptions,
+    pub(crate) limits: DnsLimits,
+    pub(crate) connection_permits: Semaphore,
+    query_permits: Semaphore,
 }
 
-/// First result of handling a query.
+/// Result of handling a query without waiting.
 #[derive(Debug)]
 pub(crate) enum QueryStep {
-    /// Answer to send to the client.
+    /// Encoded response to send to the client.
     Answer(Vec<u8>),
-    /// The response needs the upstream server or the mesh state first.
+    /// The query must wait for the upstream server or for the mesh state.
     Pending(PendingReason),
 }
 
-/// Reason why a query cannot be answered at once.
+/// Reason why a query cannot be answered immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PendingReason {
     /// The mesh does not have the name: the query must be forwarded.
     Forward,
-    /// The initial mesh state has not been received.
+    /// The initial mesh state has not been received: the query must wait for it.
     AwaitMeshState,
 }
 
 impl<H: DnsHost> Server<H> {
-    /// Creates a server whose upstream sockets `egress` describes.
-    pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
+    /// Creates a server that forwards queries from sockets with the options in `egress`.
+    pub fn new(host: H, egress: UpstreamSocketOptions, limits: DnsLimits) -> Self {
         Self {
             host,
             egress,
             limits,
-            connections: Semaphore::new(limits.connections),
-            relayed: Semaphore::new(limits.relayed_queries),
+            connection_permits: Semaphore::new(limits.max_connections),
+            query_permits: Semaphore::new(limits.max_waiting_queries),
         }
     }
 
-    /// Answers a query if that needs no waiting.
+    /// Resolves a query in the mesh, and returns the response if no waiting is necessary.
     pub(crate) fn start_query(&self, question: &DnsQuery, transport: Transport) -> QueryStep {
         let (Some(family), Some(host)) = (question.address_family(), question.host_name()) else {
             return QueryStep::Pending(PendingReason::Forward);
@@ -123,18 +124,18 @@ impl<H: DnsHost> Server<H> {
         }
     }
 
-    /// Takes a permit for one more waiting query; `None` at the limit.
+    /// Acquires a permit for a query that must wait; `None` if the limit is reached.
     pub(crate) fn try_acquire_query_permit(&self) -> Option<SemaphorePermit<'_>> {
-        self.relayed.try_acquire().ok()
+        self.query_permits.try_acquire().ok()
     }
 
-    /// Refuses a query that exceeds the limit of waiting queries.
-    pub(crate) fn refuse(&self, question: &DnsQuery, transport: Transport) -> Vec<u8> {
+    /// Encodes the error response to a query that exceeds the limit of waiting queries.
+    pub(crate) fn refuse_query(&self, question: &DnsQuery, transport: Transport) -> Vec<u8> {
         self.respond_to_relay_error(question, transport, &RelayError::TooManyQueries)
     }
 
-    /// Completes a query that could not be answered at once. `resolver` is the address that the client sent the query
-    /// to.
+    /// Responds to a query that could not be answered immediately: waits for the mesh state, or forwards the query.
+    /// `resolver` is the DNS server that the client addressed.
     pub(crate) async fn complete_query(
         &self,
         question: &DnsQuery,
@@ -153,9 +154,17 @@ impl<H: DnsHost> Server<H> {
                 }
             }
         }
-        let relay = Forward::new(question, rand::random());
+        let relay = ForwardedQuery::new(question, rand::random());
         let began = Instant::now();
-        match upstream::exchange(&self.egress, &self.limits, resolver, &relay, transport).await {
+        match upstream::exchange_with_servers(
+            &self.egress,
+            &self.limits,
+            resolver,
+            &relay,
+            transport,
+        )
+        .await
+        {
             Ok((answer, code)) => {
                 let outcome = QueryOutcome::Relayed(code, began.elapsed());
                 self.report(question, transport, outcome);

@@ -5,39 +5,39 @@ use std::{net::SocketAddr, time::Duration};
 use ambit_sys::netns::Netns;
 use hickory_resolver::system_conf::read_system_conf;
 
-/// Options of the sockets from which queries are forwarded.
+/// Options of the sockets on which queries are forwarded to upstream servers.
 #[derive(Clone, Debug, Default)]
-pub struct Egress {
-    /// Network namespace of the pod; `None` is the caller's.
+pub struct UpstreamSocketOptions {
+    /// Network namespace of the pod; `None` uses the process's own.
     pub netns: Option<Netns>,
     /// Packet mark that exempts the server's own sockets from the pod's redirection.
-    pub mark: Option<u32>,
+    pub packet_mark: Option<u32>,
     /// Upstream servers for queries whose original destination cannot be determined.
-    pub fallback: Vec<SocketAddr>,
+    pub fallback_servers: Vec<SocketAddr>,
 }
 
-/// Limits of the resources that clients can use.
+/// Limits on the queries and connections of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum forwarded queries in flight.
-    pub relayed_queries: usize,
-    /// Maximum open TCP connections; further ones wait to be accepted.
-    pub connections: usize,
+pub struct DnsLimits {
+    /// Maximum number of waiting or forwarded queries at once.
+    pub max_waiting_queries: usize,
+    /// Maximum number of open TCP connections; further connections are closed at once.
+    pub max_connections: usize,
     /// Time after which a TCP connection without a complete query is closed.
     pub idle_timeout: Duration,
-    /// Timeout of one attempt before the next upstream server is tried.
+    /// Timeout of an exchange with one upstream server before the next server is tried.
     pub attempt_timeout: Duration,
-    /// Timeout of a forwarded query in total, shorter than clients wait.
+    /// Timeout of a forwarded query over all upstream servers; shorter than common clients wait.
     pub total_timeout: Duration,
-    /// Time without a query after which a draining socket is closed.
+    /// Time without a query after which a draining socket is closed; clients retransmit within it.
     pub retransmit_interval: Duration,
 }
 
-impl Default for Limits {
+impl Default for DnsLimits {
     fn default() -> Self {
         Self {
-            relayed_queries: 256,
-            connections: 64,
+            max_waiting_queries: 256,
+            max_connections: 64,
             idle_timeout: Duration::from_secs(5),
             attempt_timeout: Duration::from_millis(1500),
             total_timeout: Duration::from_millis(4500),
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// Reads the servers in the proxy's own `/etc/resolv.conf`.
+/// Returns the DNS servers in the proxy's own `/etc/resolv.conf`.
 pub fn system_dns_servers() -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     match read_system_conf() {

@@ -15,10 +15,10 @@ use crate::{
     transport::Transport,
 };
 
-/// Serves one connection's queries until it is idle or closed. Connections beyond the server's limit are closed at
+/// Serves the queries on one TCP connection until it is idle or closed. Closes connections beyond the server's limit at
 /// once.
 pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server<H>) {
-    let Ok(_room) = server.connections.try_acquire() else {
+    let Ok(_room) = server.connection_permits.try_acquire() else {
         return;
     };
     let resolver = socket::original_dst(&stream).ok();
@@ -40,7 +40,7 @@ pub async fn serve_connection<H: DnsHost>(mut stream: TcpStream, server: &Server
     }
 }
 
-/// Reads the next message; `None` when the client closes the connection, or is too slow.
+/// Reads the next query; `None` if the client closes the connection or sends no complete query in time.
 async fn read_query(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     let read = async {
         let len = stream.read_u16().await?;
@@ -72,7 +72,7 @@ async fn answer_query<H: DnsHost>(
     Some(match server.start_query(&question, Transport::Tcp) {
         QueryStep::Answer(answer) => answer,
         QueryStep::Pending(later) => match server.try_acquire_query_permit() {
-            None => server.refuse(&question, Transport::Tcp),
+            None => server.refuse_query(&question, Transport::Tcp),
             Some(_room) => {
                 server
                     .complete_query(&question, Transport::Tcp, later, resolver)

@@ -5,7 +5,7 @@ mod ports;
 use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use ambit_rt::{DrainMode, DrainWatcher};
-use ambit_sys::conntrack::{self, ConntrackOwners};
+use ambit_sys::conntrack::{self, UdpSocketSelection};
 use tokio::{net::UdpSocket, sync::Semaphore, time::timeout};
 
 use crate::{
@@ -13,40 +13,42 @@ use crate::{
     server::{DnsHost, PendingReason, QueryStep, Server},
     transport::Transport,
 };
-use ports::Ports;
+use ports::PortSet;
 
-/// Maximum length of a query in bytes; longer datagrams are truncated, and thus refused.
+/// Maximum length of a query in bytes; longer datagrams are truncated and then rejected.
 const MAX_QUERY_BYTES: usize = 4096;
-/// Pause after a socket error that no client caused.
+/// Pause after a socket error that is not due to a client.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
-/// Permit for removing conntrack entries, for one removed pod at a time.
+/// Semaphore that limits the removal of conntrack entries to one pod at a time.
 static CONNTRACK_CLEANUP: Semaphore = Semaphore::const_new(1);
 
-/// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting source ports
-/// of the pod that were redirected before, even after the rules are removed. Conntrack entries of ports without a
-/// socket are removed when the drain begins, the others at its end.
+/// Serves datagrams until the drain begins and then no more arrive. Even after the redirection rules are removed, the
+/// kernel continues to redirect source ports that it redirected before. So the conntrack entries of closed ports are
+/// removed when the drain begins, all others at its end.
 pub async fn serve_datagrams<H: DnsHost>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
     mut drain: DrainWatcher,
 ) {
     let socket = Arc::new(socket);
-    let mut ports = Ports::default();
+    let mut ports = PortSet::default();
     loop {
         let mode = tokio::select! {
             biased;
-            mode = drain.started() => Some(mode),
+            mode = drain.wait_until_started() => Some(mode),
             ready = socket.readable() => {
-                yield_or_pause(ready).await;
+                pause_on_error(ready).await;
                 None
             }
         };
         match mode {
-            None if server.host.is_serving() => receive_all(&socket, &server, &mut ports).await,
+            None if server.host.is_serving() => {
+                handle_queued_datagrams(&socket, &server, &mut ports).await
+            }
             None => {
                 tokio::select! {
-                    _mode = drain.started() => {}
+                    _mode = drain.wait_until_started() => {}
                     () = server.host.wait_until_serving() => {}
                 }
             }
@@ -55,7 +57,7 @@ pub async fn serve_datagrams<H: DnsHost>(
             Some(DrainMode::Graceful { .. }) if !server.host.is_serving() => return,
             Some(DrainMode::Graceful { .. }) => {
                 // Boxed, since every pod has this task all the time but needs this part only once.
-                let run_out = Box::pin(serve_until_handover(&socket, &server, &mut ports));
+                let run_out = Box::pin(serve_during_drain(&socket, &server, &mut ports));
                 let cut = Box::pin(drain.wait_until_deadline());
                 return tokio::select! {
                     () = run_out => {}
@@ -66,33 +68,33 @@ pub async fn serve_datagrams<H: DnsHost>(
     }
 }
 
-async fn yield_or_pause(ready: io::Result<()>) {
+async fn pause_on_error(ready: io::Result<()>) {
     if let Err(error) = ready {
         tracing::warn!(%error, "cannot wait for DNS questions");
         tokio::time::sleep(ERROR_PAUSE).await;
     }
 }
 
-async fn serve_until_handover<H: DnsHost>(
+async fn serve_during_drain<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
-    ports: &mut Ports,
+    ports: &mut PortSet,
 ) {
-    let closed = remove_conntrack_entries(socket, server, ports.list(), ConntrackOwners::Closed);
-    serve_during(socket, server, ports, closed).await;
+    let closed = remove_conntrack_entries(socket, server, ports.list(), UdpSocketSelection::Closed);
+    serve_while_running(socket, server, ports, closed).await;
     while let Ok(ready) = timeout(server.limits.retransmit_interval, socket.readable()).await {
-        yield_or_pause(ready).await;
-        receive_all(socket, server, ports).await;
+        pause_on_error(ready).await;
+        handle_queued_datagrams(socket, server, ports).await;
     }
-    let all = remove_conntrack_entries(socket, server, ports.list(), ConntrackOwners::All);
-    serve_during(socket, server, ports, all).await;
+    let all = remove_conntrack_entries(socket, server, ports.list(), UdpSocketSelection::All);
+    serve_while_running(socket, server, ports, all).await;
 }
 
-/// Serves datagrams until the future `work` completes.
-async fn serve_during<H: DnsHost>(
+/// Serves datagrams while the future `work` runs.
+async fn serve_while_running<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
-    ports: &mut Ports,
+    ports: &mut PortSet,
     work: impl Future<Output = ()>,
 ) {
     let mut work = pin!(work);
@@ -102,17 +104,17 @@ async fn serve_during<H: DnsHost>(
             () = &mut work => return,
             ready = socket.readable() => ready,
         };
-        yield_or_pause(ready).await;
-        receive_all(socket, server, ports).await;
+        pause_on_error(ready).await;
+        handle_queued_datagrams(socket, server, ports).await;
     }
 }
 
-/// Removes the conntrack entries of datagrams from these source ports.
+/// Removes the conntrack entries that redirect datagrams from these source ports of the pod.
 fn remove_conntrack_entries<H>(
     socket: &UdpSocket,
     server: &Server<H>,
     ports: Vec<u16>,
-    sockets: ConntrackOwners,
+    sockets: UdpSocketSelection,
 ) -> impl Future<Output = ()> + use<H> {
     let (at, netns) = (socket.local_addr(), server.egress.netns.clone());
     async move {
@@ -124,7 +126,7 @@ fn remove_conntrack_entries<H>(
         let Ok(_turn) = CONNTRACK_CLEANUP.acquire().await else {
             return;
         };
-        let forget = move || conntrack::forget_redirected(&netns, at, &ports, sockets);
+        let forget = move || conntrack::delete_redirected_entries(&netns, at, &ports, sockets);
         let forgotten = ambit_rt::spawn_blocking("forget redirected questions", forget).await;
         if let Ok(Err(error)) = forgotten {
             tracing::debug!(%error, "ports of the pod are redirected until the kernel forgets");
@@ -132,11 +134,11 @@ fn remove_conntrack_entries<H>(
     }
 }
 
-/// Handles all queued datagrams, without starving other tasks of the thread.
-async fn receive_all<H: DnsHost>(
+/// Handles all datagrams in the socket's queue, yielding to other tasks of the thread.
+async fn handle_queued_datagrams<H: DnsHost>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
-    ports: &mut Ports,
+    ports: &mut PortSet,
 ) {
     loop {
         match receive(socket) {
@@ -184,15 +186,15 @@ async fn complete_query<H: DnsHost>(
     socket: &UdpSocket,
     server: &Server<H>,
     question: &DnsQuery,
-    later: PendingReason,
+    reason: PendingReason,
     client: SocketAddr,
 ) {
     let answer = match server.try_acquire_query_permit() {
-        None => server.refuse(question, Transport::Udp),
+        None => server.refuse_query(question, Transport::Udp),
         Some(_room) => {
-            let resolver = original_server(socket, server, client);
+            let resolver = original_dns_server(socket, server, client);
             server
-                .complete_query(question, Transport::Udp, later, resolver)
+                .complete_query(question, Transport::Udp, reason, resolver)
                 .await
         }
     };
@@ -200,7 +202,7 @@ async fn complete_query<H: DnsHost>(
 }
 
 /// Returns the original destination of a client's query: the DNS server that the client addressed.
-fn original_server<H>(
+fn original_dns_server<H>(
     socket: &UdpSocket,
     server: &Server<H>,
     client: SocketAddr,

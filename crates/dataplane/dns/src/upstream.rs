@@ -1,4 +1,4 @@
-//! Forwards a query from inside the pod's network namespace, so that the network sees the pod as the client.
+//! Forwards a query from inside the pod's network namespace, so that upstream servers see the pod as the client.
 
 use std::{io, net::SocketAddr};
 
@@ -14,14 +14,14 @@ use tokio::{
 };
 
 use crate::{
-    relay::Forward,
-    settings::{Egress, Limits},
+    relay::ForwardedQuery,
+    settings::{DnsLimits, UpstreamSocketOptions},
     transport::Transport,
 };
 
-/// Port of the DNS queries that redirection captures.
+/// Port on which redirection captures DNS queries.
 const DNS_PORT: u16 = 53;
-/// Maximum number of upstream servers that are tried, as in common resolvers.
+/// Maximum number of upstream servers that are tried for a query, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
 /// Reason why a query could not be forwarded.
@@ -56,19 +56,19 @@ pub enum RelayError {
     },
 }
 
-/// Forwards a query to the server that the client addressed, or else to those of the egress in turn, and returns the
-/// response.
-pub(crate) async fn exchange(
-    egress: &Egress,
-    limits: &Limits,
+/// Forwards a query to the server that the client addressed. If that is unknown, tries the fallback servers in turn.
+/// Returns the response with its code.
+pub(crate) async fn exchange_with_servers(
+    egress: &UpstreamSocketOptions,
+    limits: &DnsLimits,
     resolver: Option<SocketAddr>,
-    relay: &Forward,
+    relay: &ForwardedQuery,
     transport: Transport,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let meant = resolver.filter(is_usable_server);
     let servers = meant.as_slice();
     let servers = if servers.is_empty() {
-        egress.fallback.as_slice()
+        egress.fallback_servers.as_slice()
     } else {
         servers
     };
@@ -100,30 +100,30 @@ pub(crate) async fn exchange(
     result
 }
 
-/// Whether this address can be the original destination of a captured query: on port 53, and not loopback,
-/// unspecified or multicast. Otherwise this server would query itself.
+/// Whether this address can be the original destination of a captured query: its port is 53, and it is not loopback,
+/// unspecified or multicast. Other addresses could make this server query itself.
 fn is_usable_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
     resolver.port() == DNS_PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }
 
 async fn exchange_over_udp(
-    egress: &Egress,
+    egress: &UpstreamSocketOptions,
     server: SocketAddr,
-    relay: &Forward,
-    repeat: Instant,
-    until: Instant,
+    relay: &ForwardedQuery,
+    retransmit_at: Instant,
+    deadline: Instant,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
-    let socket = datagram::outbound(egress.netns.as_ref(), server, egress.mark)
+    let socket = datagram::outbound(egress.netns.as_ref(), server, egress.packet_mark)
         .map_err(|source| RelayError::Socket { server, source })?;
     let socket = UdpSocket::from_std(socket).map_err(failed)?;
     // The kernel picks a random port, and drops what comes from any other address.
     socket.connect(server).await.map_err(failed)?;
     socket.send(relay.message()).await.map_err(failed)?;
-    let mut repeat = Some(repeat).filter(|repeat| *repeat < until);
+    let mut repeat = Some(retransmit_at).filter(|repeat| *repeat < deadline);
     loop {
-        let next = repeat.unwrap_or(until);
+        let next = repeat.unwrap_or(deadline);
         match timeout_at(next, socket.readable()).await {
             Ok(ready) => ready.map_err(failed)?,
             Err(_) if repeat.take().is_some() => {
@@ -134,7 +134,7 @@ async fn exchange_over_udp(
         }
         match receive(&socket) {
             Ok(bytes) => {
-                if let Some(answer) = relay.accept(bytes) {
+                if let Some(answer) = relay.accept_response(bytes) {
                     return Ok(answer);
                 }
             }
@@ -144,7 +144,8 @@ async fn exchange_over_udp(
     }
 }
 
-/// Receives a datagram. The buffer for the maximum size exists only during this call.
+/// Receives a datagram. The buffer of the maximum datagram size exists only during this call, not while the query
+/// waits.
 fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 65_535];
     let len = socket.try_recv(&mut buffer)?;
@@ -152,13 +153,13 @@ fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
 }
 
 async fn exchange_over_tcp(
-    egress: &Egress,
+    egress: &UpstreamSocketOptions,
     server: SocketAddr,
-    relay: &Forward,
+    relay: &ForwardedQuery,
 ) -> Result<(Vec<u8>, ResponseCode), RelayError> {
     let failed = |source| RelayError::Exchange { server, source };
     let spec = OutboundSpec {
-        mark: egress.mark,
+        mark: egress.packet_mark,
         ..OutboundSpec::default()
     };
     let socket = socket::outbound(egress.netns.as_ref(), server, &spec)
@@ -172,7 +173,7 @@ async fn exchange_over_tcp(
         let len = stream.read_u16().await.map_err(failed)?;
         let mut answer = vec![0; len.into()];
         stream.read_exact(&mut answer).await.map_err(failed)?;
-        if let Some(answer) = relay.accept(answer) {
+        if let Some(answer) = relay.accept_response(answer) {
             return Ok(answer);
         }
     }

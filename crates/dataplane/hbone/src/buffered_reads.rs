@@ -1,8 +1,8 @@
-//! Reads large pieces from the socket under TLS.
+//! Buffered reads of TLS bytes: reads large chunks from the socket beneath the TLS layer.
 //!
-//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH_BYTES`], and
-//! returns it in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so
-//! idle connections have none.
+//! The TLS library requests 4 KiB at a time. [`BufferedReads`] reads everything that the socket has, up to
+//! [`SCRATCH_BYTES`], and returns it piece by piece. A connection holds a buffer only while it has unread bytes; an
+//! empty buffer returns to its worker thread, so that idle connections use no memory for it.
 
 use std::{
     cell::RefCell,
@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use ambit_tls::WithdrawalReason;
+use ambit_tls::TrustWithdrawalReason;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
@@ -26,39 +26,39 @@ thread_local! {
     static FREE_BUFFERS: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Connection whose socket is read in large pieces.
+/// Wrapper of a socket that reads large chunks, for TLS on top of it.
 pub struct BufferedReads<IO> {
     io: IO,
-    /// Bytes that were read but not returned yet; has capacity only while it holds bytes.
+    /// Bytes that were read from the socket but not yet returned to the TLS layer.
     buffered: BytesMut,
-    /// Future that completes when the connection must be closed, because its peer is no longer accepted.
-    withdrawn: Option<Pin<Box<dyn Future<Output = WithdrawalReason> + Send>>>,
+    /// Future that completes when the peer's certificate or trust domain is no longer accepted; reads then fail.
+    trust_withdrawn: Option<Pin<Box<dyn Future<Output = TrustWithdrawalReason> + Send>>>,
 }
 
 impl<IO: fmt::Debug> fmt::Debug for BufferedReads<IO> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Coarse")
+        f.debug_struct("BufferedReads")
             .field("io", &self.io)
             .finish_non_exhaustive()
     }
 }
 
 impl<IO> BufferedReads<IO> {
-    /// Wraps `io`, which is then read in large pieces.
+    /// Wraps the socket `io` in a read buffer.
     pub fn new(io: IO) -> Self {
         Self {
             io,
             buffered: BytesMut::new(),
-            withdrawn: None,
+            trust_withdrawn: None,
         }
     }
 
     /// Makes reads fail once `withdrawn` completes, because the peer is no longer accepted.
-    pub(crate) fn fail_reads_when(
+    pub(crate) fn fail_reads_on_withdrawal(
         &mut self,
-        withdrawn: impl Future<Output = WithdrawalReason> + Send + 'static,
+        withdrawn: impl Future<Output = TrustWithdrawalReason> + Send + 'static,
     ) {
-        self.withdrawn = Some(Box::pin(withdrawn));
+        self.trust_withdrawn = Some(Box::pin(withdrawn));
     }
 }
 
@@ -87,13 +87,13 @@ impl<IO: AsyncRead + Unpin> AsyncRead for BufferedReads<IO> {
         let Self {
             io,
             buffered,
-            withdrawn,
+            trust_withdrawn: withdrawn,
         } = self.get_mut();
         if let Some(waiting) = withdrawn
             && let Poll::Ready(why) = waiting.as_mut().poll(cx)
         {
             *withdrawn = None;
-            return Poll::Ready(Err(withdrawal::error(why)));
+            return Poll::Ready(Err(withdrawal::withdrawal_error(why)));
         }
         if buffered.is_empty() {
             if out.remaining() >= SCRATCH_BYTES {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_model::Reason;
+use ambit_model::FailureReason;
 use h2::client::SendRequest;
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, response};
 use tokio::{
@@ -30,11 +30,11 @@ use crate::{
 };
 
 /// Maximum time for which tunnels to a removed workload continue while the workload still responds.
-const GONE_PEER_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+const REMOVED_PEER_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Error of a connection to a removed workload that exceeded [`GONE_PEER_DRAIN_TIMEOUT`].
+/// Error of a connection to a removed workload that exceeded [`REMOVED_PEER_DRAIN_TIMEOUT`].
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the peer was removed from the mesh {} s ago", GONE_PEER_DRAIN_TIMEOUT.as_secs())]
+#[error("the peer was removed from the mesh {} s ago", REMOVED_PEER_DRAIN_TIMEOUT.as_secs())]
 struct DrainTimeout;
 
 /// Error of opening an HBONE connection, shared by all tunnels that waited for it.
@@ -43,11 +43,11 @@ pub enum DialError {
     /// A step before connecting failed: fetching the certificate, or creating the socket.
     #[error("{text}")]
     Prepare {
-        /// Description of the step.
+        /// Description of the step that failed, for the error message.
         text: &'static str,
         /// Low-cardinality reason for metrics.
-        reason: Reason,
-        /// Cause of the error.
+        reason: FailureReason,
+        /// Error of the step that failed.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -56,7 +56,7 @@ pub enum DialError {
     Connect {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the TCP connect call.
         #[source]
         source: io::Error,
     },
@@ -76,7 +76,7 @@ pub enum DialError {
     Tls {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the TLS handshake.
         #[source]
         source: HandshakeError,
     },
@@ -85,7 +85,7 @@ pub enum DialError {
     Http2 {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the HTTP/2 handshake.
         #[source]
         source: Http2Error,
     },
@@ -93,13 +93,13 @@ pub enum DialError {
 
 impl DialError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Prepare { reason, .. } => *reason,
-            Self::Connect { .. } => Reason::Connect,
-            Self::Timeout { .. } => Reason::NetworkPolicy,
+            Self::Connect { .. } => FailureReason::Connect,
+            Self::Timeout { .. } => FailureReason::NetworkPolicy,
             Self::Tls { source, .. } => source.reason(),
-            Self::Http2 { .. } => Reason::H2Failure,
+            Self::Http2 { .. } => FailureReason::H2Failure,
         }
     }
 }
@@ -124,7 +124,7 @@ pub enum TunnelError {
     /// The CONNECT request could not be built from the authority and headers.
     #[error("the CONNECT request is not valid")]
     Request(#[source] http::Error),
-    /// The stream or its connection failed before a response.
+    /// The tunnel's HTTP/2 stream or its connection failed before the CONNECT response.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
     /// The peer refused the tunnel with this status.
@@ -145,11 +145,11 @@ pub enum TunnelError {
 
 impl TunnelError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Dial(error) => error.reason(),
-            Self::Stream(_) | Self::Request(_) => Reason::H2Failure,
-            Self::Status(_) | Self::Denied { .. } | Self::Draining => Reason::Connect,
+            Self::Stream(_) | Self::Request(_) => FailureReason::H2Failure,
+            Self::Status(_) | Self::Denied { .. } | Self::Draining => FailureReason::Connect,
         }
     }
 
@@ -169,8 +169,9 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has processed neither the request nor application data, so that another connection may be
-    /// tried. On a `fresh` connection only if the peer closed it without an error, since a refusal would be repeated.
+    /// Whether the tunnel may be retried on another connection, since the peer has processed neither the request nor
+    /// application data. On a `fresh` connection, which was opened for this tunnel, only a peer that disconnected
+    /// without an error permits a retry: a refusal would be repeated.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_connection_closed(error),
@@ -199,14 +200,16 @@ fn refusal_error(parts: &response::Parts) -> TunnelError {
     }
 }
 
-/// Whether the connection ended before the stream was processed, or the peer refused the stream unprocessed (GOAWAY,
-/// REFUSED_STREAM). A reset with another code may come from the connection behind an accepted tunnel.
+/// Whether the peer did not process the stream: the connection ended before, or the peer refused the stream (GOAWAY,
+/// REFUSED_STREAM). Resets with other codes may come from the connection behind an accepted tunnel.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
 
 fn is_connection_closed(error: &h2::Error) -> bool {
-    error.get_io().is_some_and(crate::relay::is_connection_gone)
+    error
+        .get_io()
+        .is_some_and(crate::relay::is_disconnect_error)
 }
 
 /// HBONE connection on which tunnels can be opened. It closes when this value and all its tunnels are dropped.
@@ -219,31 +222,32 @@ pub struct ClientConnection {
 impl fmt::Debug for ClientConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientConnection")
-            .field("streams", &self.streams())
+            .field("streams", &self.stream_count())
             .finish_non_exhaustive()
     }
 }
 
 impl ClientConnection {
-    /// Returns the number of the connection's tunnels.
-    pub fn streams(&self) -> usize {
+    /// Returns the number of open tunnels on the connection.
+    pub fn stream_count(&self) -> usize {
         self.shared.streams.load(Ordering::Relaxed)
     }
 
-    /// Whether the connection may carry one more tunnel.
+    /// Whether the stream limits of both peers permit one more tunnel on the connection.
     pub fn has_room(&self) -> bool {
-        self.streams() < self.max_streams.min(self.send.current_max_send_streams())
+        self.stream_count() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
-    /// Whether the peer's flow control blocks all tunnels that have data to send: stalled streams may hold the whole
-    /// window of the connection, and another tunnel would stall with them.
+    /// Whether the connection is stalled: flow control blocks all tunnels that have data to send. Stalled streams may
+    /// hold the whole connection window, so that another tunnel would stall as well.
     pub(crate) fn is_stalled(&self) -> bool {
         self.shared.is_stalled()
     }
 
-    /// Whether the connection accepts new tunnels: not after GOAWAY, an error, or a long idle time.
+    /// Whether the connection accepts new tunnels; false after GOAWAY, an error, the idle timeout, or the removal of
+    /// its peer.
     pub fn is_open(&mut self) -> bool {
-        !self.shared.retired.load(Ordering::Relaxed)
+        !self.shared.is_retired.load(Ordering::Relaxed)
             && !matches!(
                 self.send
                     .poll_ready(&mut Context::from_waker(Waker::noop())),
@@ -261,40 +265,41 @@ impl ClientConnection {
     /// # Errors
     ///
     /// When the peer refuses the tunnel, or the connection fails.
-    pub async fn tunnel(
+    pub async fn open_tunnel(
         &self,
         authority: Uri,
         headers: HeaderMap,
     ) -> Result<(Tunnel, response::Parts), TunnelError> {
-        open_tunnel(self.lease(), authority, headers).await
+        open_tunnel(self.lease_stream(), authority, headers).await
     }
 
     /// Reserves a stream slot for one tunnel.
-    pub(crate) fn lease(&self) -> (SendRequest<SendChunk>, StreamLease) {
+    pub(crate) fn lease_stream(&self) -> (SendRequest<SendChunk>, StreamLease) {
         (self.send.clone(), StreamLease::acquire(&self.shared))
     }
 }
 
-/// Guard in the connection's driver that retires the connection when dropped, also by a panic, so that it takes no
-/// more tunnels.
+/// Guard in the connection's [`Driver`] that retires the connection on drop, also after a panic. A retired connection
+/// takes no new tunnels.
 struct RetireOnDrop(Arc<ConnectionState>);
 
 impl Drop for RetireOnDrop {
     fn drop(&mut self) {
-        self.0.retired.store(true, Ordering::Relaxed);
+        self.0.is_retired.store(true, Ordering::Relaxed);
     }
 }
 
-/// Task that drives a connection's HTTP/2; must be spawned. Ends with the connection.
+/// Task that drives the HTTP/2 protocol of one connection. The caller must spawn [`Self::run`], which ends with the
+/// connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     connection: h2::client::Connection<IO, SendChunk>,
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
-    idle_release: Duration,
-    /// Liveness of the peer that `pinger` last received.
+    idle_timeout: Duration,
+    /// Peer liveness that was last passed to `pinger`.
     liveness: Liveness,
-    /// Time at which the connection is closed, if its peer was removed.
+    /// Deadline for closing the connection to a removed workload; `None` while the workload exists.
     close_at: Option<Instant>,
     /// Permit of a connection limit, released when the connection ends.
     _permit: Option<Box<dyn Permit>>,
@@ -317,8 +322,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Drives the connection until it ends. Calls `on_idle` when no tunnel was opened for so long that the owner
-    /// should drop the connection.
+    /// Drives the connection until it ends. Calls `on_idle` after the idle timeout without a new tunnel, so that the
+    /// owner drops the connection.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
         let _retire = RetireOnDrop(self.shared.clone());
         let result = poll_fn(|cx| {
@@ -327,7 +332,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 pinger,
                 shared,
                 windows,
-                idle_release,
+                idle_timeout: idle_release,
                 liveness,
                 close_at,
                 _permit: _,
@@ -336,9 +341,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             let now = shared.liveness();
             if *liveness != now {
                 *liveness = now;
-                pinger.adapt_to(now);
+                pinger.adapt_to_liveness(now);
                 *close_at =
-                    (now == Liveness::Gone).then(|| Instant::now() + GONE_PEER_DRAIN_TIMEOUT);
+                    (now == Liveness::Removed).then(|| Instant::now() + REMOVED_PEER_DRAIN_TIMEOUT);
             }
             // The peer must acknowledge one change before the next: the following iteration
             // compares again.
@@ -349,11 +354,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if let Some(window) = windows.next_stream_window(streams)
                 && connection.set_initial_window_size(window).is_ok()
             {
-                windows.set_announced(window);
+                windows.set_announced_stream_window(window);
             }
             let dead = pinger.poll(cx, || {
-                if shared.idle_for() >= *idle_release && !shared.retired.load(Ordering::Relaxed) {
-                    shared.retired.store(true, Ordering::Relaxed);
+                if shared.idle_time() >= *idle_release && !shared.is_retired.load(Ordering::Relaxed)
+                {
+                    shared.is_retired.store(true, Ordering::Relaxed);
                     on_idle();
                 }
             });
@@ -389,11 +395,11 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     builder
         .initial_window_size(windows.initial_stream_window())
         .initial_connection_window_size(windows.connection_window(0))
-        .max_frame_size(settings.frame_size)
-        .max_header_list_size(settings.max_response_headers)
+        .max_frame_size(settings.max_frame_bytes)
+        .max_header_list_size(settings.max_response_header_bytes)
         .initial_max_send_streams(settings.max_streams)
         .max_concurrent_reset_streams(settings.max_streams)
-        .max_send_buffer_size(settings.send_buffer)
+        .max_send_buffer_size(settings.max_send_buffer_bytes)
         .enable_push(false);
     let limit = settings.handshake_timeout;
     let (send, mut connection) = timeout(limit, builder.handshake(io))
@@ -413,7 +419,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             pinger,
             shared,
             windows,
-            idle_release: settings.idle_release,
+            idle_timeout: settings.idle_timeout,
             liveness: Liveness::default(),
             close_at: None,
             _permit: None,

@@ -13,7 +13,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-/// Time after which a connection counts as stalled if none of its blocked tunnels could send.
+/// Time without progress of any blocked tunnel after which a connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Permit of a connection limit, which is held until the connection closes.
@@ -24,23 +24,23 @@ impl<T: fmt::Debug + Send> Permit for T {}
 /// Liveness of the workload at the other end of a connection, by the control plane's records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
-    /// The workload's record is in place, so it is expected to respond.
+    /// The control plane reports the workload as healthy, so its proxy is expected to respond.
     #[default]
-    Expected,
-    /// The workload is not ready, or is terminating: its connections are checked often, and continue while it
-    /// responds.
-    Doubtful,
-    /// The control plane removed the workload, or reassigned its address: its connections take no more tunnels, and
-    /// are closed when the peer does not respond, or after a time limit.
-    Gone,
+    Healthy,
+    /// The control plane reports the workload as not ready or terminating. PINGs check its connections often; tunnels
+    /// continue while the proxy responds.
+    Unhealthy,
+    /// The control plane removed the workload or reassigned its address. Its connections take no new tunnels, and close
+    /// when the peer does not respond or the drain timeout passes.
+    Removed,
 }
 
 impl Liveness {
     fn from_number(number: u8) -> Self {
         match number {
-            0 => Self::Expected,
-            1 => Self::Doubtful,
-            _ => Self::Gone,
+            0 => Self::Healthy,
+            1 => Self::Unhealthy,
+            _ => Self::Removed,
         }
     }
 }
@@ -53,14 +53,14 @@ pub(crate) struct ConnectionState {
     pub(crate) last_used_ms: AtomicUsize,
     pub(crate) created_at: Instant,
     /// Whether the connection takes no more tunnels and only serves its existing ones.
-    pub(crate) retired: AtomicBool,
-    /// Number of tunnels with data to send for which the peer's windows have no room.
-    pub(crate) blocked: AtomicUsize,
+    pub(crate) is_retired: AtomicBool,
+    /// Number of tunnels that cannot send, since the peer's flow-control windows are exhausted.
+    pub(crate) blocked_tunnels: AtomicUsize,
     /// Milliseconds from `created_at` to the last time that a blocked tunnel could send, or that the first tunnel was
     /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     liveness: AtomicU8,
-    /// Waker of the connection's driver, which acts upon a change of `liveness`.
+    /// Waker of the connection's driver, woken when `liveness` changes.
     pub(crate) driver_waker: AtomicWaker,
 }
 
@@ -71,8 +71,8 @@ impl ConnectionState {
             streams: AtomicUsize::new(0),
             last_used_ms: AtomicUsize::new(0),
             created_at: Instant::now(),
-            retired: AtomicBool::new(false),
-            blocked: AtomicUsize::new(0),
+            is_retired: AtomicBool::new(false),
+            blocked_tunnels: AtomicUsize::new(0),
             last_progress_ms: AtomicUsize::new(0),
             liveness: AtomicU8::default(),
             driver_waker: AtomicWaker::new(),
@@ -85,8 +85,8 @@ impl ConnectionState {
 
     /// Sets the liveness of the workload at the other end.
     pub(crate) fn set_liveness(&self, liveness: Liveness) {
-        if liveness == Liveness::Gone {
-            self.retired.store(true, Ordering::Relaxed);
+        if liveness == Liveness::Removed {
+            self.is_retired.store(true, Ordering::Relaxed);
         }
         let before = self.liveness.swap(liveness as u8, Ordering::AcqRel);
         if Liveness::from_number(before) != liveness {
@@ -94,23 +94,23 @@ impl ConnectionState {
         }
     }
 
-    pub(crate) fn idle_for(&self) -> Duration {
+    pub(crate) fn idle_time(&self) -> Duration {
         let last = Duration::from_millis(self.last_used_ms.load(Ordering::Relaxed) as u64);
         self.created_at.elapsed().saturating_sub(last)
     }
 
-    fn now_ms(&self) -> usize {
+    fn age_ms(&self) -> usize {
         usize::try_from(self.created_at.elapsed().as_millis()).unwrap_or(usize::MAX)
     }
 
     fn mark_used(&self) {
-        self.last_used_ms.store(self.now_ms(), Ordering::Relaxed);
+        self.last_used_ms.store(self.age_ms(), Ordering::Relaxed);
     }
 
     /// Whether tunnels are blocked by the peer's windows, and none of them could send anything for [`STALLED_AFTER`].
     pub(crate) fn is_stalled(&self) -> bool {
         let since = Duration::from_millis(self.last_progress_ms.load(Ordering::Relaxed) as u64);
-        self.blocked.load(Ordering::Relaxed) > 0
+        self.blocked_tunnels.load(Ordering::Relaxed) > 0
             && self.created_at.elapsed().saturating_sub(since) >= STALLED_AFTER
     }
 }
@@ -140,13 +140,13 @@ impl StreamLease {
         self.is_blocked = is_blocked;
         let shared = &self.shared;
         let others = if is_blocked {
-            shared.blocked.fetch_add(1, Ordering::Relaxed)
+            shared.blocked_tunnels.fetch_add(1, Ordering::Relaxed)
         } else {
-            shared.blocked.fetch_sub(1, Ordering::Relaxed);
+            shared.blocked_tunnels.fetch_sub(1, Ordering::Relaxed);
             0
         };
         if others == 0 {
-            let now = shared.now_ms();
+            let now = shared.age_ms();
             shared.last_progress_ms.store(now, Ordering::Relaxed);
         }
     }
@@ -156,7 +156,7 @@ impl Drop for StreamLease {
     fn drop(&mut self) {
         if self.is_blocked {
             // The end of a blocked tunnel is no progress of the connection.
-            self.shared.blocked.fetch_sub(1, Ordering::Relaxed);
+            self.shared.blocked_tunnels.fetch_sub(1, Ordering::Relaxed);
         }
         self.shared.streams.fetch_sub(1, Ordering::Relaxed);
     }

@@ -28,6 +28,6 @@ pub use pool::{Pool, PoolKey, WeakPool};
 pub use relay::{
     Meter, RelayError, ReversedMeter, Socket, relay_plain, relay_tunnel, relay_tunnels,
 };
-pub use server::{Incoming, ServeError};
+pub use server::{IncomingRequest, ServeError};
 pub use settings::Settings;
 pub use tunnel::{Tunnel, TunnelIo};

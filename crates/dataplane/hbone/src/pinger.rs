@@ -1,5 +1,5 @@
-//! Liveness check of a connection: when to send a PING, and when to close the connection for a missing
-//! acknowledgement.
+//! Keepalive of an HBONE connection: sends HTTP/2 PINGs, and closes the connection when an acknowledgement is
+//! missing.
 
 use std::{
     pin::Pin,
@@ -15,25 +15,25 @@ use crate::{Settings, lease::Liveness};
 /// Interval of PINGs to a peer whose workload is not ready or removed.
 const UNREADY_PEER_PING_INTERVAL: Duration = Duration::from_secs(1);
 /// PING timeout of a peer whose workload is not ready. Its proxy acknowledges PINGs, not the unready application.
-const DOUBTFUL_PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// PING timeout of a peer whose workload was removed; most probably it does not respond.
-const GONE_PEER_PING_TIMEOUT: Duration = Duration::from_secs(1);
+const UNHEALTHY_PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// PING timeout for a peer whose workload was removed; it is short, since such a peer rarely responds.
+const REMOVED_PEER_PING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error of a peer that did not acknowledge a PING within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// Action that the state machine of PINGs requests.
+/// Action that [`PingState`] requests when its timer fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PingAction {
-    Ping,
-    GiveUp,
+    SendPing,
+    CloseConnection,
 }
 
 #[derive(Debug)]
 struct PingState {
-    awaiting: bool,
+    awaits_pong: bool,
     interval: Duration,
     timeout: Duration,
 }
@@ -41,16 +41,16 @@ struct PingState {
 impl PingState {
     /// Handles the timer: returns the next action, and the time until the timer fires again.
     fn on_timer(&mut self) -> (PingAction, Duration) {
-        if self.awaiting {
-            return (PingAction::GiveUp, self.interval);
+        if self.awaits_pong {
+            return (PingAction::CloseConnection, self.interval);
         }
-        self.awaiting = true;
-        (PingAction::Ping, self.timeout)
+        self.awaits_pong = true;
+        (PingAction::SendPing, self.timeout)
     }
 
-    /// Handles a PING's acknowledgement, and returns the time to the next PING.
+    /// Handles the acknowledgement of a PING, and returns the delay until the next PING.
     fn on_pong(&mut self) -> Duration {
-        self.awaiting = false;
+        self.awaits_pong = false;
         self.interval
     }
 
@@ -58,14 +58,14 @@ impl PingState {
     fn on_timing_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
         self.interval = interval;
         self.timeout = timeout;
-        match self.awaiting {
+        match self.awaits_pong {
             true => timeout,
             false => Duration::ZERO,
         }
     }
 }
 
-/// Checks by PINGs that one connection is alive; polled along with that connection.
+/// Sends PINGs on one connection to check that its peer responds; polled together with that connection.
 #[derive(Debug)]
 pub(crate) struct Pinger {
     ping: Option<PingPong>,
@@ -78,7 +78,7 @@ pub(crate) struct Pinger {
 impl Pinger {
     pub(crate) fn new(ping: Option<PingPong>, settings: &Settings) -> Self {
         let state = PingState {
-            awaiting: false,
+            awaits_pong: false,
             interval: settings.ping_interval,
             timeout: settings.ping_timeout,
         };
@@ -91,19 +91,19 @@ impl Pinger {
         }
     }
 
-    /// Adapts the interval and timeout to the peer's liveness, from now on.
-    pub(crate) fn adapt_to(&mut self, liveness: Liveness) {
+    /// Adapts the interval and timeout of PINGs to the peer's liveness.
+    pub(crate) fn adapt_to_liveness(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
-            Liveness::Expected => self.default_interval_and_timeout,
-            Liveness::Doubtful => (UNREADY_PEER_PING_INTERVAL, DOUBTFUL_PEER_PING_TIMEOUT),
-            Liveness::Gone => (UNREADY_PEER_PING_INTERVAL, GONE_PEER_PING_TIMEOUT),
+            Liveness::Healthy => self.default_interval_and_timeout,
+            Liveness::Unhealthy => (UNREADY_PEER_PING_INTERVAL, UNHEALTHY_PEER_PING_TIMEOUT),
+            Liveness::Removed => (UNREADY_PEER_PING_INTERVAL, REMOVED_PEER_PING_TIMEOUT),
         };
         let wait = self.state.on_timing_change(interval, timeout);
         self.timer.as_mut().reset(Instant::now() + wait);
     }
 
-    /// Sends PINGs and checks their acknowledgements; ready with an error when one is missing. `on_tick` is called
-    /// once per interval.
+    /// Sends PINGs, and completes with an error when an acknowledgement is missing. Calls `on_tick` whenever the timer
+    /// fires.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl Pinger {
             return Poll::Pending;
         };
         loop {
-            if self.state.awaiting && matches!(ping.poll_pong(cx), Poll::Ready(Ok(_))) {
+            if self.state.awaits_pong && matches!(ping.poll_pong(cx), Poll::Ready(Ok(_))) {
                 let wait = self.state.on_pong();
                 self.timer.as_mut().reset(Instant::now() + wait);
             }
@@ -123,8 +123,8 @@ impl Pinger {
             on_tick();
             let (effect, wait) = self.state.on_timer();
             match effect {
-                PingAction::GiveUp => return Poll::Ready(PingTimeout(self.state.timeout)),
-                PingAction::Ping => {
+                PingAction::CloseConnection => return Poll::Ready(PingTimeout(self.state.timeout)),
+                PingAction::SendPing => {
                     // A PING that cannot be sent belongs to a connection that is ending: the connection itself
                     // will report it.
                     if ping.send_ping(Ping::opaque()).is_err() {
@@ -145,14 +145,14 @@ mod tests {
     fn only_an_unanswered_ping_closes_the_connection() {
         let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(20));
         let mut state = PingState {
-            awaiting: false,
+            awaits_pong: false,
             interval,
             timeout,
         };
-        assert_eq!(state.on_timer(), (PingAction::Ping, timeout));
+        assert_eq!(state.on_timer(), (PingAction::SendPing, timeout));
         assert_eq!(state.on_pong(), interval);
-        assert_eq!(state.on_timer(), (PingAction::Ping, timeout));
-        assert_eq!(state.on_timer().0, PingAction::GiveUp);
+        assert_eq!(state.on_timer(), (PingAction::SendPing, timeout));
+        assert_eq!(state.on_timer().0, PingAction::CloseConnection);
     }
 
     #[test]
@@ -160,12 +160,12 @@ mod tests {
         let (default_interval_and_timeout, shorter) =
             (Duration::from_secs(20), Duration::from_secs(1));
         let mut state = PingState {
-            awaiting: false,
+            awaits_pong: false,
             interval: default_interval_and_timeout,
             timeout: default_interval_and_timeout,
         };
         assert_eq!(state.on_timing_change(shorter, shorter), Duration::ZERO);
-        assert_eq!(state.on_timer(), (PingAction::Ping, shorter));
+        assert_eq!(state.on_timer(), (PingAction::SendPing, shorter));
         assert_eq!(
             state.on_timing_change(default_interval_and_timeout, default_interval_and_timeout),
             default_interval_and_timeout

@@ -27,8 +27,8 @@ use crate::{
     send_chunk::SendChunk,
 };
 
-/// Maximum connections of one key that are opened because existing ones are stalled; beyond it, stalled connections
-/// get further tunnels.
+/// Maximum connections of one pool key that are opened to avoid stalled ones; beyond it, stalled connections get new
+/// tunnels.
 const MAX_STALLED_CONNECTIONS: usize = 8;
 
 type LeasedStream = (h2::client::SendRequest<SendChunk>, StreamLease);
@@ -39,47 +39,47 @@ type DialOutcome = Result<(), Arc<DialError>>;
 pub struct PoolKey {
     /// Identity of the client certificate.
     pub source: Identity,
-    /// Identities that the server may present.
-    pub expected: Vec<Identity>,
+    /// SPIFFE identities that the server's certificate may have.
+    pub expected_identities: Vec<Identity>,
     /// Uid of the workload at the other end, so that an address that is reassigned to another workload gets a new
     /// connection.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
-    /// Source address of the connection, the pod's own.
+    /// Local source address of the connection: the client pod's own address.
     pub source_ip: IpAddr,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct PoolEntry {
     connections: Vec<ClientConnection>,
-    dialing: usize,
+    dials_in_progress: usize,
     waiters: Vec<oneshot::Sender<DialOutcome>>,
 }
 
-impl Entry {
+impl PoolEntry {
     fn is_empty(&self) -> bool {
-        self.connections.is_empty() && self.dialing == 0 && self.waiters.is_empty()
+        self.connections.is_empty() && self.dials_in_progress == 0 && self.waiters.is_empty()
     }
 }
 
 #[derive(Debug, Default)]
-struct State {
-    entries: HashMap<Arc<PoolKey>, Entry>,
+struct PoolState {
+    entries: HashMap<Arc<PoolKey>, PoolEntry>,
     draining: bool,
 }
 
 /// Pool of outbound HBONE connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<PoolState>>,
     settings: Arc<Settings>,
 }
 
 /// Weak reference to a [`Pool`].
 #[derive(Clone, Debug)]
 pub struct WeakPool {
-    state: Weak<Mutex<State>>,
+    state: Weak<Mutex<PoolState>>,
     settings: Arc<Settings>,
 }
 
@@ -102,12 +102,13 @@ pub struct ConnectionReservation {
     pub permit: Box<dyn Permit>,
 }
 
-/// Takes a permit before a new connection is opened; `None` opens it with the pool's limits and without a permit.
+/// Callback that reserves a new connection under a connection limit before the pool opens it. `None` opens it with the
+/// pool's settings and without a permit.
 type ReserveConnection<'a> =
     &'a (dyn Fn() -> Result<Option<ConnectionReservation>, DialError> + Sync);
 
-/// Result of looking up a key in the pool.
-enum Lookup {
+/// Result of looking up a pooled connection for a new tunnel.
+enum PoolLookup {
     Leased(LeasedStream),
     Wait(oneshot::Receiver<DialOutcome>),
     Dial,
@@ -129,7 +130,7 @@ impl Pool {
     }
 
     /// Returns the number of connections, for tests and dumps.
-    pub fn connections(&self) -> usize {
+    pub fn connection_count(&self) -> usize {
         self.state
             .lock()
             .entries
@@ -138,14 +139,15 @@ impl Pool {
             .sum()
     }
 
-    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` opens up to and including
-    /// TLS. A pooled connection that turns out to be closing, closed or full is replaced once; so is a new one that
-    /// the peer closes at once, for instance since its proxy dies meanwhile. No application data has been sent then.
+    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` opens up to and including TLS.
+    /// A tunnel that fails on a closing, closed or full pooled connection is retried once on another; so is one whose
+    /// new connection the peer closes at once, for instance because its proxy terminates. No application data has been
+    /// sent by then.
     ///
     /// # Errors
     ///
     /// When no connection can be opened, or the peer refuses the tunnel.
-    pub async fn tunnel<IO, F>(
+    pub async fn open_tunnel<IO, F>(
         &self,
         key: &Arc<PoolKey>,
         authority: Uri,
@@ -156,17 +158,17 @@ impl Pool {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        self.tunnel_within(key, authority, headers, dial, &|| Ok(None))
+        self.open_tunnel_with_reservation(key, authority, headers, dial, &|| Ok(None))
             .await
     }
 
-    /// Opens a tunnel like [`Self::tunnel`], on a connection that has, if it is new, the limits that `reserve`
-    /// returns.
+    /// Opens a tunnel like [`Self::open_tunnel`]. A new connection is opened under the limit and with the settings that
+    /// `reserve` returns.
     ///
     /// # Errors
     ///
     /// When no connection can be opened, or the peer refuses the tunnel.
-    pub async fn tunnel_within<IO, F>(
+    pub async fn open_tunnel_with_reservation<IO, F>(
         &self,
         key: &Arc<PoolKey>,
         authority: Uri,
@@ -179,18 +181,19 @@ impl Pool {
         F: Future<Output = Result<IO, DialError>>,
     {
         let dial = (&dial, reserve);
-        match self.open(key, &authority, &headers, dial).await {
+        match self.try_open_tunnel(key, &authority, &headers, dial).await {
             Err((error, fresh)) if error.is_retryable(fresh) => {
                 tracing::debug!(%error, destination = %key.destination, "opening the tunnel again");
-                self.open(key, &authority, &headers, dial).await
+                self.try_open_tunnel(key, &authority, &headers, dial).await
             }
             result => result,
         }
         .map_err(|(error, _fresh)| error)
     }
 
-    /// Makes one attempt to open a tunnel. An error also reports whether the attempt opened its own connection.
-    async fn open<IO, F>(
+    /// Makes one attempt to open a tunnel. The flag of an error is true if the attempt used a new connection of its
+    /// own.
+    async fn try_open_tunnel<IO, F>(
         &self,
         key: &Arc<PoolKey>,
         authority: &Uri,
@@ -201,14 +204,14 @@ impl Pool {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        let leased = self.lease(key, dial).await;
+        let leased = self.lease_stream(key, dial).await;
         let (leased, fresh) = leased.map_err(|error| (error, true))?;
         client::open_tunnel(leased, authority.clone(), headers.clone())
             .await
             .map_err(|error| (error, fresh))
     }
 
-    /// Retires all connections: they end with their tunnels, and no new ones are opened.
+    /// Drains the pool: existing connections end with their last tunnel, and no connection is opened any more.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         state.draining = true;
@@ -234,15 +237,16 @@ impl Pool {
             for connection in &entry.connections {
                 connection.set_liveness(liveness);
             }
-            if liveness == Liveness::Gone {
+            if liveness == Liveness::Removed {
                 entry.connections.clear();
             }
             !entry.is_empty()
         });
     }
 
-    /// Reserves a stream slot on a connection; also returns whether the connection was opened for it.
-    async fn lease<IO, F>(
+    /// Reserves a stream slot on a connection of the key. The returned flag is true if the connection was opened for
+    /// this call.
+    async fn lease_stream<IO, F>(
         &self,
         key: &Arc<PoolKey>,
         dial: (&impl Fn() -> F, ReserveConnection<'_>),
@@ -253,16 +257,16 @@ impl Pool {
     {
         loop {
             match self.find_connection(key) {
-                Lookup::Leased(leased) => return Ok((leased, false)),
-                Lookup::Draining => return Err(TunnelError::Draining),
+                PoolLookup::Leased(leased) => return Ok((leased, false)),
+                PoolLookup::Draining => return Err(TunnelError::Draining),
                 // Otherwise a new connection is available, or the task that was dialing was
                 // dropped.
-                Lookup::Wait(outcome) => {
+                PoolLookup::Wait(outcome) => {
                     if let Ok(Err(error)) = outcome.await {
                         return Err(TunnelError::Dial(error));
                     }
                 }
-                Lookup::Dial => {
+                PoolLookup::Dial => {
                     let guard = DialGuard {
                         pool: self,
                         key,
@@ -275,16 +279,16 @@ impl Pool {
         }
     }
 
-    fn find_connection(&self, key: &Arc<PoolKey>) -> Lookup {
+    fn find_connection(&self, key: &Arc<PoolKey>) -> PoolLookup {
         let mut state = self.state.lock();
         if state.draining {
-            return Lookup::Draining;
+            return PoolLookup::Draining;
         }
         if !state.entries.contains_key(key) {
-            state.entries.insert(key.clone(), Entry::default());
+            state.entries.insert(key.clone(), PoolEntry::default());
         }
         let Some(entry) = state.entries.get_mut(key) else {
-            return Lookup::Draining;
+            return PoolLookup::Draining;
         };
         entry.connections.retain_mut(ClientConnection::is_open);
         let may_avoid = entry.connections.len() < MAX_STALLED_CONNECTIONS;
@@ -293,18 +297,20 @@ impl Pool {
             .iter()
             .filter(|connection| connection.has_room())
             .filter(|connection| !(may_avoid && connection.is_stalled()))
-            .min_by_key(|connection| (connection.is_stalled(), connection.streams()));
+            .min_by_key(|connection| (connection.is_stalled(), connection.stream_count()));
         if let Some(connection) = best {
-            return Lookup::Leased(connection.lease());
+            return PoolLookup::Leased(connection.lease_stream());
         }
         // Only as many callers wait as the connections being dialed can carry.
-        if entry.waiters.len() + entry.dialing < entry.dialing * self.settings.max_streams {
+        if entry.waiters.len() + entry.dials_in_progress
+            < entry.dials_in_progress * self.settings.max_streams
+        {
             let (wake, outcome) = oneshot::channel();
             entry.waiters.push(wake);
-            return Lookup::Wait(outcome);
+            return PoolLookup::Wait(outcome);
         }
-        entry.dialing += 1;
-        Lookup::Dial
+        entry.dials_in_progress += 1;
+        PoolLookup::Dial
     }
 
     async fn dial<IO, F>(
@@ -330,8 +336,8 @@ impl Pool {
     }
 }
 
-/// Removes connections of a key that take no more tunnels, and the key when none are left.
-fn remove_closed_connections(state: &Mutex<State>, key: &PoolKey) {
+/// Removes the connections of a key that take no new tunnels, and the pool entry of the key once it is empty.
+fn remove_closed_connections(state: &Mutex<PoolState>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {
         entry.connections.retain_mut(ClientConnection::is_open);
@@ -366,7 +372,7 @@ impl DialGuard<'_> {
                 Err(TunnelError::Dial(error))
             }
             Ok((connection, driver)) => {
-                let leased = connection.lease();
+                let leased = connection.lease_stream();
                 // The connection outlives a pool that is dropped, but does not keep it.
                 let (pool, key) = (Arc::downgrade(&self.pool.state), self.key.clone());
                 drop(ambit_rt::spawn("hbone connection", async move {
@@ -391,7 +397,7 @@ impl DialGuard<'_> {
             return;
         }
         let entry = state.entries.entry(self.key.clone()).or_default();
-        entry.dialing = entry.dialing.saturating_sub(1);
+        entry.dials_in_progress = entry.dials_in_progress.saturating_sub(1);
         entry.connections.extend(connection);
         for waiter in entry.waiters.drain(..) {
             // A waiter that went away needs no answer.

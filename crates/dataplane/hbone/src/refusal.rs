@@ -8,10 +8,10 @@ pub const REFUSED_BY_HEADER: HeaderName = HeaderName::from_static("x-ambit-refus
 /// Maximum policies that the header names.
 const MAX_NAMED_POLICIES: usize = 4;
 /// Maximum length of an accepted header value, in bytes: [`MAX_NAMED_POLICIES`] names of maximum length.
-const MAX_VALUE_BYTES: usize = MAX_NAMED_POLICIES * (63 + 1 + 253 + 2);
+const MAX_HEADER_VALUE_BYTES: usize = MAX_NAMED_POLICIES * (63 + 1 + 253 + 2);
 
-/// Returns the header that names the first [`MAX_NAMED_POLICIES`] of `policies`; `None` if there are
-/// none.
+/// Returns the header that names up to [`MAX_NAMED_POLICIES`] of `policies`; an empty map without
+/// policies.
 pub fn header_with_policies<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let named: Vec<_> = policies.into_iter().take(MAX_NAMED_POLICIES).collect();
@@ -24,14 +24,14 @@ pub fn header_with_policies<'a>(policies: impl IntoIterator<Item = &'a str>) -> 
     headers
 }
 
-/// Returns the policies that a response's header names. They appear in logs and responses, so a value with characters
-/// that names cannot have is ignored.
+/// Returns the policies that a response's header names. Values with characters that are invalid in policy names are
+/// ignored, since the text appears in logs and responses.
 pub(crate) fn policies_in_header(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(REFUSED_BY_HEADER)?.to_str().ok()?;
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
     let mut names = value.split(", ");
     let is_list = names.all(|name| !name.is_empty() && name.bytes().all(is_name));
-    (value.len() <= MAX_VALUE_BYTES && is_list).then(|| value.to_owned())
+    (value.len() <= MAX_HEADER_VALUE_BYTES && is_list).then(|| value.to_owned())
 }
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn invalid_policy_names_are_ignored() {
-        let long = "a".repeat(MAX_VALUE_BYTES + 1);
+        let long = "a".repeat(MAX_HEADER_VALUE_BYTES + 1);
         for value in ["", "a b", "a,b", "<script>", "a/b\tc", "a/b, ", &long] {
             let mut headers = HeaderMap::new();
             headers.insert(REFUSED_BY_HEADER, HeaderValue::from_str(value).unwrap());

@@ -64,19 +64,19 @@ where
         }
         let bytes_wait = !ends.upload_ended && upload.has_pending_bytes();
         if let Poll::Ready(error) = watch.poll(cx, app, bytes_wait) {
-            ends.socket_failed(error);
+            ends.record_socket_failure(error);
         }
         ends.poll(cx)
     })
     .await;
     if result.is_err() {
-        reset_when_sent(tunnel, &mut ends.last_bytes_timer).await;
+        reset_after_flush(tunnel, &mut ends.last_bytes_timer).await;
     }
     result
 }
 
 /// Resets a tunnel once its pending data has been sent, or after a timeout.
-async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
+async fn reset_after_flush(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
     poll_fn(|cx| match tunnel.unsent.poll_all_sent(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),
         sent => sent,
@@ -100,14 +100,14 @@ pub async fn relay_tunnels<M: Meter>(
         loop {
             let before = (ends.upload_ended, ends.download_ended);
             if !ends.upload_ended {
-                let count = |n| meter.app_sent(n);
+                let count = |n| meter.count_app_sent(n);
                 let over = upload.poll(cx, &mut app.recv, peer, &mut ends, before.1, count);
                 if let Poll::Ready(over) = over {
                     ends.end_upload(over);
                 }
             }
             if !ends.download_ended {
-                let count = |n| meter.app_received(n);
+                let count = |n| meter.count_app_received(n);
                 let over = download.poll(cx, &mut peer.recv, app, &mut ends, before.0, count);
                 if let Poll::Ready(over) = over {
                     ends.end_download(over);
@@ -121,8 +121,8 @@ pub async fn relay_tunnels<M: Meter>(
     })
     .await;
     if result.is_err() {
-        reset_when_sent(app, &mut ends.last_bytes_timer).await;
-        reset_when_sent(peer, &mut ends.last_bytes_timer).await;
+        reset_after_flush(app, &mut ends.last_bytes_timer).await;
+        reset_after_flush(peer, &mut ends.last_bytes_timer).await;
     }
     result
 }
@@ -144,27 +144,28 @@ where
     let mut ends = RelayEnds::default();
     poll_fn(|cx| {
         if !ends.upload_ended
-            && let Poll::Ready(over) = upload.poll(cx, app, peer, &mut ends, |n| meter.app_sent(n))
+            && let Poll::Ready(over) =
+                upload.poll(cx, app, peer, &mut ends, |n| meter.count_app_sent(n))
         {
             ends.end_upload(over);
         }
         if !ends.download_ended
             && let Poll::Ready(over) =
-                download.poll(cx, peer, app, &mut ends, |n| meter.app_received(n))
+                download.poll(cx, peer, app, &mut ends, |n| meter.count_app_received(n))
         {
             ends.end_download(over);
         }
         if let Poll::Ready(error) =
             watch_app.poll(cx, app, !ends.upload_ended && upload.has_pending_bytes())
         {
-            ends.socket_failed(error);
+            ends.record_socket_failure(error);
         }
         if let Poll::Ready(error) = watch_peer.poll(
             cx,
             peer,
             !ends.download_ended && download.has_pending_bytes(),
         ) {
-            ends.socket_failed(error);
+            ends.record_socket_failure(error);
         }
         ends.poll(cx)
     })
@@ -172,7 +173,7 @@ where
 }
 
 /// Whether the error only reports that the peer disconnected, as it may at any time.
-pub(crate) fn is_connection_gone(error: &io::Error) -> bool {
+pub(crate) fn is_disconnect_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotConnected

@@ -15,19 +15,20 @@ use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// Size of the buffer and maximum of a single read, in bytes. Large for bulk data: the kernel's
-/// work for each read (a window update to the sender, through the whole stack, and the sender's
-/// next bytes with the response) costs more than the bytes. Memory is used only as far as reads
-/// fill it.
+/// Size of the read buffer and maximum of a single read, in bytes. It is large
+/// for bulk transfers: per-read costs of the kernel (window update, scheduling)
+/// exceed the cost of the bytes. Memory pages are used only as far as reads fill
+/// them.
 pub(crate) const SCRATCH_BYTES: usize = 512 << 10;
-/// Maximum size of pieces that are copied out of the buffer, in bytes.
+/// Maximum size of a read whose bytes are copied out of the buffer, in bytes; larger reads are split off without a
+/// copy.
 const MAX_COPIED_BYTES: usize = 8 << 10;
 
 thread_local! {
     static SCRATCH_BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
-/// Reads once, at most `limit` bytes. An empty result is the end of data.
+/// Reads once into the thread's buffer, at most `limit` bytes. An empty result means end of data.
 pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     reader: &mut R,
     cx: &mut Context<'_>,
@@ -45,7 +46,7 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     })
 }
 
-/// Reads once and passes the bytes to `write`; bytes that it does not accept are copied and returned. `None` is the
+/// Reads once and passes the bytes to `write`. Returns a copy of the bytes that `write` does not accept; `None` means
 /// end of data.
 pub(crate) fn poll_read_and_write<R: AsyncRead + Unpin>(
     reader: &mut R,

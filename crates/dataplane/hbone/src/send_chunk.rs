@@ -1,4 +1,4 @@
-//! Data passed to HTTP/2 for sending, with a way to wait until it has been sent.
+//! Chunks of data in HTTP/2's send queue, which count themselves so that a caller can wait until all are sent.
 //!
 //! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it broke, the
 //! earlier bytes must therefore have been sent.
@@ -14,21 +14,21 @@ use std::{
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 
-/// Counter of one stream's data frames that HTTP/2 has queued and not sent.
+/// Counter of one stream's data frames in HTTP/2's send queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnsentFrames(Arc<UnsentCounter>);
 
 #[derive(Debug, Default)]
 struct UnsentCounter {
-    pieces: AtomicUsize,
-    waiting: AtomicWaker,
+    unsent_chunks: AtomicUsize,
+    flush_waker: AtomicWaker,
 }
 
 impl UnsentFrames {
-    /// Completes when the stream has no data that waits to be sent.
+    /// Completes once all queued data of the stream has been sent.
     pub(crate) fn poll_all_sent(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.waiting.register(cx.waker());
-        if self.0.pieces.load(Ordering::Acquire) == 0 {
+        self.0.flush_waker.register(cx.waker());
+        if self.0.unsent_chunks.load(Ordering::Acquire) == 0 {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -36,7 +36,7 @@ impl UnsentFrames {
     }
 }
 
-/// Bytes in HTTP/2's send queue; HTTP/2 drops the value once they are sent, or cannot be.
+/// Chunk of data in HTTP/2's send queue, which is dropped once it is sent or the stream is reset.
 #[derive(Debug)]
 pub(crate) struct SendChunk {
     bytes: Bytes,
@@ -45,7 +45,7 @@ pub(crate) struct SendChunk {
 
 impl SendChunk {
     pub(crate) fn new(bytes: Bytes, unsent: &UnsentFrames) -> Self {
-        unsent.0.pieces.fetch_add(1, Ordering::Relaxed);
+        unsent.0.unsent_chunks.fetch_add(1, Ordering::Relaxed);
         Self {
             bytes,
             unsent: unsent.clone(),
@@ -55,8 +55,8 @@ impl SendChunk {
 
 impl Drop for SendChunk {
     fn drop(&mut self) {
-        if self.unsent.0.pieces.fetch_sub(1, Ordering::Release) == 1 {
-            self.unsent.0.waiting.wake();
+        if self.unsent.0.unsent_chunks.fetch_sub(1, Ordering::Release) == 1 {
+            self.unsent.0.flush_waker.wake();
         }
     }
 }

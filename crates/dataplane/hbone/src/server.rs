@@ -36,7 +36,7 @@ pub enum ServeError {
     /// The peer's preface was invalid.
     #[error("http2 handshake failed")]
     Handshake(#[source] h2::Error),
-    /// The peer violated the protocol, or disconnected.
+    /// The client violated HTTP/2, or disconnected.
     #[error("http2 connection failed")]
     Connection(#[source] h2::Error),
     /// The peer did not acknowledge a PING in time.
@@ -44,17 +44,18 @@ pub enum ServeError {
     PingTimeout(#[from] PingTimeout),
 }
 
-/// Request on a connection, which may become a tunnel. Dropping it resets the stream.
+/// Request on an HBONE server connection, which the handler accepts as a tunnel or refuses. Dropping it resets the
+/// stream.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingRequest {
     request: Request<RecvStream>,
-    respond: SendResponse<SendChunk>,
-    open: OpenStream,
+    response_sender: SendResponse<SendChunk>,
+    open_stream: OpenStream,
 }
 
-/// Reason why a request cannot open a tunnel.
+/// Reason why a request is no valid CONNECT request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum IncomingError {
+pub enum IncomingRequestError {
     /// The method is not CONNECT.
     #[error("the method is not CONNECT")]
     MethodNotConnect,
@@ -66,15 +67,15 @@ pub enum IncomingError {
     Authority(#[from] ParseAuthorityError),
 }
 
-impl Incoming {
+impl IncomingRequest {
     /// Returns the destination that the request names.
     ///
     /// # Errors
     ///
     /// When the request is not a plain CONNECT to an address or name with a port.
-    pub fn target(&self) -> Result<Authority, IncomingError> {
+    pub fn target(&self) -> Result<Authority, IncomingRequestError> {
         if self.request.method() != Method::CONNECT {
-            return Err(IncomingError::MethodNotConnect);
+            return Err(IncomingRequestError::MethodNotConnect);
         }
         if self
             .request
@@ -82,13 +83,13 @@ impl Incoming {
             .get::<h2::ext::Protocol>()
             .is_some()
         {
-            return Err(IncomingError::NoAuthority);
+            return Err(IncomingRequestError::NoAuthority);
         }
         let authority = self
             .request
             .uri()
             .authority()
-            .ok_or(IncomingError::NoAuthority)?;
+            .ok_or(IncomingRequestError::NoAuthority)?;
         Ok(Authority::parse(authority.as_str().as_bytes())?)
     }
 
@@ -99,7 +100,7 @@ impl Incoming {
 
     /// Returns the number of open streams on the connection, including this one.
     pub fn open_streams(&self) -> usize {
-        self.open.count()
+        self.open_stream.count()
     }
 
     /// Refuses the request with `status`. Has no effect if the peer has disconnected.
@@ -112,10 +113,10 @@ impl Incoming {
         let mut response = Response::new(());
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        let _gone = self.respond.send_response(response, true);
+        let _gone = self.response_sender.send_response(response, true);
     }
 
-    /// Runs `work` unless the peer cancels the request or disconnects: work for a request must not outlive it.
+    /// Runs `work` for the request, and drops it when the peer cancels the request or disconnects.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Incoming {
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, h2::Error> {
         std::future::poll_fn(|cx| {
-            if let Poll::Ready(gone) = self.respond.poll_reset(cx) {
+            if let Poll::Ready(gone) = self.response_sender.poll_reset(cx) {
                 return Poll::Ready(Err(gone.map_or_else(|error| error, Into::into)));
             }
             work.as_mut().poll(cx).map(Ok)
@@ -141,18 +142,19 @@ impl Incoming {
     pub fn accept(mut self, headers: HeaderMap) -> Result<Tunnel, h2::Error> {
         let mut response = Response::new(());
         *response.headers_mut() = headers;
-        let send = self.respond.send_response(response, false)?;
+        let send = self.response_sender.send_response(response, false)?;
         Ok(Tunnel::new(
             send,
             self.request.into_body(),
-            StreamSlot::Server(self.open),
+            StreamSlot::Server(self.open_stream),
         ))
     }
 }
 
 /// Serves one connection: calls `handler` with every request; it must not block but spawn.
 ///
-/// When `drain` ends, GOAWAY stops the peer from opening tunnels, and the connection ends with the last of them.
+/// When `drain` completes, the server sends GOAWAY, so that the peer opens no more tunnels. The connection ends with
+/// its last tunnel.
 ///
 /// # Errors
 ///
@@ -166,7 +168,7 @@ pub async fn serve<IO, D, H>(
 where
     IO: AsyncRead + AsyncWrite + Unpin,
     D: Future<Output = ()>,
-    H: FnMut(Incoming),
+    H: FnMut(IncomingRequest),
 {
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
     let mut windows = FlowControlWindows::new(settings, max_streams);
@@ -174,12 +176,12 @@ where
     builder
         .initial_window_size(windows.initial_stream_window())
         .initial_connection_window_size(windows.connection_window(0))
-        .max_frame_size(settings.frame_size)
-        .max_header_list_size(settings.max_request_headers)
+        .max_frame_size(settings.max_frame_bytes)
+        .max_header_list_size(settings.max_request_header_bytes)
         .max_concurrent_streams(settings.max_peer_streams)
         .max_pending_accept_reset_streams(settings.max_streams)
         .max_concurrent_reset_streams(settings.max_streams)
-        .max_send_buffer_size(settings.send_buffer);
+        .max_send_buffer_size(settings.max_send_buffer_bytes);
     let limit = settings.handshake_timeout;
     let mut connection = timeout(limit, builder.handshake::<_, SendChunk>(io))
         .await
@@ -203,16 +205,16 @@ where
             if let Some(window) = windows.next_stream_window(streams.load(Ordering::Relaxed))
                 && connection.set_initial_window_size(window).is_ok()
             {
-                windows.set_announced(window);
+                windows.set_announced_stream_window(window);
             }
             match connection.poll_accept(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Ready(Some(Ok((request, respond)))) => {
-                    handler(Incoming {
+                    handler(IncomingRequest {
                         request,
-                        respond,
-                        open: OpenStream::new(&streams),
+                        response_sender: respond,
+                        open_stream: OpenStream::new(&streams),
                     });
                     // Counts only streams that the handler has not refused.
                     if let Some(window) =
@@ -223,7 +225,9 @@ where
                 }
                 Poll::Ready(Some(Err(error))) => {
                     // A peer that closes the transport without GOAWAY has merely disconnected.
-                    let gone = error.get_io().is_some_and(crate::relay::is_connection_gone);
+                    let gone = error
+                        .get_io()
+                        .is_some_and(crate::relay::is_disconnect_error);
                     return Poll::Ready(if gone {
                         Ok(())
                     } else {

@@ -7,34 +7,36 @@ use std::time::Duration;
 pub struct Settings {
     /// Receive window of a stream while few streams are open, in bytes.
     pub stream_window: u32,
-    /// Bytes that the streams of a connection share: the more are open, the smaller the window of each, down to
-    /// `min_stream_window`. The connection's own window is larger, so that stalled streams never starve others.
+    /// Receive-window budget of a connection, in bytes, which its streams share: the more streams are open, the smaller
+    /// the window of each, down to `min_stream_window`. The announced connection window is larger, so that stalled
+    /// streams never starve others.
     pub connection_window: u32,
-    /// Minimum window of a stream, however many are open. The connection's own window grows by as much with each
-    /// further stream.
+    /// Minimum receive window of a stream in bytes, however many streams are open. Each further stream grows the
+    /// connection window by this amount.
     pub min_stream_window: u32,
-    /// Maximum frame size that is accepted, 16 KiB to 16 MiB.
-    pub frame_size: u32,
-    /// Maximum bytes of one stream that HTTP/2 queues for sending.
-    pub send_buffer: usize,
+    /// Maximum size of a received HTTP/2 frame in bytes, from 16 KiB to 16 MiB.
+    pub max_frame_bytes: u32,
+    /// Maximum bytes of one stream in HTTP/2's send queue.
+    pub max_send_buffer_bytes: usize,
     /// Maximum streams on a client connection (the peer may allow fewer).
     pub max_streams: usize,
     /// Maximum concurrent streams that a client may open on a server connection.
     pub max_peer_streams: u32,
     /// Maximum header list size of a request, in bytes.
-    pub max_request_headers: u32,
+    pub max_request_header_bytes: u32,
     /// Maximum header list size of a response, in bytes.
-    pub max_response_headers: u32,
+    pub max_response_header_bytes: u32,
     /// Interval of PINGs on a connection.
     pub ping_interval: Duration,
     /// PING timeout after which the connection is closed.
     pub ping_timeout: Duration,
     /// Timeout of the TLS handshake and of the HTTP/2 handshake, each.
     pub handshake_timeout: Duration,
-    /// Timeout of the TCP connection.
+    /// Timeout for establishing the TCP connection.
     pub connect_timeout: Duration,
-    /// Time after which a pooled connection is closed if no tunnel was opened on it.
-    pub idle_release: Duration,
+    /// Idle timeout of a pooled connection: when no tunnel was opened on it for this time, it leaves the pool, and
+    /// closes with its last tunnel.
+    pub idle_timeout: Duration,
 }
 
 impl Default for Settings {
@@ -43,17 +45,17 @@ impl Default for Settings {
             stream_window: 4 << 20,
             connection_window: 16 << 20,
             min_stream_window: 128 << 10,
-            frame_size: 1 << 20,
-            send_buffer: 400 << 10,
+            max_frame_bytes: 1 << 20,
+            max_send_buffer_bytes: 400 << 10,
             max_streams: 100,
             max_peer_streams: 200,
-            max_request_headers: 16 << 10,
-            max_response_headers: 16 << 10,
+            max_request_header_bytes: 16 << 10,
+            max_response_header_bytes: 16 << 10,
             ping_interval: Duration::from_secs(10),
             ping_timeout: Duration::from_secs(20),
             handshake_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(10),
-            idle_release: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(300),
         }
     }
 }

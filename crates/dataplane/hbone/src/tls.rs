@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_tls::WithdrawalReason;
+use ambit_tls::TrustWithdrawalReason;
 use rustls::{
     ClientConfig, ServerConfig,
     pki_types::{CertificateDer, IpAddr, ServerName},
@@ -19,7 +19,8 @@ pub use crate::buffered_reads::BufferedReads;
 /// Established TLS connection, as client or server.
 pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<BufferedReads<IO>>;
 
-/// Plaintext that is encrypted before it is written, in bytes: several records a system call.
+/// Maximum plaintext that is encrypted before it is written to the socket, in bytes. A write thus has several TLS
+/// records.
 const WRITE_BUFFER_BYTES: usize = 256 << 10;
 
 /// Error of a TLS handshake.
@@ -33,18 +34,18 @@ pub enum HandshakeError {
     Tls(#[source] std::io::Error),
     /// The peer does not support HTTP/2 (ALPN `h2`).
     #[error("the peer did not agree on h2 by ALPN")]
-    Alpn,
+    NoH2Alpn,
 }
 
 impl HandshakeError {
     /// Whether the peer disconnected without rejecting the handshake by an alert.
     pub(crate) fn is_connection_closed(&self) -> bool {
-        matches!(self, Self::Tls(error) if crate::relay::is_connection_gone(error))
+        matches!(self, Self::Tls(error) if crate::relay::is_disconnect_error(error))
     }
 
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> ambit_model::Reason {
-        use ambit_model::Reason::{CertRevoked, TlsFailure};
+    pub fn reason(&self) -> ambit_model::FailureReason {
+        use ambit_model::FailureReason::{CertRevoked, TlsFailure};
         match self {
             Self::Tls(error) if ambit_tls::failure_reason(error) == CertRevoked => CertRevoked,
             _ => TlsFailure,
@@ -104,15 +105,15 @@ pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static
 }
 
 /// Makes a connection fail once `withdrawn` completes, since the peer is then no longer accepted.
-pub fn end_when_withdrawn<IO>(
+pub fn fail_reads_on_withdrawal<IO>(
     stream: &mut TlsStream<IO>,
-    withdrawn: impl Future<Output = WithdrawalReason> + Send + 'static,
+    withdrawn: impl Future<Output = TrustWithdrawalReason> + Send + 'static,
 ) {
     let io = match stream {
         tokio_rustls::TlsStream::Client(stream) => stream.get_mut().0,
         tokio_rustls::TlsStream::Server(stream) => stream.get_mut().0,
     };
-    io.fail_reads_when(withdrawn);
+    io.fail_reads_on_withdrawal(withdrawn);
 }
 
 fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeError> {
@@ -133,6 +134,6 @@ fn expect_h2<IO>(mut stream: TlsStream<IO>) -> Result<TlsStream<IO>, HandshakeEr
     if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
         Ok(stream)
     } else {
-        Err(HandshakeError::Alpn)
+        Err(HandshakeError::NoH2Alpn)
     }
 }

@@ -68,8 +68,8 @@ impl Tunnel {
         }
     }
 
-    /// Completes when the peer's windows allow some of `len` bytes to be sent, and returns how many; `None` when the
-    /// stream accepts no more data.
+    /// Completes when the flow-control windows permit to send some of `len` bytes, and returns their number; `None`
+    /// when the stream is closed for sending.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
@@ -98,35 +98,36 @@ impl Tunnel {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
     }
 
-    /// Converts the tunnel to a byte stream, for another protocol inside it.
+    /// Converts the tunnel to a byte stream (`AsyncRead` and `AsyncWrite`), which can carry another protocol such as
+    /// TLS.
     pub fn into_io(self) -> TunnelIo {
         TunnelIo {
             tunnel: self,
-            received: Bytes::new(),
-            resets: false,
+            read_buffer: Bytes::new(),
+            resets_on_drop: false,
         }
     }
 }
 
-/// Tunnel as a byte stream: see [`Tunnel::into_io`].
+/// Tunnel as a byte stream (`AsyncRead` and `AsyncWrite`), from [`Tunnel::into_io`].
 #[derive(Debug)]
 pub struct TunnelIo {
     tunnel: Tunnel,
-    received: Bytes,
-    resets: bool,
+    read_buffer: Bytes,
+    resets_on_drop: bool,
 }
 
 impl TunnelIo {
     /// Makes dropping the value reset the stream, unless both directions have ended; data that the peer's windows do
     /// not allow is discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
     pub fn reset_on_drop(&mut self) {
-        self.resets = true;
+        self.resets_on_drop = true;
     }
 }
 
 impl Drop for TunnelIo {
     fn drop(&mut self) {
-        if self.resets {
+        if self.resets_on_drop {
             self.tunnel.reset();
         }
     }
@@ -139,7 +140,9 @@ impl AsyncRead for TunnelIo {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let Self {
-            tunnel, received, ..
+            tunnel,
+            read_buffer: received,
+            ..
         } = self.get_mut();
         while received.is_empty() {
             match ready!(tunnel.recv.poll_data(cx)) {
@@ -179,8 +182,8 @@ impl AsyncWrite for TunnelIo {
         Poll::Ready(Ok(n))
     }
 
-    /// Does nothing, since the connection sends by itself; but reports a disconnected peer to a writer that has read
-    /// to the end.
+    /// Flushes nothing, since the connection's driver sends by itself. Returns an error if the peer has disconnected,
+    /// so that a writer that no longer reads notices.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut().tunnel.send.poll_reset(cx) {
             Poll::Pending => Poll::Ready(Ok(())),

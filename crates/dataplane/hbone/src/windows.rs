@@ -1,10 +1,10 @@
 //! Receive windows of one HTTP/2 connection, sized so that stalled streams can never fill the connection's window.
 //!
-//! A stream whose reader has stopped holds what it received, and with it a part of the window of its connection. Few
-//! streams get large windows, so that one of them fills a long path; the more streams are open, the smaller the
-//! window of each. The connection's window is larger than all that streams can hold then, whatever the order in which
-//! they open, stall and end: of the streams that hold more than `w` bytes, each was open when the last of them
-//! received its share, so there are at most as many as share `w`.
+//! A stream whose reader has stopped holds its received bytes, and with them a part of the connection window. While few
+//! streams are open, each gets a large window, which suits paths with a high bandwidth-delay product; the more streams
+//! are open, the smaller the window of each. The connection window exceeds the bytes that all streams can hold, in
+//! whatever order they open, stall and end: all streams that hold more than `w` bytes were open together when the last
+//! of them received its bytes, so there are at most as many of them as may be open with a window above `w`.
 
 use crate::settings::Settings;
 
@@ -15,17 +15,17 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 #[derive(Clone, Debug)]
 pub(crate) struct FlowControlWindows {
     /// Window of each stream while few streams are open, in bytes.
-    stream: u32,
+    max_stream_window: u32,
     /// Minimum window of a stream in bytes, however many are open.
-    smallest: u32,
-    /// Bytes that the streams share until each has the minimum window.
-    shared: u32,
+    min_stream_window: u32,
+    /// Window budget in bytes, which is divided among the open streams down to the minimum window.
+    shared_window_budget: u32,
     /// Maximum concurrent streams.
     max_streams: usize,
     /// Stream window that was last announced to the peer.
-    announced: u32,
-    /// Maximum number of streams that were open at once so far.
-    peak: usize,
+    announced_stream_window: u32,
+    /// Maximum number of concurrently open streams so far.
+    peak_streams: usize,
 }
 
 impl FlowControlWindows {
@@ -33,31 +33,31 @@ impl FlowControlWindows {
     pub(crate) fn new(settings: &Settings, max_streams: usize) -> Self {
         let shared = settings.connection_window.max(settings.stream_window);
         Self {
-            stream: settings.stream_window,
-            smallest: settings.min_stream_window.min(settings.stream_window),
-            shared,
+            max_stream_window: settings.stream_window,
+            min_stream_window: settings.min_stream_window.min(settings.stream_window),
+            shared_window_budget: shared,
             max_streams,
-            announced: settings.stream_window,
-            peak: 0,
+            announced_stream_window: settings.stream_window,
+            peak_streams: 0,
         }
     }
 
     /// Returns the initial window of each stream, before any is open.
     pub(crate) fn initial_stream_window(&self) -> u32 {
-        self.stream
+        self.max_stream_window
     }
 
-    /// Returns the connection's window for up to this many open streams: the sum of their windows, plus the shared
-    /// bytes, for data that the peer sends before it learns of a smaller window.
+    /// Returns the connection window in bytes for up to this many open streams: the bytes that they can hold, plus a
+    /// reserve for data that the peer sends before it learns of a smaller stream window.
     pub(crate) fn connection_window(&self, streams: usize) -> u32 {
         let beyond_smallest: u64 = (1..=self.max_streams)
-            .map(|streams| u64::from(self.stream_window(streams) - self.smallest))
+            .map(|streams| u64::from(self.stream_window(streams) - self.min_stream_window))
             .sum();
         let streams = u64::try_from(streams).unwrap_or(u64::MAX);
-        let of_streams = streams.saturating_mul(self.smallest.into());
+        let of_streams = streams.saturating_mul(self.min_stream_window.into());
         let window = beyond_smallest
             .saturating_add(of_streams)
-            .saturating_add(self.shared.into());
+            .saturating_add(self.shared_window_budget.into());
         u32::try_from(window).unwrap_or(MAX_WINDOW).min(MAX_WINDOW)
     }
 
@@ -65,56 +65,57 @@ impl FlowControlWindows {
     fn stream_window(&self, streams: usize) -> u32 {
         let streams = u32::try_from(streams.max(1)).unwrap_or(u32::MAX);
         let sharing = streams.checked_next_power_of_two().unwrap_or(u32::MAX);
-        (self.shared / sharing).clamp(self.smallest, self.stream)
+        (self.shared_window_budget / sharing).clamp(self.min_stream_window, self.max_stream_window)
     }
 
     /// Returns the stream window to announce for this many open streams, if it changed. It grows again only after
     /// half of the streams have ended, to limit the number of SETTINGS frames.
     pub(crate) fn next_stream_window(&self, streams: usize) -> Option<u32> {
         let now = self.stream_window(streams);
-        if now < self.announced {
+        if now < self.announced_stream_window {
             return Some(now);
         }
         let with_twice_as_many = self.stream_window(streams.saturating_mul(2));
-        (with_twice_as_many > self.announced).then_some(with_twice_as_many)
+        (with_twice_as_many > self.announced_stream_window).then_some(with_twice_as_many)
     }
 
-    /// Returns the connection's window for this many open streams, if it is a new maximum. It never shrinks: the peer
-    /// need not use it at once.
+    /// Returns the connection window for this many open streams if their number is a new peak. The window never
+    /// shrinks.
     pub(crate) fn grown_connection_window(&mut self, streams: usize) -> Option<u32> {
-        let is_peak = streams > self.peak;
+        let is_peak = streams > self.peak_streams;
         is_peak.then(|| {
-            self.peak = streams;
+            self.peak_streams = streams;
             self.connection_window(streams)
         })
     }
 
-    /// Records that this stream window was announced to the peer.
-    pub(crate) fn set_announced(&mut self, window: u32) {
-        self.announced = window;
+    /// Records the stream window in bytes that was announced to the peer.
+    pub(crate) fn set_announced_stream_window(&mut self, window: u32) {
+        self.announced_stream_window = window;
     }
 }
 
 impl Settings {
-    /// Returns the bytes that a peer's connection without streams may make a server hold; each further stream adds
-    /// [`Self::stream_bytes`].
-    pub fn server_connection_bytes(&self) -> usize {
+    /// Returns the connection window of a server connection without streams, in bytes: the data that a client can make
+    /// the server buffer. Each open stream adds [`Self::min_stream_window_bytes`].
+    pub fn server_connection_window_bytes(&self) -> usize {
         let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
-        self.connection_bytes(streams)
+        self.connection_window_bytes(streams)
     }
 
-    /// Returns the bytes that a connection to a server may make the client hold.
-    pub fn client_connection_bytes(&self) -> usize {
-        self.connection_bytes(self.max_streams)
+    /// Returns the connection window of a client connection without streams, in bytes: the data that a server can make
+    /// the client buffer.
+    pub fn client_connection_window_bytes(&self) -> usize {
+        self.connection_window_bytes(self.max_streams)
     }
 
-    fn connection_bytes(&self, streams: usize) -> usize {
+    fn connection_window_bytes(&self, streams: usize) -> usize {
         let bytes = FlowControlWindows::new(self, streams).connection_window(0);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Returns the bytes by which the connection's window grows with a stream.
-    pub fn stream_bytes(&self) -> usize {
+    /// Returns the bytes by which each open stream enlarges the connection window.
+    pub fn min_stream_window_bytes(&self) -> usize {
         let bytes = self.min_stream_window.min(self.stream_window);
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
@@ -187,8 +188,8 @@ mod tests {
             min_stream_window: 16 << 10,
             ..Settings::default()
         };
-        assert_eq!(settings.server_connection_bytes(), 128 << 10);
-        assert_eq!(settings.stream_bytes(), 16 << 10);
+        assert_eq!(settings.server_connection_window_bytes(), 128 << 10);
+        assert_eq!(settings.min_stream_window_bytes(), 16 << 10);
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
             let window = windows.next_stream_window(streams);
             window
                 .into_iter()
-                .for_each(|window| windows.set_announced(window));
+                .for_each(|window| windows.set_announced_stream_window(window));
             usize::from(window.is_some())
         };
         for streams in 0..=8 {
@@ -210,7 +211,7 @@ mod tests {
         }
         assert_eq!(sent, 1);
         sent += show(&mut windows, 2);
-        assert_eq!((sent, windows.announced), (2, 4 << 20));
+        assert_eq!((sent, windows.announced_stream_window), (2, 4 << 20));
     }
 
     /// Checks streams that open, fill their window, stall and end in any order.
@@ -219,7 +220,8 @@ mod tests {
         for seed in 0..200_u64 {
             let mut windows = windows(100);
             let most = |windows: &FlowControlWindows, streams| {
-                u64::from(windows.connection_window(streams)) - u64::from(windows.shared)
+                u64::from(windows.connection_window(streams))
+                    - u64::from(windows.shared_window_budget)
             };
             let mut held: Vec<u64> = Vec::new();
             let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -236,10 +238,10 @@ mod tests {
                     held.swap_remove(at % held.len());
                 }
                 if let Some(window) = windows.next_stream_window(held.len()) {
-                    windows.set_announced(window);
+                    windows.set_announced_stream_window(window);
                 }
                 for one in &mut held {
-                    *one = (*one).max(windows.announced.into());
+                    *one = (*one).max(windows.announced_stream_window.into());
                 }
                 let sum: u64 = held.iter().sum();
                 let limit = most(&windows, held.len());

@@ -1,27 +1,28 @@
-//! Error of reading from a connection whose peer is no longer accepted, for instance since its certificate was
-//! revoked.
+//! IO error of a connection whose peer is no longer accepted, because its certificate was revoked or its trust domain
+//! removed.
 
 use std::io::{Error, ErrorKind};
 
-use ambit_tls::WithdrawalReason;
+use ambit_tls::TrustWithdrawalReason;
 
-/// Kind of the IO error: no operating system returns it for a socket that was already open.
-const WITHDRAWN_ERROR_KIND: ErrorKind = ErrorKind::PermissionDenied;
+/// Kind of the IO error of such a connection. No operating system returns this kind for an open socket, so it
+/// identifies the error.
+const TRUST_WITHDRAWN_ERROR_KIND: ErrorKind = ErrorKind::PermissionDenied;
 
-pub(crate) fn error(why: WithdrawalReason) -> Error {
+pub(crate) fn withdrawal_error(why: TrustWithdrawalReason) -> Error {
     let text = match why {
-        WithdrawalReason::Revoked => "connection closed: peer certificate revoked by CRL",
-        WithdrawalReason::TrustDomain => {
+        TrustWithdrawalReason::Revoked => "connection closed: peer certificate revoked by CRL",
+        TrustWithdrawalReason::TrustDomainChanged => {
             "connection closed: the peer's trust domain, or its root, is no longer accepted"
         }
     };
-    Error::new(WITHDRAWN_ERROR_KIND, text)
+    Error::new(TRUST_WITHDRAWN_ERROR_KIND, text)
 }
 
-/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 preserves the kind of an IO error, not its
-/// type.
-pub(crate) fn is_withdrawal(error: &h2::Error) -> bool {
+/// Whether a tunnel failed because its peer is no longer accepted. The check compares the kind of the IO error, since
+/// HTTP/2 does not preserve its type.
+pub(crate) fn is_trust_withdrawal(error: &h2::Error) -> bool {
     error
         .get_io()
-        .is_some_and(|error| error.kind() == WITHDRAWN_ERROR_KIND)
+        .is_some_and(|error| error.kind() == TRUST_WITHDRAWN_ERROR_KIND)
 }

@@ -1,5 +1,5 @@
 //! Signature algorithms of tokens (RFC 7518, section 3.1; RFC 8037). Algorithms with a shared secret and `none` are
-//! unsupported: a key set is public.
+//! unsupported, since key sets are public.
 
 use aws_lc_rs::{
     rsa::PublicKeyComponents,
@@ -77,7 +77,7 @@ impl Algorithm {
         components.to_parsed_public_key(parameters).ok()
     }
 
-    /// Builds a public key on an elliptic curve, and returns the one algorithm that uses the curve.
+    /// Builds a public key on an elliptic curve. Returns it with the only algorithm that uses the curve.
     pub(crate) fn ecdsa_key(curve: &str, x: &[u8], y: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let (algorithm, parameters, size): (_, &'static dyn VerificationAlgorithm, _) = match curve
         {

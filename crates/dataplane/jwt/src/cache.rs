@@ -1,7 +1,7 @@
-//! Cache of verified tokens, so that further requests of a client need no signature check.
+//! Cache of verified tokens, so that the signature of a repeated token is not verified again.
 //!
-//! Tokens are keyed by a secret hash, so that clients cannot cause collisions, and no token is stored. Invalid tokens
-//! are not cached: a client cannot evict others with them.
+//! Tokens are keyed by a hash with a secret key, so that clients cannot cause collisions; the tokens themselves are not
+//! stored. Invalid tokens are not cached, so that a client cannot evict other clients' tokens with them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,7 +9,7 @@ use aws_lc_rs::hmac;
 
 use crate::token::VerifiedToken;
 
-/// Maximum tokens in each of the cache's two generations.
+/// Maximum number of tokens in each of the cache's two generations.
 const MAX_GENERATION_TOKENS: usize = 1024;
 
 /// Keyed hash that identifies a token.
@@ -34,7 +34,7 @@ impl TokenHasher {
     }
 }
 
-/// Verified tokens of one rule; dropped when the rule's keys change.
+/// Verified tokens of one JWT rule, discarded when the rule or its keys change.
 #[derive(Debug, Default)]
 pub(crate) struct TokenCache {
     current_generation: HashMap<TokenDigest, Arc<VerifiedToken>>,
@@ -80,7 +80,7 @@ mod tests {
         let verified = Arc::new(VerifiedToken {
             claims: Claims::new(Json::Null, &[]),
             times: ValidityTimes::default(),
-            key: [0; 32],
+            key_fingerprint: [0; 32],
         });
         let mut cache = TokenCache::default();
         let used = digests.digest("used");

@@ -6,30 +6,34 @@ use ambit_model::ArcStr;
 
 use crate::json::Json;
 
-/// Claims whose text every implementation splits into a list of words.
+/// Claims whose text is always split at spaces into a list of words.
 const SPACE_SEPARATED_CLAIMS: [&str; 2] = ["scope", "permission"];
 
-/// Claims of a valid token.
+/// Claims of a verified token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims {
-    all: Json,
-    /// Names of further claims whose text is split into a list of words.
-    words: Vec<ArcStr>,
+    payload: Json,
+    /// Names of further claims whose text is split at spaces into a list of words.
+    space_separated: Vec<ArcStr>,
 }
 
-/// How claim values that are not strings are matched.
+/// Types of claim values that can match: text only, or also numbers and booleans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparableValues {
-    /// Only strings match.
+    /// Only string values match, as a whole.
     StringsOnly,
-    /// Numbers and booleans match by their JSON text; strings also word by word, split at any separator.
+    /// Numbers and booleans match by their JSON text. Strings match as a whole, and by each word between commas or
+    /// spaces.
     AllScalars,
 }
 
 impl Claims {
     pub(crate) fn new(all: Json, words: &[ArcStr]) -> Self {
         let words = words.to_vec();
-        Self { all, words }
+        Self {
+            payload: all,
+            space_separated: words,
+        }
     }
 
     /// Parses claims without a token, for tests and fuzzing. `words` names claims that are lists of words.
@@ -44,7 +48,7 @@ impl Claims {
     /// Returns issuer and subject (`iss`, `sub`); `None` unless both are present.
     pub fn principal(&self) -> Option<(&str, &str)> {
         let text = |name: &str| {
-            self.all
+            self.payload
                 .get(name)?
                 .as_text()
                 .filter(|text| !text.is_empty())
@@ -54,33 +58,37 @@ impl Claims {
 
     /// Returns the issuer claim (`iss`).
     pub fn issuer(&self) -> Option<&str> {
-        self.all.get("iss")?.as_text()
+        self.payload.get("iss")?.as_text()
     }
 
     /// Returns the party that the token was issued to (`azp`).
     pub fn authorized_presenter(&self) -> Option<&str> {
-        self.all.get("azp")?.as_text()
+        self.payload.get("azp")?.as_text()
     }
 
     /// Whether `matches` is true for one of the audiences (`aud`).
     pub fn any_audience_matches(&self, matches: impl Fn(&str) -> bool) -> bool {
-        any_text_matches(self.all.get("aud"), ComparableValues::StringsOnly, &matches)
+        any_text_matches(
+            self.payload.get("aud"),
+            ComparableValues::StringsOnly,
+            &matches,
+        )
     }
 
-    /// Whether `matches` is true for the claim at a path of names, or for one of the values in its list.
+    /// Whether `matches` is true for the claim at this path of names, or for an element of the claim's list.
     pub fn any_value_matches(
         &self,
         path: &[ArcStr],
         values: ComparableValues,
         matches: impl Fn(&str) -> bool,
     ) -> bool {
-        let mut claim = Some(&self.all);
+        let mut claim = Some(&self.payload);
         for name in path {
             claim = claim.and_then(|claim| claim.get(name));
         }
         let is_words = |name: &ArcStr| {
             SPACE_SEPARATED_CLAIMS.contains(&name.as_str())
-                || self.words.iter().any(|one| one == name)
+                || self.space_separated.iter().any(|one| one == name)
         };
         if let (Some(Json::Text(text)), [name]) = (claim, path)
             && is_words(name)
@@ -95,10 +103,10 @@ impl Claims {
     pub(crate) fn header_text(&self, name: &str) -> Option<Cow<'_, str>> {
         let nested = || {
             let mut parts = name.split('.');
-            parts.try_fold(&self.all, |claim, part| claim.get(part))
+            parts.try_fold(&self.payload, |claim, part| claim.get(part))
         };
         scalar_text(
-            self.all.get(name).or_else(nested)?,
+            self.payload.get(name).or_else(nested)?,
             ComparableValues::AllScalars,
         )
     }

@@ -1,5 +1,5 @@
-//! Strict JSON parser for signed texts: a duplicate name is an error, since two parsers may use different ones, and
-//! so is deep nesting.
+//! Strict JSON parser for signed texts. Rejects duplicate names, since two parsers may pick different values, and deep
+//! nesting.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -50,7 +50,7 @@ impl Json {
     }
 }
 
-/// Deserializer of a JSON value, with the remaining nesting depth.
+/// Serde seed that deserializes one JSON value; the number is the remaining nesting depth.
 struct StrictJsonSeed(usize);
 
 impl<'de> DeserializeSeed<'de> for StrictJsonSeed {
@@ -62,7 +62,7 @@ impl<'de> DeserializeSeed<'de> for StrictJsonSeed {
 }
 
 impl StrictJsonSeed {
-    fn nested<E: de::Error>(&self) -> Result<Self, E> {
+    fn nested_seed<E: de::Error>(&self) -> Result<Self, E> {
         let left = self.0.checked_sub(1);
         left.map(Self).ok_or_else(|| E::custom("nested too deeply"))
     }
@@ -108,7 +108,7 @@ impl<'de> Visitor<'de> for StrictJsonSeed {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Json, A::Error> {
         let mut all = Vec::new();
-        while let Some(one) = list.next_element_seed(self.nested()?)? {
+        while let Some(one) = list.next_element_seed(self.nested_seed()?)? {
             all.push(one);
         }
         Ok(Json::List(all))
@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for StrictJsonSeed {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut members = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
-            let value = map.next_value_seed(self.nested()?)?;
+            let value = map.next_value_seed(self.nested_seed()?)?;
             if let Some(_twice) = members.insert(name, value) {
                 return Err(de::Error::custom("a name is there twice"));
             }

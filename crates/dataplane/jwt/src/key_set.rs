@@ -1,5 +1,5 @@
-//! Parses key sets (JWKS, RFC 7517): the public keys of an issuer. A key that cannot verify signatures is skipped,
-//! with the reason; keys for other uses are ignored.
+//! Parses an issuer's public keys from a JSON Web Key Set (RFC 7517) or PEM. A key that cannot verify signatures is
+//! skipped, with the reason; keys for other uses are ignored.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::{algorithm::Algorithm, base64url, json::Json};
 
 /// Maximum length of a key set, in bytes.
 pub const MAX_KEY_SET_BYTES: usize = 256 << 10;
-/// First and last line of a public key in PEM.
+/// First line of a public key in PEM.
 const PEM_BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
 const PEM_END: &str = "-----END PUBLIC KEY-----";
-/// Maximum keys in a set.
+/// Maximum number of keys in a key set.
 const MAX_KEYS: usize = 100;
 
 /// Public keys of an issuer.
@@ -23,7 +23,7 @@ pub struct KeySet {
     unusable: Vec<String>,
 }
 
-/// Digest of a key's content, independent of its key id.
+/// Digest of a public key's content, which does not depend on the key id.
 pub(crate) type Fingerprint = [u8; 32];
 
 /// Public key in a key set.
@@ -50,13 +50,13 @@ pub enum KeySetError {
     TooLong(usize),
     /// The text is not JSON, or has a duplicate name.
     #[error("the key set is no JSON")]
-    Json(#[source] serde_json::Error),
+    InvalidJson(#[source] serde_json::Error),
     /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
     /// The set contains this number of keys, which exceeds `MAX_KEYS`.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
-    TooMany(usize),
+    TooManyKeys(usize),
 }
 
 impl KeySet {
@@ -69,12 +69,12 @@ impl KeySet {
         if text.len() > MAX_KEY_SET_BYTES {
             return Err(KeySetError::TooLong(text.len()));
         }
-        let set = Json::parse(text).map_err(KeySetError::Json)?;
+        let set = Json::parse(text).map_err(KeySetError::InvalidJson)?;
         let Some(Json::List(keys)) = set.get("keys") else {
             return Err(KeySetError::NoKeys);
         };
         if keys.len() > MAX_KEYS {
-            return Err(KeySetError::TooMany(keys.len()));
+            return Err(KeySetError::TooManyKeys(keys.len()));
         }
         let mut read = Self::default();
         for (index, key) in keys.iter().enumerate() {
@@ -112,9 +112,9 @@ impl KeySet {
         &self.unusable
     }
 
-    /// Returns the keys by which a token with this algorithm and key id may be signed: keys with the same key id or
+    /// Returns the keys that may have signed a token with this algorithm and key id: keys with the same key id or
     /// without one; all keys if the token has no key id.
-    pub(crate) fn candidates(
+    pub(crate) fn candidate_keys(
         &self,
         algorithm: Algorithm,
         id: Option<&str>,

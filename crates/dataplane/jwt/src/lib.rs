@@ -1,21 +1,18 @@
-//! JSON web tokens at a waypoint (Istio's RequestAuthentication): their sources in a request, their validation, their
-//! claims, and the claims that are passed to applications. The control plane reads its callers' tokens by the same
-//! code ([`UnverifiedToken`]).
+//! JSON Web Tokens at a waypoint (Istio's RequestAuthentication): finds tokens in a request, verifies them, and passes
+//! their claims to policies and applications. The control plane parses its callers' tokens with the same code
+//! ([`UnverifiedToken`]).
 //!
-//! Pure: no IO, and no clock of its own. Key sets are passed in as text; the control plane fetches
-//! them.
+//! No IO and no clock: callers pass in the time, and key sets as text that the control plane has fetched.
 //!
-//! **Rules of a token**: a token belongs to each rule that names its location and its issuer, and
-//! must be valid under all of them. A token in a rule's location that belongs to no rule is
-//! invalid. A request without a token passes here: authorization policies decide by the claims
-//! ([`Claims`]).
+//! **Rules of a token**: a token belongs to each rule that names its location and its issuer, and must be valid under
+//! all of these rules. A token at a rule's location that belongs to no rule is invalid. A request without a token
+//! passes: authorization policies decide by the claims ([`Claims`]).
 //!
-//! **What is refused** besides: two different tokens for one place or for one issuer; whatever [`token`] and [`json`]
-//! refuse. Two tokens of two issuers are both verified; policies have to admit the request with the claims of each.
+//! **Rejected requests**: those with two different tokens at one location or of one issuer, and those with a token that
+//! [`token`] or [`json`] rejects. Tokens of two issuers are both verified, and policies see the claims of both.
 //!
-//! aws-lc verifies signatures. Parsing is here rather than in a library, since parsers differ in
-//! ambiguous texts: the available libraries accept the last of two claims with one name, and do not
-//! support P-521.
+//! The library aws-lc verifies signatures. This crate parses tokens itself, since parsers differ on ambiguous texts:
+//! the available libraries accept the last of two claims with one name, and do not support P-521.
 #![forbid(unsafe_code)]
 
 mod algorithm;
@@ -23,8 +20,8 @@ mod cache;
 mod claims;
 mod json;
 mod key_set;
+mod request_authentications;
 mod rule;
-mod set;
 mod token;
 mod token_source;
 
@@ -32,7 +29,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
 pub use claims::{Claims, ComparableValues};
 pub use key_set::{KeySet, KeySetError, MAX_KEY_SET_BYTES};
-pub use set::{
+pub use request_authentications::{
     AuthenticatedRequest, RejectedRequest, RejectionReason, RequestAuthentications, RequestParts,
 };
 pub use token::{CLOCK_SKEW, MAX_TOKEN_BYTES, TokenError, UnverifiedToken};

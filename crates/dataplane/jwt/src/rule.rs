@@ -1,4 +1,5 @@
-//! Rule for one accepted issuer: where its tokens are, which keys verify them, and how they are forwarded.
+//! Compiled JWT rule for one accepted issuer: where its tokens are, which keys verify them, and how their claims are
+//! forwarded.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -19,15 +20,15 @@ use crate::{
 pub(crate) struct JwtVerifier {
     config: JwtRule,
     keys: Arc<KeySet>,
-    pub(crate) sources: Vec<TokenSource>,
+    pub(crate) token_sources: Vec<TokenSource>,
     pub(crate) payload_header: Option<HeaderName>,
     claim_headers: Vec<(HeaderName, ArcStr)>,
     cache: Mutex<TokenCache>,
 }
 
 impl JwtVerifier {
-    /// Compiles a rule. `before` is a rule with the same key source, whose keys are used until they are fetched
-    /// again.
+    /// Compiles a JWT rule. `before` is the earlier version of the rule with the same key source; its keys remain in
+    /// use while the new rule's keys are pending.
     ///
     /// # Errors
     ///
@@ -43,7 +44,7 @@ impl JwtVerifier {
         sources.extend(
             from.params
                 .iter()
-                .map(|one| TokenSource::Param(one.to_string())),
+                .map(|one| TokenSource::QueryParameter(one.to_string())),
         );
         sources.extend(
             from.cookies
@@ -51,7 +52,7 @@ impl JwtVerifier {
                 .map(|one| TokenSource::Cookie(one.to_string())),
         );
         if sources.is_empty() {
-            sources = TokenSource::defaults();
+            sources = TokenSource::default_sources();
         }
         let mut claim_headers = Vec::new();
         for (header, claim) in &from.claim_headers {
@@ -68,14 +69,14 @@ impl JwtVerifier {
         Ok(Self {
             payload_header: from.payload_header.as_deref().map(name).transpose()?,
             claim_headers,
-            sources,
+            token_sources: sources,
             keys,
             cache: Mutex::default(),
             config: from,
         })
     }
 
-    /// Whether another rule gets its keys from the same source.
+    /// Whether another rule has the same issuer and fetches its keys from the same URI.
     pub(crate) fn has_same_key_source(&self, other: &JwtRule) -> bool {
         (&self.config.issuer, &self.config.key_source) == (&other.issuer, &other.key_source)
     }
@@ -88,7 +89,7 @@ impl JwtVerifier {
         self.config.forward_token
     }
 
-    /// Returns the request headers that only this rule may set, from the claims of a token.
+    /// Returns the request headers that this rule sets from the claims of a token, and that clients may not set.
     pub(crate) fn output_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let claims = self.claim_headers.iter().map(|(name, _)| name);
         self.payload_header.iter().chain(claims)
@@ -118,13 +119,13 @@ impl JwtVerifier {
     ) -> Result<Arc<VerifiedToken>, TokenError> {
         let key = token.verify(&self.keys, now)?;
         let audiences = self.config.audiences.iter().map(ArcStr::as_str);
-        if !self.config.audiences.is_empty() && !token.has_audience_of(audiences) {
+        if !self.config.audiences.is_empty() && !token.has_any_audience(audiences) {
             return Err(TokenError::WrongAudience);
         }
         let verified = Arc::new(VerifiedToken {
             claims: Claims::new(token.claims.clone(), &self.config.words),
             times: token.times(),
-            key,
+            key_fingerprint: key,
         });
         self.cache.lock().insert(digest, verified.clone());
         Ok(verified)
@@ -139,7 +140,7 @@ impl JwtVerifier {
         is_of_issuer && self.keys.contains_key(key) && (audiences.is_empty() || is_for())
     }
 
-    /// Adds the headers that pass a valid token's claims to the application.
+    /// Adds the headers in which the application receives the claims of a valid token.
     ///
     /// # Errors
     ///

@@ -22,11 +22,11 @@ mod requests;
 
 const ISSUER: &str = "https://issuer.example";
 
-fn pyjwt() -> Value {
+fn pyjwt_vectors() -> Value {
     serde_json::from_str(include_str!("tests/pyjwt.json")).unwrap()
 }
 
-fn rfc() -> Value {
+fn rfc_vectors() -> Value {
     serde_json::from_str(include_str!("tests/rfc.json")).unwrap()
 }
 
@@ -45,7 +45,7 @@ fn key_set(keys: &[Value]) -> KeySet {
 
 /// Issuer of tokens with a signing key.
 struct Issuer {
-    pair: EcdsaKeyPair,
+    key_pair: EcdsaKeyPair,
     random: SystemRandom,
     id: &'static str,
 }
@@ -54,23 +54,27 @@ impl Issuer {
     fn new(id: &'static str) -> Self {
         let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
         let random = SystemRandom::new();
-        Self { pair, random, id }
+        Self {
+            key_pair: pair,
+            random,
+            id,
+        }
     }
 
-    fn key(&self) -> Value {
-        let point = self.pair.public_key().as_ref();
+    fn public_jwk(&self) -> Value {
+        let point = self.key_pair.public_key().as_ref();
         json!({ "kty": "EC", "crv": "P-256", "kid": self.id,
-            "x": encode(&point[1..33]), "y": encode(&point[33..]) })
+            "x": encode_base64url(&point[1..33]), "y": encode_base64url(&point[33..]) })
     }
 
     fn sign(&self, header: &str, payload: &str) -> String {
         let signed = format!(
             "{}.{}",
-            encode(header.as_bytes()),
-            encode(payload.as_bytes())
+            encode_base64url(header.as_bytes()),
+            encode_base64url(payload.as_bytes())
         );
-        let signature = self.pair.sign(&self.random, signed.as_bytes()).unwrap();
-        format!("{signed}.{}", encode(signature.as_ref()))
+        let signature = self.key_pair.sign(&self.random, signed.as_bytes()).unwrap();
+        format!("{signed}.{}", encode_base64url(signature.as_ref()))
     }
 
     fn token(&self, claims: &Value) -> String {
@@ -81,20 +85,20 @@ impl Issuer {
     fn rule(&self) -> JwtRule {
         JwtRule {
             issuer: ISSUER.into(),
-            keys: JwtKeys::Known(json!({ "keys": [self.key()] }).to_string().into()),
+            keys: JwtKeys::Known(json!({ "keys": [self.public_jwk()] }).to_string().into()),
             ..JwtRule::default()
         }
     }
 }
 
-fn encode(bytes: &[u8]) -> String {
+fn encode_base64url(bytes: &[u8]) -> String {
     use base64::Engine as _;
     base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)
 }
 
 #[test]
 fn tokens_of_other_libraries_are_valid_with_their_keys_only() {
-    let made = pyjwt();
+    let made = pyjwt_vectors();
     let keys = made["key_set"]["keys"].as_array().unwrap();
     let all = key_set(keys);
     assert_eq!(all.unusable_keys(), [] as [String; 0]);
@@ -112,7 +116,7 @@ fn tokens_of_other_libraries_are_valid_with_their_keys_only() {
         let result = UnverifiedToken::parse(&changed).and_then(|read| read.verify(&all, now()));
         assert!(result.is_err(), "{name}");
         // Without key ids, keys of other types are not tried.
-        let nameless: Vec<_> = keys.iter().cloned().map(without_name).collect();
+        let nameless: Vec<_> = keys.iter().cloned().map(without_key_id).collect();
         assert!(read.verify(&key_set(&nameless), now()).is_ok(), "{name}");
         let header = base64url(token.split('.').next().unwrap().as_bytes()).unwrap();
         let header: Value = serde_json::from_slice(&header).unwrap();
@@ -126,14 +130,14 @@ fn tokens_of_other_libraries_are_valid_with_their_keys_only() {
     }
 }
 
-fn without_name(mut key: Value) -> Value {
+fn without_key_id(mut key: Value) -> Value {
     key.as_object_mut().unwrap().remove("kid");
     key
 }
 
 #[test]
 fn examples_of_the_rfcs_are_valid() {
-    let rfc = rfc();
+    let rfc = rfc_vectors();
     for name in ["rs256", "es256"] {
         let (key, token) = (&rfc[name]["key"], rfc[name]["token"].as_str().unwrap());
         let read = UnverifiedToken::parse(token).unwrap();
@@ -168,7 +172,7 @@ fn examples_of_the_rfcs_are_valid() {
 #[test]
 fn times_are_checked_with_a_minute_of_clock_skew() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     let check_times = |claims: Value, now: u64| {
         let token = issuer.token(&claims);
         UnverifiedToken::parse(&token).and_then(|read| read.verify(&keys, unix_time(now)).map(drop))

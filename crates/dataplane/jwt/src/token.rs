@@ -1,7 +1,7 @@
-//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): format, signature and times.
+//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): format, signature and validity times.
 //!
-//! Rejects everything else: algorithms that are not in [`Algorithm`], extensions that a token marks as critical,
-//! duplicate names, encrypted tokens, and base64url that is not canonical.
+//! Rejects algorithms that are not in [`Algorithm`], extensions that a token marks as critical, duplicate names,
+//! encrypted tokens, and base64url that is not canonical.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -52,14 +52,14 @@ pub enum TokenError {
     ConflictingClaimHeaders,
 }
 
-/// Token that was parsed, but whose signature is not verified.
+/// Parsed token whose signature has not been verified yet.
 #[derive(Debug)]
 pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
-    key: Option<String>,
+    key_id: Option<String>,
     pub(crate) claims: Json,
     times: ValidityTimes,
-    signed: &'a str,
+    signing_input: &'a str,
     signature: Vec<u8>,
 }
 
@@ -69,15 +69,15 @@ pub(crate) struct VerifiedToken {
     pub(crate) claims: Claims,
     pub(crate) times: ValidityTimes,
     /// Fingerprint of the key that verified the signature.
-    pub(crate) key: Fingerprint,
+    pub(crate) key_fingerprint: Fingerprint,
 }
 
-/// Times between which a token is valid, in seconds since 1970.
+/// Times that limit the validity of a token (`exp`, `nbf`, `iat`), in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ValidityTimes {
-    expires: Option<f64>,
+    expires_at: Option<f64>,
     not_before: Option<f64>,
-    issued: Option<f64>,
+    issued_at: Option<f64>,
 }
 
 impl ValidityTimes {
@@ -90,19 +90,19 @@ impl ValidityTimes {
             Some(_) => Err(TokenError::InvalidPayload),
         };
         Ok(Self {
-            expires: time("exp")?,
+            expires_at: time("exp")?,
             not_before: time("nbf")?,
-            issued: time("iat")?,
+            issued_at: time("iat")?,
         })
     }
 
     pub(crate) fn check_validity(&self, now: SystemTime, skew: Duration) -> Result<(), TokenError> {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (now, skew) = (now.as_secs_f64(), skew.as_secs_f64());
-        if self.expires.is_some_and(|at| now >= at + skew) {
+        if self.expires_at.is_some_and(|at| now >= at + skew) {
             return Err(TokenError::Expired);
         }
-        let begins = [self.not_before, self.issued];
+        let begins = [self.not_before, self.issued_at];
         if begins.into_iter().flatten().any(|at| now < at - skew) {
             return Err(TokenError::NotYetValid);
         }
@@ -110,7 +110,7 @@ impl ValidityTimes {
     }
 }
 
-/// Splits a token into header, payload and signature; `None` unless it has exactly these.
+/// Splits a token into header, payload and signature; `None` if it does not consist of exactly three sections.
 pub(crate) fn split_sections(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
@@ -149,10 +149,10 @@ impl<'a> UnverifiedToken<'a> {
         let signed = token.len() - signature.len() - 1;
         Ok(Self {
             algorithm,
-            key,
+            key_id: key,
             times: ValidityTimes::from_claims(&claims)?,
             claims,
-            signed: token.get(..signed).ok_or(TokenError::Malformed)?,
+            signing_input: token.get(..signed).ok_or(TokenError::Malformed)?,
             signature: decode(signature)?,
         })
     }
@@ -162,8 +162,8 @@ impl<'a> UnverifiedToken<'a> {
         self.claims.get("iss")?.as_text()
     }
 
-    /// Whether the token's audiences include one of `any`; also true if `any` is empty.
-    pub fn has_audience_of<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
+    /// Whether the token's audiences include one of `any`; false if `any` is empty.
+    pub fn has_any_audience<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
             Some(Json::Text(one)) => one == audience,
@@ -179,7 +179,7 @@ impl<'a> UnverifiedToken<'a> {
             .is_some_and(|claim| *claim != Json::Null)
     }
 
-    /// Returns the text of the claim at a path of names, if there is one.
+    /// Returns the text of the claim at this path of nested names, if the token has the claim.
     ///
     /// # Errors
     ///
@@ -198,7 +198,7 @@ impl<'a> UnverifiedToken<'a> {
         claim.as_text().map(Some).ok_or(TokenError::InvalidPayload)
     }
 
-    /// Checks the token's times, with a tolerated clock skew.
+    /// Checks that the token is valid at `now` (`exp`, `nbf`, `iat`), with a tolerated clock skew.
     ///
     /// # Errors
     /// When the token has expired or is not valid yet.
@@ -206,7 +206,7 @@ impl<'a> UnverifiedToken<'a> {
         self.times.check_validity(now, skew)
     }
 
-    /// Verifies the token's signature, and not its times.
+    /// Verifies the token's signature, but not its validity times.
     ///
     /// # Errors
     ///
@@ -215,7 +215,7 @@ impl<'a> UnverifiedToken<'a> {
         self.signing_key(keys).map(drop)
     }
 
-    /// Verifies the token's times and signature. Returns the fingerprint of the signing key.
+    /// Verifies the token's validity times and signature. Returns the fingerprint of the signing key.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.check_validity(now, CLOCK_SKEW)?;
         self.signing_key(keys)
@@ -226,9 +226,9 @@ impl<'a> UnverifiedToken<'a> {
             return Err(TokenError::NoKeys);
         }
         let mut error = TokenError::UnknownKey;
-        for (key, parsed) in keys.candidates(self.algorithm, self.key.as_deref()) {
+        for (key, parsed) in keys.candidate_keys(self.algorithm, self.key_id.as_deref()) {
             if parsed
-                .verify_sig(self.signed.as_bytes(), &self.signature)
+                .verify_sig(self.signing_input.as_bytes(), &self.signature)
                 .is_ok()
             {
                 return Ok(key.fingerprint);

@@ -1,4 +1,4 @@
-//! Locations of tokens in requests (headers, query parameters, cookies), from which tokens are read and removed.
+//! Locations of tokens in requests (headers, query parameters, cookies): finds and removes the tokens there.
 
 use std::borrow::Cow;
 
@@ -12,29 +12,29 @@ pub(crate) enum TokenSource {
     /// Header with this name, and the prefix before the token, such as `Bearer `.
     Header(HeaderName, String),
     /// Query parameter of this name.
-    Param(String),
+    QueryParameter(String),
     /// Cookie of this name.
     Cookie(String),
 }
 
 /// Default query parameter of tokens (RFC 6750, section 2.3).
-const DEFAULT_PARAM: &str = "access_token";
+const DEFAULT_QUERY_PARAMETER: &str = "access_token";
 
 impl TokenSource {
-    /// Returns the locations of rules that configure none.
-    pub(crate) fn defaults() -> Vec<Self> {
+    /// Returns the default locations of tokens, for rules that configure none.
+    pub(crate) fn default_sources() -> Vec<Self> {
         vec![
             Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
-            Self::Param(DEFAULT_PARAM.to_owned()),
+            Self::QueryParameter(DEFAULT_QUERY_PARAMETER.to_owned()),
         ]
     }
 
-    /// Returns the token at this location; an empty one counts as missing.
+    /// Returns the token at this location of a request; an empty token counts as missing.
     ///
     /// # Errors
     ///
     /// When there are several tokens, or the value cannot be a token.
-    pub(crate) fn find<'a>(
+    pub(crate) fn find_token<'a>(
         &self,
         headers: &'a HeaderMap,
         query: Option<&'a str>,
@@ -44,7 +44,7 @@ impl TokenSource {
                 let lines = headers.get_all(name).iter();
                 single_token(lines.filter_map(|line| strip_header_prefix(prefix, line)))
             }
-            Self::Param(name) => {
+            Self::QueryParameter(name) => {
                 let parameters = query_parameters(query.unwrap_or_default());
                 let named = parameters.filter(|(key, _)| percent_decode(key) == name.as_bytes());
                 single_token(named.map(|(_, value)| utf8_text(percent_decode(value))))
@@ -58,7 +58,7 @@ impl TokenSource {
         }
     }
 
-    /// Removes the location's tokens from the headers.
+    /// Removes the tokens at this location from the request's headers.
     pub(crate) fn remove_from_headers(&self, headers: &mut HeaderMap) {
         match self {
             Self::Header(name, prefix) => {
@@ -88,13 +88,13 @@ impl TokenSource {
                     }
                 });
             }
-            Self::Param(_) => {}
+            Self::QueryParameter(_) => {}
         }
     }
 
-    /// Returns the query without the location's tokens; `None` if nothing is left of it.
+    /// Returns the query string without the tokens at this location; `None` if no parameter is left.
     pub(crate) fn remove_from_query(&self, query: &str) -> Option<String> {
-        let Self::Param(name) = self else {
+        let Self::QueryParameter(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
         };
         let others = query.split('&').filter(|one| {
@@ -106,12 +106,12 @@ impl TokenSource {
     }
 }
 
-/// Returns the only token; repetitions of the same token count as one.
+/// Returns the only token among `all`; repetitions of the same token count as one.
 fn single_token<'a>(
-    all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
+    tokens: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
     let mut found: Option<Cow<'a, str>> = None;
-    for one in all {
+    for one in tokens {
         let one = one?;
         match &found {
             _ if one.is_empty() => {}
@@ -122,8 +122,8 @@ fn single_token<'a>(
     Ok(found)
 }
 
-/// Returns the text after a prefix of a header line, compared case-insensitively: servers that read the header later
-/// may ignore case, too.
+/// Returns the part of a header line after a prefix. Ignores the prefix's case, since servers that read the header
+/// later may do so, too.
 fn strip_header_prefix<'a>(
     prefix: &str,
     line: &'a HeaderValue,
@@ -152,7 +152,7 @@ fn query_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     all.map(|one| one.split_once('=').unwrap_or((one, "")))
 }
 
-/// Percent-decodes a name or value of a query.
+/// Percent-decodes a name or value of a query string.
 fn percent_decode(text: &str) -> Cow<'_, [u8]> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text.as_bytes());
@@ -191,13 +191,17 @@ fn parse_cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Rewrites each line of a header, or removes it.
+/// Replaces each line of a header by the result of `left`, or removes it if the result is `None`.
 pub(crate) fn rewrite_header_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
-    left: impl Fn(&HeaderValue) -> Option<HeaderValue>,
+    rewrite_line: impl Fn(&HeaderValue) -> Option<HeaderValue>,
 ) {
-    let remaining: Vec<_> = headers.get_all(name).iter().filter_map(left).collect();
+    let remaining: Vec<_> = headers
+        .get_all(name)
+        .iter()
+        .filter_map(rewrite_line)
+        .collect();
     headers.remove(name);
     for line in remaining {
         headers.append(name, line);
@@ -223,7 +227,7 @@ mod tests {
         headers: &HeaderMap,
         query: &str,
     ) -> Result<Option<String>, TokenError> {
-        let found = source.find(headers, Some(query))?;
+        let found = source.find_token(headers, Some(query))?;
         Ok(found.map(Cow::into_owned))
     }
 
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn parameters_and_cookies_are_found_as_applications_find_them() {
-        let param = TokenSource::Param("access_token".into());
+        let param = TokenSource::QueryParameter("access_token".into());
         let none = HeaderMap::new();
         assert_eq!(
             found_tokens(&param, &none, "x=1&access_token=a.b.c"),

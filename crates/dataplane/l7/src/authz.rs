@@ -27,10 +27,10 @@ use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 use ambit_model::{HttpAction, HttpPolicy, NamespacedHostname, PolicyKey};
 use http::HeaderName;
 
+mod attributes;
 mod compiled;
 mod decision;
 mod explain;
-mod facts;
 mod matcher;
 mod required_check;
 
@@ -39,13 +39,13 @@ pub mod naive;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::{Connection, Request};
 pub use decision::{DecisionReason, DryRunDenial, HttpDecision, RuleId};
 pub use explain::{HttpExplanation, PolicyOutcome};
-pub use facts::{Connection, Request};
 pub use required_check::RequiredCheck;
 
+use attributes::PolicyAttributes;
 use compiled::CompiledPolicy;
-use facts::PolicyAttributes;
 
 /// A port of a service, at the address where clients call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct ServicePort {
     pub address: SocketAddr,
 }
 
-/// Requested target, by which policies are selected.
+/// Target of a request, which selects the policies that apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
     /// Service that was called at one of its ports.
@@ -70,9 +70,9 @@ pub enum Scope<'a> {
 /// Authorization policies of a waypoint. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
-    all: HashMap<PolicyKey, Arc<CompiledPolicy>>,
-    gateway: ScopePolicies,
-    services: HashMap<NamespacedHostname, ScopePolicies>,
+    policies_by_key: HashMap<PolicyKey, Arc<CompiledPolicy>>,
+    waypoint_policies: ScopePolicies,
+    service_policies: HashMap<NamespacedHostname, ScopePolicies>,
 }
 
 /// Policies of one scope, grouped by action, each group sorted by name.
@@ -129,30 +129,35 @@ impl ScopePolicies {
 impl Policies {
     /// Inserts a policy, or replaces the policy with the same key. Returns false if it is unchanged.
     pub fn insert(&mut self, policy: HttpPolicy) -> bool {
-        if self.all.get(&policy.key).map(|known| known.policy()) == Some(&policy) {
+        if self
+            .policies_by_key
+            .get(&policy.key)
+            .map(|known| known.policy())
+            == Some(&policy)
+        {
             return false;
         }
         let key = policy.key.clone();
         self.remove(&key);
         let policy = Arc::new(CompiledPolicy::new(policy));
         self.for_each_scope(&policy, |bucket| bucket.insert(&policy));
-        self.all.insert(key, policy);
+        self.policies_by_key.insert(key, policy);
         true
     }
 
     /// Removes the policy with this key. Returns false if there is none.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
-        let Some(policy) = self.all.remove(key) else {
+        let Some(policy) = self.policies_by_key.remove(key) else {
             return false;
         };
         self.for_each_scope(&policy, |bucket| bucket.remove(&policy));
         for service in &policy.policy().services {
             if self
-                .services
+                .service_policies
                 .get(service)
                 .is_some_and(ScopePolicies::is_empty)
             {
-                self.services.remove(service);
+                self.service_policies.remove(service);
             }
         }
         true
@@ -160,16 +165,16 @@ impl Policies {
 
     /// Iterates over all policies, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &HttpPolicy> {
-        self.all.values().map(|policy| policy.policy())
+        self.policies_by_key.values().map(|policy| policy.policy())
     }
 
-    /// Whether authorization needs HTTP requests, since a policy in the scope reads request attributes or requires a
-    /// check by a provider.
+    /// Whether authorization in the scope needs parsed HTTP requests: a policy matches request attributes, or requires
+    /// an ext_authz check.
     pub fn needs_http(&self, scope: Scope<'_>) -> bool {
         self.first_http_policy(scope).is_some()
     }
 
-    /// Returns the first policy in the scope that needs HTTP requests ([`Self::needs_http`]).
+    /// Returns the first policy in the scope that makes [`Self::needs_http`] true.
     pub fn first_http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
         self.policies_in_scope(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);
@@ -188,7 +193,7 @@ impl Policies {
 
     /// Whether policies are attached to this service, rather than to the whole waypoint.
     pub fn has_service_policies(&self, service: &NamespacedHostname) -> bool {
-        self.services.contains_key(service)
+        self.service_policies.contains_key(service)
     }
 
     /// Evaluates the policies of a scope for a request.
@@ -212,18 +217,18 @@ impl Policies {
         };
         let waypoint = Scope::Pod(&[]);
         let own = self.match_policies(waypoint, &facts);
-        let allowed = own.allowed.clone();
+        let allowed = own.allowing_rule.clone();
         let mut decision = HttpDecision {
             reason: own.denial().unwrap_or(DecisionReason::NoAllowPolicies),
             // Only the services' ALLOW policies decide what is allowed.
-            dry_run: self.dry_run_denials(waypoint, &facts, true),
-            audits: own.audits,
+            dry_run_denials: self.dry_run_denials(waypoint, &facts, true),
+            matched_audit_rules: own.audits,
         };
         for port in ports {
             facts.set_destination(port.address);
             let scope = Scope::Service(&port.service);
             let mut findings = self.match_policies(scope, &facts);
-            findings.allowed = findings.allowed.or_else(|| allowed.clone());
+            findings.allowing_rule = findings.allowing_rule.or_else(|| allowed.clone());
             decision.merge(self.enforced_decision(scope, &facts, findings));
         }
         decision
@@ -237,22 +242,22 @@ impl Policies {
     ) -> MatchedPolicies<'_> {
         let mut findings = MatchedPolicies::default();
         for bucket in self.policies_in_scope(scope) {
-            if findings.denied.is_none() {
-                findings.denied = first_match(&bucket.deny, facts);
+            if findings.denying_rule.is_none() {
+                findings.denying_rule = first_match(&bucket.deny, facts);
             }
-            if findings.allowed.is_none() {
-                findings.allowed = first_match(&bucket.allow, facts).map(|(_, rule)| rule);
+            if findings.allowing_rule.is_none() {
+                findings.allowing_rule = first_match(&bucket.allow, facts).map(|(_, rule)| rule);
             }
-            findings.has_allow |= !bucket.allow.is_empty();
+            findings.has_allow_policy |= !bucket.allow.is_empty();
             let matching = bucket
                 .audit
                 .iter()
                 .filter_map(|p| matching_rule_id(p, facts));
             findings.audits.extend(matching.map(|(_, rule)| rule));
         }
-        if findings.allowed.is_none() && matches!(scope, Scope::Backend(_)) {
-            let allowed = first_match(&self.gateway.allow, facts);
-            findings.allowed = allowed.map(|(_, rule)| rule);
+        if findings.allowing_rule.is_none() && matches!(scope, Scope::Backend(_)) {
+            let allowed = first_match(&self.waypoint_policies.allow, facts);
+            findings.allowing_rule = allowed.map(|(_, rule)| rule);
         }
         findings
     }
@@ -263,16 +268,16 @@ impl Policies {
         facts: &PolicyAttributes<'_>,
         findings: MatchedPolicies<'_>,
     ) -> HttpDecision {
-        let is_admitted = findings.allowed.is_some();
-        let why = findings.denial().unwrap_or(match findings.allowed {
+        let is_admitted = findings.allowing_rule.is_some();
+        let why = findings.denial().unwrap_or(match findings.allowing_rule {
             Some(rule) => DecisionReason::AllowedByRule(rule),
-            None if findings.has_allow => DecisionReason::NoAllowPolicyMatched,
+            None if findings.has_allow_policy => DecisionReason::NoAllowPolicyMatched,
             None => DecisionReason::NoAllowPolicies,
         });
         HttpDecision {
             reason: why,
-            dry_run: self.dry_run_denials(scope, facts, is_admitted),
-            audits: findings.audits,
+            dry_run_denials: self.dry_run_denials(scope, facts, is_admitted),
+            matched_audit_rules: findings.audits,
         }
     }
 
@@ -309,14 +314,14 @@ impl Policies {
 
     fn policies_in_scope(&self, scope: Scope<'_>) -> impl Iterator<Item = &ScopePolicies> {
         let (gateway, service, ports): (_, _, &[ServicePort]) = match scope {
-            Scope::Service(service) => (Some(&self.gateway), Some(service), &[]),
-            Scope::Pod(ports) => (Some(&self.gateway), None, ports),
+            Scope::Service(service) => (Some(&self.waypoint_policies), Some(service), &[]),
+            Scope::Pod(ports) => (Some(&self.waypoint_policies), None, ports),
             Scope::Backend(service) => (None, Some(service), &[]),
         };
         let services = service
             .into_iter()
             .chain(ports.iter().map(|port| &port.service));
-        let of_services = services.filter_map(|service| self.services.get(service));
+        let of_services = services.filter_map(|service| self.service_policies.get(service));
         gateway.into_iter().chain(of_services)
     }
 
@@ -326,10 +331,10 @@ impl Policies {
         mut change: impl FnMut(&mut ScopePolicies),
     ) {
         if policy.policy().for_gateway {
-            return change(&mut self.gateway);
+            return change(&mut self.waypoint_policies);
         }
         for service in &policy.policy().services {
-            change(self.services.entry(service.clone()).or_default());
+            change(self.service_policies.entry(service.clone()).or_default());
         }
     }
 }
@@ -337,16 +342,16 @@ impl Policies {
 /// Policies of a scope that match a request or a connection.
 #[derive(Default)]
 struct MatchedPolicies<'a> {
-    denied: Option<(&'a CompiledPolicy, RuleId)>,
-    allowed: Option<RuleId>,
+    denying_rule: Option<(&'a CompiledPolicy, RuleId)>,
+    allowing_rule: Option<RuleId>,
     /// Whether the scope has any enforced ALLOW policy, matching or not.
-    has_allow: bool,
+    has_allow_policy: bool,
     audits: Vec<RuleId>,
 }
 
 impl MatchedPolicies<'_> {
     fn denial(&self) -> Option<DecisionReason> {
-        let (policy, rule) = self.denied.as_ref()?;
+        let (policy, rule) = self.denying_rule.as_ref()?;
         Some(match policy.decode_error() {
             Some(why) => DecisionReason::InvalidPolicy {
                 policy: rule.policy.clone(),

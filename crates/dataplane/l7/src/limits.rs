@@ -1,5 +1,5 @@
-//! Matches that select the requests of a rate limit, in the form of route matches. Every reading of a request counts,
-//! so that no alternative spelling escapes a limit that applies to the plain spelling.
+//! Match conditions of a rate limit, which select the requests that it counts. They have the form of route matches. A
+//! match on any reading of a request suffices, so that no alternative spelling escapes the limit.
 
 use std::borrow::Cow;
 
@@ -13,11 +13,12 @@ use crate::{
     route::{RouteRequest, full_match_regex, query_parameters},
 };
 
-/// Alternative matches of a rate limit, one of which must match; without any, all requests match.
+/// Alternative match conditions of a rate limit. A request counts if one of them matches; without any, all requests
+/// count.
 #[derive(Debug)]
 pub struct RateLimitMatches(Vec<RateLimitMatch>);
 
-/// One match of a rate limit, whose set attributes must all match.
+/// One match condition of a rate limit; all of its set attributes must match.
 #[derive(Debug)]
 struct RateLimitMatch {
     path: Option<PathMatcher>,
@@ -30,12 +31,13 @@ struct RateLimitMatch {
 enum ValueMatcher {
     Exact(ArcStr),
     Regex(Regex),
-    /// Replacement of an invalid expression, which matches any value.
+    /// Matcher of any value, which replaces an invalid expression.
     MatchAll,
 }
 
 impl RateLimitMatches {
-    /// Compiles the matches of a rate limit. An invalid match includes every request that it might be meant for.
+    /// Compiles the match conditions of a rate limit. An invalid condition matches every request that it may have been
+    /// intended for.
     pub fn new(of: &[HttpRouteMatch]) -> Self {
         Self(of.iter().map(RateLimitMatch::new).collect())
     }

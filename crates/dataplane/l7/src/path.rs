@@ -1,4 +1,4 @@
-//! The normalized path of a request, the one form that policies evaluate, routes match and applications get.
+//! Normalized path of a request, which policies, routes and applications all receive in the same form.
 //!
 //! Proxies and applications read odd paths differently, and one may serve a path that another has
 //! not authorized. So equivalent paths are rewritten to one form, and paths that servers interpret

@@ -1,10 +1,10 @@
-//! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
-//! All comparisons that deny, limit or allow a request by these are made here.
+//! Readings of a request: the values that a lenient server may derive for its method, host, path or a header. Denials,
+//! rate limits and permissions compare these attributes only through this module.
 //!
-//! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of them match
-//! ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from headers that override
-//! the request's own attributes ([`ReadingMode::Exception`]). So no spelling escapes a denial that applies to the plain
-//! request, nor is allowed where the plain request is not.
+//! A denial or a rate limit applies if any reading matches ([`ReadingMode::AnyReading`]), a permission only if all of
+//! them match ([`ReadingMode::AllReadings`]), and an exception from a denial only if all match, including those from
+//! headers that override the request's own attributes ([`ReadingMode::DenialException`]). So no spelling escapes a denial
+//! that applies to the plain request, nor is allowed where the plain request is not.
 //!
 //! | compared | `AnyReading` | `AllReadings` | `Exception` |
 //! |---|---|---|---|
@@ -86,9 +86,11 @@ impl<'a> Readings<'a> {
     pub(crate) fn matches_method(&self, pattern: &StringMatch, reading: ReadingMode) -> bool {
         match reading {
             ReadingMode::AllReadings => pattern.matches(self.method),
-            ReadingMode::Exception => {
+            ReadingMode::DenialException => {
                 pattern.matches(self.method)
-                    && self.all_override_values(&METHOD_OVERRIDES, |method| pattern.matches(method))
+                    && self.all_override_values_match(&METHOD_OVERRIDES, |method| {
+                        pattern.matches(method)
+                    })
             }
             ReadingMode::AnyReading => {
                 pattern.matches_ignoring_case([self.method])
@@ -107,7 +109,7 @@ impl<'a> Readings<'a> {
             ReadingMode::AnyReading => {
                 self.host.matches(pattern, reading) || self.overriding_hosts().any(named)
             }
-            ReadingMode::Exception => {
+            ReadingMode::DenialException => {
                 self.host.matches(pattern, reading) && self.overriding_hosts().all(named)
             }
         }
@@ -136,10 +138,10 @@ impl<'a> Readings<'a> {
         match reading {
             ReadingMode::AllReadings => own,
             ReadingMode::AnyReading => own || self.overriding_paths().iter().any(named),
-            ReadingMode::Exception => {
+            ReadingMode::DenialException => {
                 own && self.overriding_paths().iter().all(named)
                     // A value that is not a path does not match an exception.
-                    && self.all_override_values(&PATH_OVERRIDES, |target| path::target_path(target).is_some())
+                    && self.all_override_values_match(&PATH_OVERRIDES, |target| path::target_path(target).is_some())
             }
         }
     }
@@ -165,7 +167,7 @@ impl<'a> Readings<'a> {
     }
 
     /// Whether the values of all lines of these headers match; a line that is not text does not.
-    fn all_override_values(
+    fn all_override_values_match(
         &self,
         names: &'static [HeaderName],
         matches: impl Fn(&str) -> bool,

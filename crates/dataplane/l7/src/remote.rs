@@ -1,4 +1,4 @@
-//! Determines the address of a request's original client, behind trusted proxies.
+//! Original client address of a request that arrived through trusted proxies (`x-forwarded-for`).
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -20,7 +20,7 @@ use ambit_model::{
 use rand::RngCore;
 
 pub use lookup::Mismatch;
-use lookup::{Entry, RouteIndex};
+use lookup::{MatchEntry, RouteIndex};
 pub(crate) use lookup::{full_match_regex, query_parameters};
 
 use crate::weights;
@@ -32,7 +32,8 @@ pub use filters::{
 pub use request::RouteRequest;
 pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, backoff_delay, is_retriable};
 
-/// Reason for rejecting requests that an invalid match (expression or header) might be meant for.
+/// Error text for requests that an invalid match (expression or header) may have been intended for, and that are
+/// therefore rejected.
 const INVALID_MATCH: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
 
@@ -50,7 +51,7 @@ pub struct Rule {
     /// Name and kind of the route object.
     pub route: RouteName,
     /// Index of the rule in its route.
-    pub index: usize,
+    pub rule_index: usize,
     /// Name of the rule, for access logs.
     pub name: Option<ArcStr>,
     backends: Vec<Backend>,
@@ -60,9 +61,9 @@ pub struct Rule {
     /// Retry policy of requests that the rule forwards.
     pub retry: Option<HttpRetry>,
     /// Session persistence of the rule (sticky sessions).
-    pub session: Option<HttpSession>,
+    pub session_persistence: Option<HttpSession>,
     /// Reason why requests that match are rejected: a setting of the rule is unsupported or invalid.
-    pub unsupported: Option<ArcStr>,
+    pub rejection_reason: Option<ArcStr>,
     /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own requests.
     pub is_consumer_route: bool,
 }
@@ -70,18 +71,18 @@ pub struct Rule {
 /// Backend of a rule, with filters of its own.
 #[derive(Debug)]
 pub struct Backend {
-    /// Service port and weight of the backend.
-    pub to: HttpBackend,
+    /// Service port that receives the requests, and its weight.
+    pub target: HttpBackend,
     filters: Filters,
 }
 
-/// Match of a rule in the table.
+/// Match condition of a rule in the route table.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleMatch<'a> {
-    /// Rule of the match.
+    /// Rule that the match condition belongs to.
     pub rule: &'a Arc<Rule>,
-    /// Index of the match in its rule; 0 for a rule without matches, which matches all requests.
-    pub index: usize,
+    /// Index of the match condition in its rule; 0 for a rule without conditions, which matches all requests.
+    pub match_index: usize,
 }
 
 /// Result of looking up a request in the table.
@@ -89,7 +90,7 @@ pub struct RuleMatch<'a> {
 pub enum RouteDecision<'a> {
     /// No routes exist, so that the request goes to the service itself.
     NoRoutes,
-    /// Matching rule, and the number of bytes of the path that its match consumed as prefix.
+    /// Rule that matches, and the length in bytes of the path prefix that its match condition consumed.
     Rule(&'a Arc<Rule>, usize),
     /// Routes exist, but none matches; the response is 404.
     NoMatchingRule,
@@ -125,7 +126,7 @@ impl RouteTable {
         route: &HttpRoute,
         index: usize,
         rule: &HttpRouteRule,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<MatchEntry>,
     ) {
         let everything = [HttpRouteMatch::default()];
         let matches = if rule.matches.is_empty() {
@@ -136,11 +137,11 @@ impl RouteTable {
         let whole = self.rules.len();
         self.rules.push(Arc::new(Rule::new(route, index, rule)));
         for (match_index, of) in matches.iter().enumerate() {
-            let mut entry = Entry::new(of, whole, match_index);
+            let mut entry = MatchEntry::new(of, whole, match_index);
             if entry.is_invalid {
-                entry.rule = self.rules.len();
+                entry.rule_index = self.rules.len();
                 self.rules.push(Arc::new(Rule {
-                    unsupported: Some(INVALID_MATCH),
+                    rejection_reason: Some(INVALID_MATCH),
                     ..Rule::new(route, index, rule)
                 }));
             }
@@ -159,7 +160,8 @@ impl RouteTable {
             return RouteDecision::NoRoutes;
         }
         let entry = self.matches.first_match(request);
-        let rule = entry.and_then(|entry| Some((self.rules.get(entry.rule)?, entry.prefix_len())));
+        let rule =
+            entry.and_then(|entry| Some((self.rules.get(entry.rule_index)?, entry.prefix_len())));
         rule.map_or(RouteDecision::NoMatchingRule, |(rule, prefix)| {
             RouteDecision::Rule(rule, prefix)
         })
@@ -169,20 +171,24 @@ impl RouteTable {
     pub fn matches(&self) -> impl Iterator<Item = RuleMatch<'_>> {
         let entries = self.matches.entries().iter();
         entries.filter_map(|entry| {
-            let rule = self.rules.get(entry.rule)?;
-            let index = entry.index;
-            Some(RuleMatch { rule, index })
+            let rule = self.rules.get(entry.rule_index)?;
+            let index = entry.match_index;
+            Some(RuleMatch {
+                rule,
+                match_index: index,
+            })
         })
     }
 
-    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::select_rule`] selects,
-    /// each with the reason why the request does not match.
+    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::select_rule`]
+    /// selects, each with the reason why the request does not match.
     pub fn explain_candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
     ) -> impl Iterator<Item = (&'a Arc<Rule>, Option<Mismatch>)> {
         let considered = self.matches.candidates(request);
-        considered.filter_map(|(entry, mismatch)| Some((self.rules.get(entry.rule)?, mismatch)))
+        considered
+            .filter_map(|(entry, mismatch)| Some((self.rules.get(entry.rule_index)?, mismatch)))
     }
 }
 
@@ -201,20 +207,20 @@ impl Rule {
             })
         };
         let backends = rule.backends.iter().map(|to| Backend {
-            to: to.clone(),
+            target: to.clone(),
             filters: filters(&to.filters),
         });
         let backends: Vec<_> = backends.collect();
         Self {
             route: route.name.clone(),
-            index,
+            rule_index: index,
             name: rule.name.clone(),
             retry: rule.retry.clone(),
-            session: rule.session.clone(),
+            session_persistence: rule.session.clone(),
             backends,
             filters: filters(&rule.filters),
             timeouts: rule.timeouts,
-            unsupported,
+            rejection_reason: unsupported,
             is_consumer_route: route.clients.is_some() && !route.of_service,
         }
     }
@@ -235,7 +241,7 @@ impl Rule {
 
     /// Picks a backend by weight, and returns it with its index; `None` if the rule has no backend with a weight.
     pub fn pick_backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
-        let weights = self.backends.iter().map(|backend| backend.to.weight);
+        let weights = self.backends.iter().map(|backend| backend.target.weight);
         let drawn = weights::pick_weighted_index(weights, rng)?;
         Some((drawn, self.backends.get(drawn)?))
     }

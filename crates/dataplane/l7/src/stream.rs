@@ -14,11 +14,11 @@ use crate::weights;
 /// TLS and TCP routes of one port of a service.
 #[derive(Debug, Default)]
 pub struct StreamTable {
-    exact: HashMap<ArcStr, Arc<StreamRule>>,
+    exact_sni: HashMap<ArcStr, Arc<StreamRule>>,
     /// Rules for wildcard names, by the suffix that follows `*.`.
-    wildcards: HashMap<ArcStr, Arc<StreamRule>>,
-    /// Rule for TLS connections with any SNI or none.
-    any: Option<Arc<StreamRule>>,
+    wildcard_sni: HashMap<ArcStr, Arc<StreamRule>>,
+    /// Rule for TLS connections that no hostname rule matches, with any SNI or none.
+    any_sni: Option<Arc<StreamRule>>,
     has_tls: bool,
     tcp: Option<Arc<StreamRule>>,
 }
@@ -30,7 +30,7 @@ pub struct StreamRule {
     pub route: RouteName,
     backends: Vec<StreamBackend>,
     /// Reason why connections that match are rejected: a setting of the route is unsupported or invalid.
-    pub unsupported: Option<ArcStr>,
+    pub rejection_reason: Option<ArcStr>,
     /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own connections.
     pub is_consumer_route: bool,
 }
@@ -40,7 +40,7 @@ pub struct StreamRule {
 pub enum DetectedProtocol<'a> {
     /// TLS, with the SNI of the ClientHello in lower case.
     Tls(Option<&'a str>),
-    /// Any other protocol, or one that was not detected.
+    /// Any protocol other than TLS, or an undetected one.
     Other,
 }
 
@@ -53,12 +53,12 @@ impl StreamTable {
             table.has_tls = true;
             let rule = Arc::new(StreamRule::new(route));
             if route.hostnames.is_empty() {
-                table.any.get_or_insert_with(|| rule.clone());
+                table.any_sni.get_or_insert_with(|| rule.clone());
             }
             for name in &route.hostnames {
                 let (names, name) = match name.strip_prefix("*.") {
-                    Some(below) => (&mut table.wildcards, below),
-                    None => (&mut table.exact, name.as_str()),
+                    Some(below) => (&mut table.wildcard_sni, below),
+                    None => (&mut table.exact_sni, name.as_str()),
                 };
                 names.entry(name.into()).or_insert_with(|| rule.clone());
             }
@@ -82,18 +82,18 @@ impl StreamTable {
     pub fn select_rule(&self, opening: DetectedProtocol<'_>) -> Option<&Arc<StreamRule>> {
         let by_name = match opening {
             DetectedProtocol::Tls(Some(name)) => {
-                let exact = self.exact.get(name);
+                let exact = self.exact_sni.get(name);
                 let mut below = name;
                 let mut wildcards = std::iter::from_fn(move || {
                     (_, below) = below.split_once('.')?;
                     Some(below)
                 });
-                exact.or_else(|| wildcards.find_map(|below| self.wildcards.get(below)))
+                exact.or_else(|| wildcards.find_map(|below| self.wildcard_sni.get(below)))
             }
             DetectedProtocol::Tls(None) | DetectedProtocol::Other => None,
         };
         let is_tls = opening != DetectedProtocol::Other;
-        let any = self.any.as_ref().filter(|_| is_tls);
+        let any = self.any_sni.as_ref().filter(|_| is_tls);
         by_name.or(any).or(self.tcp.as_ref())
     }
 }
@@ -118,7 +118,7 @@ impl StreamRule {
         Self {
             route: route.name.clone(),
             backends: route.backends.clone(),
-            unsupported: route.unsupported.clone(),
+            rejection_reason: route.unsupported.clone(),
             is_consumer_route: route.clients.is_some(),
         }
     }
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    fn chosen(table: &StreamTable, opening: DetectedProtocol<'_>) -> String {
+    fn selected_route(table: &StreamTable, opening: DetectedProtocol<'_>) -> String {
         let rule = table.select_rule(opening);
         rule.map_or_else(|| "none".to_owned(), |rule| rule.route.name.to_string())
     }
@@ -179,12 +179,12 @@ mod tests {
             (None, "none"),
         ] {
             assert_eq!(
-                chosen(&table, DetectedProtocol::Tls(name)),
+                selected_route(&table, DetectedProtocol::Tls(name)),
                 expected,
                 "{name:?}"
             );
         }
-        assert_eq!(chosen(&table, DetectedProtocol::Other), "none");
+        assert_eq!(selected_route(&table, DetectedProtocol::Other), "none");
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
         let table = StreamTable::new(&tls, &tcp, 443, None);
         assert!(table.has_tls());
         assert_eq!(
-            chosen(&table, DetectedProtocol::Tls(Some("a.example"))),
+            selected_route(&table, DetectedProtocol::Tls(Some("a.example"))),
             "tls"
         );
         for opening in [
@@ -202,12 +202,12 @@ mod tests {
             DetectedProtocol::Tls(None),
             DetectedProtocol::Other,
         ] {
-            assert_eq!(chosen(&table, opening), "first", "{opening:?}");
+            assert_eq!(selected_route(&table, opening), "first", "{opening:?}");
         }
         let any = [route("any", &[])];
         let table = StreamTable::new(&any, &tcp, 443, None);
-        assert_eq!(chosen(&table, DetectedProtocol::Tls(None)), "any");
-        assert_eq!(chosen(&table, DetectedProtocol::Other), "first");
+        assert_eq!(selected_route(&table, DetectedProtocol::Tls(None)), "any");
+        assert_eq!(selected_route(&table, DetectedProtocol::Other), "first");
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
             of("late", &[80], None),
         ];
         let on = |port, client| {
-            chosen(
+            selected_route(
                 &StreamTable::new(&[], &tcp, port, client),
                 DetectedProtocol::Other,
             )

@@ -1,4 +1,4 @@
-//! Random choice by weights, for backends.
+//! Weighted random choice among backends.
 
 use rand::{Rng, RngCore};
 

@@ -1,7 +1,8 @@
-//! CEL expressions for conditions and labels of telemetry, with Envoy's attributes of requests.
+//! CEL expressions for conditions and labels of telemetry, with Envoy's request attributes.
 //!
-//! Evaluation is bounded: expressions are short and shallow, without comprehensions, as in Envoy; regular expressions
-//! are small literals. Referenced attributes and functions are checked when the expression is compiled.
+//! Evaluation is bounded: expressions are limited in length and nesting, comprehensions are rejected as in Envoy, and
+//! regular expressions must be small literals. Referenced attributes and functions are checked when the expression is
+//! compiled.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,7 +28,7 @@ const MAX_DEPTH: u16 = 24;
 /// Maximum memory of a compiled regular expression, in bytes.
 const MAX_REGEX_BYTES: usize = 64 << 10;
 
-/// Envoy's attributes that expressions may use: objects, and the fields of each.
+/// Envoy's attributes that expressions may use: each object with its fields.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -72,7 +73,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("xds", &["route_name", "cluster_name"]),
 ];
 
-/// Functions and operators that expressions may use.
+/// CEL functions and operators that expressions may use.
 const FUNCTIONS: &[&str] = &[
     "contains",
     "startsWith",
@@ -86,7 +87,7 @@ const FUNCTIONS: &[&str] = &[
     "bool",
 ];
 
-static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+static CEL_ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
 /// Reason why a CEL expression cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,11 +106,11 @@ pub enum ExpressionError {
     Comprehension,
     /// The expression refers to an unknown attribute.
     #[error("{0} is no attribute of requests that is known here")]
-    Attribute(String),
+    UnknownAttribute(String),
     /// The expression calls an unknown function.
     #[error("the function {0} is not supported")]
-    Function(String),
-    /// The regular expression is not a literal, or too large.
+    UnknownFunction(String),
+    /// A regular expression is not a literal, or is too large.
     #[error("the pattern of matches: {0}")]
     InvalidRegex(String),
     /// The expression constructs a message, which is unsupported.
@@ -121,7 +122,7 @@ pub enum ExpressionError {
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
-    /// Attributes that the expression refers to: object and field.
+    /// Attributes that the expression refers to, as pairs of object and field.
     attributes: BTreeSet<(&'static str, &'static str)>,
 }
 
@@ -135,7 +136,7 @@ impl Expression {
         if text.len() > MAX_EXPRESSION_BYTES {
             return Err(ExpressionError::TooLong);
         }
-        let parser = ENVIRONMENT.parser().max_recursion_depth(MAX_DEPTH);
+        let parser = CEL_ENVIRONMENT.parser().max_recursion_depth(MAX_DEPTH);
         let root = parser.parse(text).map_err(|errors| {
             let first = errors.errors.first();
             ExpressionError::Syntax(first.map_or_else(String::new, |one| one.msg.clone()))
@@ -151,8 +152,8 @@ impl Expression {
     /// Returns the headers that the expression reads.
     pub fn needed_headers(&self) -> NeededHeaders {
         let mut wants = NeededHeaders {
-            all_request: self.attributes.contains(&("request", "headers")),
-            all_response: self.attributes.contains(&("response", "headers")),
+            all_request_headers: self.attributes.contains(&("request", "headers")),
+            all_response_headers: self.attributes.contains(&("response", "headers")),
             ..NeededHeaders::default()
         };
         for (field, header) in [
@@ -167,12 +168,12 @@ impl Expression {
         wants
     }
 
-    /// Whether the expression is true for a request. Evaluation errors count as false, as in Envoy.
+    /// Whether the expression evaluates to true for a request. Evaluation errors count as false, as in Envoy.
     pub fn matches(&self, of: &RequestObservation<'_>) -> bool {
         matches!(self.evaluate(of), Some(Value::Bool(true)))
     }
 
-    /// Evaluates the expression to a string; `None` if it has no value.
+    /// Evaluates the expression for a request, and returns the result as text; `None` if it has no value.
     pub fn evaluate_text(&self, of: &RequestObservation<'_>) -> Option<String> {
         match self.evaluate(of)? {
             Value::String(text) => Some(text.as_str().to_owned()),
@@ -185,7 +186,7 @@ impl Expression {
     }
 
     fn evaluate(&self, of: &RequestObservation<'_>) -> Option<Value> {
-        let mut context = Context::with_env(ENVIRONMENT.clone());
+        let mut context = Context::with_env(CEL_ENVIRONMENT.clone());
         let mut objects: HashMap<&str, HashMap<Key, Value>> = HashMap::new();
         for (object, field) in &self.attributes {
             let fields = objects.entry(object).or_default();
@@ -202,41 +203,42 @@ impl Expression {
 
 /// Validates an expression, and collects the attributes that it references.
 fn validate_expression(
-    at: &IdedExpr,
+    node: &IdedExpr,
     depth: u16,
-    named: &mut BTreeSet<(&'static str, &'static str)>,
+    referenced_attributes: &mut BTreeSet<(&'static str, &'static str)>,
 ) -> Result<(), ExpressionError> {
     if depth > MAX_DEPTH {
         return Err(ExpressionError::TooDeep);
     }
     let depth = depth + 1;
-    match &at.expr {
+    match &node.expr {
         Expr::Unspecified | Expr::Literal(_) => Ok(()),
         Expr::Comprehension(_) => Err(ExpressionError::Comprehension),
         Expr::Struct(_) => Err(ExpressionError::MessageLiteral),
         // Identifies an attribute only together with its field.
-        Expr::Ident(name) => Err(ExpressionError::Attribute(name.clone())),
+        Expr::Ident(name) => Err(ExpressionError::UnknownAttribute(name.clone())),
         Expr::Select(select) => {
             let Expr::Ident(object) = &select.operand.expr else {
-                return validate_expression(&select.operand, depth, named);
+                return validate_expression(&select.operand, depth, referenced_attributes);
             };
             let found = ATTRIBUTES.iter().find(|(name, _)| name == object);
             let found = found.and_then(|(object, fields)| {
                 let field = fields.iter().find(|field| **field == select.field)?;
                 Some((*object, *field))
             });
-            let unknown = || ExpressionError::Attribute(format!("{object}.{}", select.field));
-            named.insert(found.ok_or_else(unknown)?);
+            let unknown =
+                || ExpressionError::UnknownAttribute(format!("{object}.{}", select.field));
+            referenced_attributes.insert(found.ok_or_else(unknown)?);
             Ok(())
         }
         Expr::List(list) => {
             let mut all = list.elements.iter();
-            all.try_for_each(|one| validate_expression(one, depth, named))
+            all.try_for_each(|one| validate_expression(one, depth, referenced_attributes))
         }
         Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
             EntryExpr::MapEntry(entry) => {
-                validate_expression(&entry.key, depth, named)?;
-                validate_expression(&entry.value, depth, named)
+                validate_expression(&entry.key, depth, referenced_attributes)?;
+                validate_expression(&entry.value, depth, referenced_attributes)
             }
             EntryExpr::StructField(_) => Err(ExpressionError::MessageLiteral),
         }),
@@ -244,7 +246,7 @@ fn validate_expression(
             validate_call(call)?;
             let target = call.target.as_deref().into_iter();
             let mut all = target.chain(&call.args);
-            all.try_for_each(|one| validate_expression(one, depth, named))
+            all.try_for_each(|one| validate_expression(one, depth, referenced_attributes))
         }
     }
 }
@@ -254,7 +256,7 @@ fn validate_call(call: &CallExpr) -> Result<(), ExpressionError> {
     // Names of operators cannot occur as names of function calls.
     let is_operator = name.contains(['_', '@', '!', '-']);
     if !is_operator && !FUNCTIONS.contains(&name) {
-        return Err(ExpressionError::Function(name.to_owned()));
+        return Err(ExpressionError::UnknownFunction(name.to_owned()));
     }
     if name != "matches" {
         return Ok(());
@@ -306,7 +308,7 @@ fn headers_value(all: &HeaderMap) -> Value {
     map_value(fields)
 }
 
-/// Returns an attribute of a request by object and field, if it is present.
+/// Returns the value of a request attribute by object and field, if the request has it.
 fn attribute_value(of: &RequestObservation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {
@@ -323,23 +325,23 @@ fn attribute_value(of: &RequestObservation<'_>, object: &str, field: &str) -> Op
         ("request", "protocol") => text_value(of.protocol?),
         ("request", "size") => number_value(of.request_bytes),
         ("response", "code") => number_value(of.response_code),
-        ("response", "code_details") => text_value(of.code_details?),
-        ("response", "flags") => number_value(of.flag_bits),
+        ("response", "code_details") => text_value(of.response_code_details?),
+        ("response", "flags") => number_value(of.response_flag_bits),
         ("response", "grpc_status") => number_value(of.grpc_status?),
         ("response", "headers") => headers_value(of.response_headers),
         ("response", "size") => number_value(of.response_bytes),
-        ("source", "address") => text_value(&of.downstream_remote.to_string()),
-        ("source", "port") => number_value(of.downstream_remote.port()),
-        ("destination", "address") => text_value(&of.downstream_local.to_string()),
-        ("destination", "port") => number_value(of.downstream_local.port()),
-        ("connection", "mtls") => Value::Bool(of.peer.is_some()),
+        ("source", "address") => text_value(&of.downstream_remote_address.to_string()),
+        ("source", "port") => number_value(of.downstream_remote_address.port()),
+        ("destination", "address") => text_value(&of.downstream_local_address.to_string()),
+        ("destination", "port") => number_value(of.downstream_local_address.port()),
+        ("connection", "mtls") => Value::Bool(of.downstream_spiffe_id.is_some()),
         ("connection", "requested_server_name") => text_value(of.server_name?),
-        ("connection", "uri_san_peer_certificate") => text_value(of.peer?),
+        ("connection", "uri_san_peer_certificate") => text_value(of.downstream_spiffe_id?),
         ("connection", "termination_details") => text_value(of.termination_details?),
         ("upstream", "address") => text_value(&of.upstream_host?.to_string()),
         ("upstream", "port") => number_value(of.upstream_host?.port()),
-        ("upstream", "transport_failure_reason") => text_value(of.upstream_failure?),
-        ("xds", "route_name") => text_value(of.route?),
+        ("upstream", "transport_failure_reason") => text_value(of.upstream_transport_failure?),
+        ("xds", "route_name") => text_value(of.route_name?),
         ("xds", "cluster_name") => text_value(of.upstream_cluster?),
         _ => return None,
     };

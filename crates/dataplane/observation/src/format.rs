@@ -1,13 +1,13 @@
-//! Access-log lines in Envoy's formats: text with command operators, and JSON whose strings are such texts.
+//! Access-log lines in Envoy's formats: text with command operators, or JSON whose strings contain command operators.
 //!
-//! Values of requests are truncated to 1 KiB; all but printable ASCII is escaped, so that a client cannot end a field
-//! or a line. In JSON a value that is one operator has the operator's type.
+//! Values from requests are truncated to 1 KiB. All characters but printable ASCII are escaped, so that a client cannot
+//! end a field or a line. A JSON value that consists of a single operator has the operator's type, for instance number.
 
 mod operator;
 
 use std::fmt::Write as _;
 
-use ambit_codec::{push_json, push_text};
+use ambit_codec::{push_escaped_text, push_json_string};
 use serde_json::Value;
 
 use crate::{NeededHeaders, RequestObservation};
@@ -17,7 +17,7 @@ use operator::{Operator, OperatorValue};
 mod tests;
 
 /// Istio's default text format of access logs.
-pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
+pub const ISTIO_TEXT_FORMAT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
      %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
      \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
      %RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% \"%REQ(X-FORWARDED-FOR)%\" \"%REQ(USER-AGENT)%\" \"%REQ(X-REQUEST-ID)%\" \
@@ -25,7 +25,7 @@ pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGI
      %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
 
 /// Istio's default JSON format of access logs.
-pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:METHOD)%",
+pub const ISTIO_JSON_FORMAT: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:METHOD)%",
 "path":"%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%","protocol":"%PROTOCOL%","response_code":"%RESPONSE_CODE%",
 "response_flags":"%RESPONSE_FLAGS%","response_code_details":"%RESPONSE_CODE_DETAILS%",
 "connection_termination_details":"%CONNECTION_TERMINATION_DETAILS%",
@@ -57,13 +57,13 @@ pub enum FormatError {
     UnterminatedOperator(usize),
     /// The operator is unknown, or has invalid arguments.
     #[error("%{0}% {1}")]
-    Operator(String, &'static str),
+    InvalidOperator(String, &'static str),
     /// The JSON format is not an object.
     #[error("is no JSON object")]
     NotAnObject,
 }
 
-/// Parsed format of an access log.
+/// Parsed access-log format, text or JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogFormat(LogTemplate);
 
@@ -85,7 +85,7 @@ enum JsonMember {
 #[derive(Clone, Debug, PartialEq)]
 enum TemplatePart {
     Literal(String),
-    /// Command operator, and whether it follows a quotation mark.
+    /// Command operator, and whether its value is inside quotation marks.
     Operator(Operator, bool),
 }
 
@@ -132,7 +132,7 @@ impl LogFormat {
                     match part {
                         TemplatePart::Literal(text) => line.push_str(text),
                         TemplatePart::Operator(operator, is_quoted) => {
-                            push_datum(line, &operator.evaluate(of), !is_quoted);
+                            push_value(line, &operator.evaluate(of), !is_quoted);
                         }
                     }
                 }
@@ -144,8 +144,8 @@ impl LogFormat {
         }
     }
 
-    /// Returns the members of a JSON format with their values for a request; none for a text format.
-    pub fn members(&self, of: &RequestObservation<'_>) -> Vec<(String, String)> {
+    /// Returns the members of a JSON format with their values for a request; an empty list for a text format.
+    pub fn json_members(&self, of: &RequestObservation<'_>) -> Vec<(String, String)> {
         let LogTemplate::Json(members) = &self.0 else {
             return Vec::new();
         };
@@ -164,7 +164,7 @@ impl LogFormat {
     }
 }
 
-/// Formats a request for the value of a span's tag, without escaping; empty if all operators have no value.
+/// Formats a request for the value of a span tag, without escaping. Empty for a JSON format.
 pub(crate) fn plain_text(format: &LogFormat, of: &RequestObservation<'_>) -> String {
     match &format.0 {
         LogTemplate::Text(parts) => render_parts(parts, of),
@@ -182,8 +182,10 @@ fn render_parts(parts: &[TemplatePart], of: &RequestObservation<'_>) -> String {
                 OperatorValue::Number(number) => {
                     let _ = write!(text, "{number}");
                 }
-                OperatorValue::Trusted(ours) => text.push_str(&ours),
-                OperatorValue::Untrusted(bytes) => text.push_str(&String::from_utf8_lossy(&bytes)),
+                OperatorValue::TrustedText(ours) => text.push_str(&ours),
+                OperatorValue::UntrustedText(bytes) => {
+                    text.push_str(&String::from_utf8_lossy(&bytes))
+                }
             },
         }
     }
@@ -208,8 +210,9 @@ fn parse_parts(text: &str) -> Result<Vec<TemplatePart>, FormatError> {
         let (operator, behind) =
             split_operator(behind).ok_or(FormatError::UnterminatedOperator(at))?;
         let operator = Operator::parse(operator)
-            .map_err(|error| FormatError::Operator(operator.to_owned(), error))?;
-        let is_quoted = literal.ends_with('"') || (literal.is_empty() && is_quoted_so_far(&parts));
+            .map_err(|error| FormatError::InvalidOperator(operator.to_owned(), error))?;
+        let is_quoted =
+            literal.ends_with('"') || (literal.is_empty() && ends_with_quoted_operator(&parts));
         if !literal.is_empty() {
             parts.push(TemplatePart::Literal(std::mem::take(&mut literal)));
         }
@@ -223,13 +226,13 @@ fn parse_parts(text: &str) -> Result<Vec<TemplatePart>, FormatError> {
     Ok(parts)
 }
 
-/// Whether the operator that directly precedes is within quotation marks.
-fn is_quoted_so_far(parts: &[TemplatePart]) -> bool {
+/// Whether the last parsed part is an operator inside quotation marks.
+fn ends_with_quoted_operator(parts: &[TemplatePart]) -> bool {
     matches!(parts.last(), Some(TemplatePart::Operator(_, true)))
 }
 
-/// Splits the text at the end of an operator. A `%` within its parentheses, such as in a time format, does not end
-/// the operator.
+/// Splits the text behind a `%` at the end of the operator. A `%` inside the operator's parentheses, such as in a time
+/// format, does not end it.
 fn split_operator(text: &str) -> Option<(&str, &str)> {
     let end = text.find('%')?;
     match text.find('(') {
@@ -283,15 +286,15 @@ fn collect_part_headers(parts: &[TemplatePart], wants: &mut NeededHeaders) {
     }
 }
 
-fn push_datum(line: &mut String, datum: &OperatorValue<'_>, is_bare: bool) {
+fn push_value(line: &mut String, datum: &OperatorValue<'_>, is_bare: bool) {
     // Writing to a string cannot fail.
     let _ = match datum {
         OperatorValue::Absent => write!(line, "-"),
         OperatorValue::Number(number) => write!(line, "{number}"),
-        OperatorValue::Trusted(text) => write!(line, "{text}"),
-        OperatorValue::Untrusted(bytes) if bytes.is_empty() => write!(line, "-"),
-        OperatorValue::Untrusted(bytes) => {
-            push_text(line, bytes, is_bare);
+        OperatorValue::TrustedText(text) => write!(line, "{text}"),
+        OperatorValue::UntrustedText(bytes) if bytes.is_empty() => write!(line, "-"),
+        OperatorValue::UntrustedText(bytes) => {
+            push_escaped_text(line, bytes, is_bare);
             Ok(())
         }
     };
@@ -301,7 +304,7 @@ fn push_object(line: &mut String, members: &[(String, JsonMember)], of: &Request
     let mut separator = '{';
     for (name, member) in members {
         line.push(std::mem::replace(&mut separator, ','));
-        push_json(line, name.as_bytes());
+        push_json_string(line, name.as_bytes());
         line.push(':');
         push_member(line, member, of);
     }
@@ -333,10 +336,10 @@ fn push_member(line: &mut String, member: &JsonMember, of: &RequestObservation<'
                 OperatorValue::Number(number) => {
                     let _ = write!(line, "{number}");
                 }
-                OperatorValue::Trusted(text) => push_json(line, text.as_bytes()),
-                OperatorValue::Untrusted(bytes) => push_json(line, &bytes),
+                OperatorValue::TrustedText(text) => push_json_string(line, text.as_bytes()),
+                OperatorValue::UntrustedText(bytes) => push_json_string(line, &bytes),
             },
-            parts => push_json(line, render_parts(parts, of).as_bytes()),
+            parts => push_json_string(line, render_parts(parts, of).as_bytes()),
         },
     }
 }

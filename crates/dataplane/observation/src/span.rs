@@ -1,7 +1,7 @@
-//! Trace span of a request at a waypoint, of kind `SERVER`, as in Envoy.
+//! Trace span of a request at a waypoint, with the kind `SERVER`, as in Envoy.
 //!
-//! Names and attributes follow OpenTelemetry's semantic conventions for HTTP, with the tags of Istio's proxies in
-//! addition.
+//! Names and attributes follow OpenTelemetry's semantic conventions for HTTP; the tags that Istio's proxies set are
+//! added.
 
 use std::{
     borrow::Cow,
@@ -24,15 +24,15 @@ mod tests;
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are OpenTelemetry's")]
 pub struct Span {
-    pub trace: TraceId,
+    pub trace_id: TraceId,
     pub id: SpanId,
     pub parent: Option<SpanId>,
-    pub state: String,
+    pub trace_state: String,
     pub name: String,
     pub start: SystemTime,
     pub duration: Duration,
     pub attributes: Vec<Attribute>,
-    /// Whether the server failed, so that the span's status is an error.
+    /// Whether the span's status is an error: the server failed.
     pub is_error: bool,
 }
 
@@ -62,9 +62,9 @@ pub struct SpanTag {
 pub enum TagSource {
     /// Fixed text of the configuration.
     Fixed(ArcStr),
-    /// Request header with its default. Without header and default there is no tag.
+    /// Value of a request header, with a default. Without header and default, the span has no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// Access-log format that is evaluated for the request.
+    /// Value of an access-log format for the request.
     Format(LogFormat),
 }
 
@@ -102,61 +102,62 @@ pub type PeerAttributes = Vec<(&'static str, String)>;
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are those of a span")]
 pub struct SpanContext {
-    pub trace: TraceId,
+    pub trace_id: TraceId,
     pub id: SpanId,
     pub parent: Option<SpanId>,
-    pub state: String,
+    pub trace_state: String,
 }
 
-/// Builds the span of a request. Text from peers is truncated to `most` bytes.
-pub fn of(
+/// Builds the span of a request. Text that peers send is truncated to `most` bytes.
+pub fn build_span(
     span_context: SpanContext,
     observation: &RequestObservation<'_>,
-    parties: PeerAttributes,
+    peer_attributes: PeerAttributes,
     tags: &[SpanTag],
-    most: usize,
+    max_text_bytes: usize,
 ) -> Span {
-    let mut attributes = AttributeList(Vec::with_capacity(32), most);
+    let mut attributes = AttributeList(Vec::with_capacity(32), max_text_bytes);
     add_http_attributes(observation, &mut attributes);
     add_istio_attributes(observation, &mut attributes);
-    for (name, value) in parties {
-        attributes.text(name, Some(&value));
+    for (name, value) in peer_attributes {
+        attributes.push_text(name, Some(&value));
     }
     for tag in tags {
         if let Some(value) = tag.value(observation) {
             let name = tag.name.to_string();
             attributes.0.retain(|(other, _)| *other != name);
-            attributes
-                .0
-                .push((name.into(), AttributeValue::Text(truncate(&value, most))));
+            attributes.0.push((
+                name.into(),
+                AttributeValue::Text(truncate(&value, max_text_bytes)),
+            ));
         }
     }
     let method = known_method(observation).unwrap_or("HTTP");
     let name = match observation.path.filter(|_| observation.is_grpc) {
         // The gRPC method is one of few.
-        Some(path) => truncate(path.trim_start_matches('/'), most),
+        Some(path) => truncate(path.trim_start_matches('/'), max_text_bytes),
         None => method.to_owned(),
     };
     let SpanContext {
-        trace,
+        trace_id: trace,
         id,
         parent,
-        state,
+        trace_state: state,
     } = span_context;
     Span {
-        trace,
+        trace_id: trace,
         id,
         parent,
-        state,
+        trace_state: state,
         name,
-        start: observation.started,
+        start: observation.start_time,
         duration: observation.duration,
         attributes: attributes.0,
         is_error: is_error(observation),
     }
 }
 
-/// Whether the span's status is an error: the response is a 5xx, or the status is unknown.
+/// Whether the span's status is an error: a 5xx response, a gRPC status that means a server error, or no response.
 fn is_error(of: &RequestObservation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];
@@ -167,7 +168,7 @@ fn is_error(of: &RequestObservation<'_>) -> bool {
     of.response_code == 0 || of.response_code >= 500 || is_grpc_error
 }
 
-/// Returns the HTTP method if it is a known one, and `_OTHER` for any other, by OpenTelemetry's conventions.
+/// Returns the HTTP method if OpenTelemetry's conventions know it; `None` for any other method.
 fn known_method(of: &RequestObservation<'_>) -> Option<&'static str> {
     const KNOWN_METHODS: [&str; 9] = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
@@ -179,14 +180,14 @@ fn known_method(of: &RequestObservation<'_>) -> Option<&'static str> {
 struct AttributeList(Vec<Attribute>, usize);
 
 impl AttributeList {
-    fn text(&mut self, name: &'static str, value: Option<&str>) {
+    fn push_text(&mut self, name: &'static str, value: Option<&str>) {
         if let Some(value) = value.filter(|value| !value.is_empty()) {
             let value = AttributeValue::Text(truncate(value, self.1));
             self.0.push((name.into(), value));
         }
     }
 
-    fn number(&mut self, name: &'static str, value: Option<u64>) {
+    fn push_number(&mut self, name: &'static str, value: Option<u64>) {
         if let Some(value) = value.and_then(|value| i64::try_from(value).ok()) {
             self.0.push((name.into(), AttributeValue::Number(value)));
         }
@@ -201,20 +202,20 @@ fn truncate(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// Adds the attributes of OpenTelemetry's HTTP conventions.
+/// Adds the attributes of OpenTelemetry's semantic conventions for HTTP.
 fn add_http_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
-    all.text(
+    all.push_text(
         "http.request.method",
         Some(known_method(of).unwrap_or("_OTHER")),
     );
     if known_method(of).is_none() {
-        all.text("http.request.method_original", of.method);
+        all.push_text("http.request.method_original", of.method);
     }
     let path = of.path.unwrap_or_default();
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    all.text("url.path", Some(path));
-    all.text("url.query", Some(query));
-    all.text("url.scheme", Some("http"));
+    all.push_text("url.path", Some(path));
+    all.push_text("url.query", Some(query));
+    all.push_text("url.scheme", Some("http"));
     let authority = of.authority.unwrap_or_default();
     let host = authority
         .rsplit_once(':')
@@ -225,51 +226,60 @@ fn add_http_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
                 authority
             }
         });
-    all.text("server.address", Some(host));
-    all.number("server.port", Some(of.downstream_local.port().into()));
-    all.text(
-        "client.address",
-        Some(&of.downstream_remote.ip().to_string()),
+    all.push_text("server.address", Some(host));
+    all.push_number(
+        "server.port",
+        Some(of.downstream_local_address.port().into()),
     );
-    all.number("client.port", Some(of.downstream_remote.port().into()));
+    all.push_text(
+        "client.address",
+        Some(&of.downstream_remote_address.ip().to_string()),
+    );
+    all.push_number(
+        "client.port",
+        Some(of.downstream_remote_address.port().into()),
+    );
     let version = of
         .protocol
         .and_then(|protocol| protocol.strip_prefix("HTTP/"));
-    all.text("network.protocol.version", version);
+    all.push_text("network.protocol.version", version);
     let agent = of.request_headers.get(http::header::USER_AGENT);
     let agent = agent.map(|agent| String::from_utf8_lossy(agent.as_bytes()));
-    all.text("user_agent.original", agent.as_deref());
+    all.push_text("user_agent.original", agent.as_deref());
     if of.response_code != 0 {
-        all.number("http.response.status_code", Some(of.response_code.into()));
+        all.push_number("http.response.status_code", Some(of.response_code.into()));
     }
-    all.number("http.request.body.size", Some(of.request_bytes));
-    all.number("http.response.body.size", Some(of.response_bytes));
+    all.push_number("http.request.body.size", Some(of.request_bytes));
+    all.push_number("http.response.body.size", Some(of.response_bytes));
     if of.is_grpc {
-        all.text("rpc.system", Some("grpc"));
-        all.number("rpc.grpc.status_code", of.grpc_status.map(Into::into));
+        all.push_text("rpc.system", Some("grpc"));
+        all.push_number("rpc.grpc.status_code", of.grpc_status.map(Into::into));
     }
     if is_error(of) {
         let kind = match of.response_code {
-            0 => of.flags.to_owned(),
+            0 => of.response_flags.to_owned(),
             code => code.to_string(),
         };
-        all.text("error.type", Some(&kind));
+        all.push_text("error.type", Some(&kind));
     }
 }
 
 /// Adds the tags that Envoy sets on spans in Istio's meshes.
 fn add_istio_attributes(of: &RequestObservation<'_>, all: &mut AttributeList) {
-    all.text("component", Some("proxy"));
-    all.text("response_flags", Some(of.flags));
-    all.text("upstream_cluster.name", of.upstream_cluster);
+    all.push_text("component", Some("proxy"));
+    all.push_text("response_flags", Some(of.response_flags));
+    all.push_text("upstream_cluster.name", of.upstream_cluster);
     let address = of.upstream_host.map(|address| address.to_string());
-    all.text("upstream_address", address.as_deref());
-    all.text("peer.address", Some(&of.downstream_remote.ip().to_string()));
+    all.push_text("upstream_address", address.as_deref());
+    all.push_text(
+        "peer.address",
+        Some(&of.downstream_remote_address.ip().to_string()),
+    );
     let id = of.request_headers.get(crate::trace::X_REQUEST_ID);
     let id = id.map(|id| String::from_utf8_lossy(id.as_bytes()));
-    all.text("guid:x-request-id", id.as_deref());
-    all.text("http.route.name", of.route);
-    all.text("node_id", Some(of.hostname));
+    all.push_text("guid:x-request-id", id.as_deref());
+    all.push_text("http.route.name", of.route_name);
+    all.push_text("node_id", Some(of.hostname));
 }
 
 /// Returns the request headers that every span reads.

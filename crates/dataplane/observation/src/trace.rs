@@ -1,6 +1,6 @@
-//! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or several.
+//! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or in several.
 //!
-//! Malformed headers are ignored. If contexts differ, W3C's takes precedence.
+//! Malformed headers are ignored. If a request has several trace contexts, W3C's takes precedence.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ mod tests;
 
 /// Header of W3C's trace context: trace id, span id and flags.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header of W3C's trace context with the state of tracing systems.
+/// Header of W3C's trace context with vendor-specific state.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 /// Header with the request id that Envoy generates and forwards.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -66,15 +66,15 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Trace context that a request came with.
+/// Trace context in the headers of an incoming request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IncomingTraceContext {
-    /// Trace id, and span id of the sender, which is the parent.
+    /// Trace id, and the sender's span id, which becomes the parent span.
     pub parent: Option<(TraceId, SpanId)>,
     /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
     /// Header formats in which the request carries its trace context, and in which it is forwarded.
-    forms: PropagationFormats,
+    formats: PropagationFormats,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,10 @@ impl IncomingTraceContext {
                 .any(|name| headers.contains_key(*name)),
         };
         let found = w3c.or(b3).or(multiple).unwrap_or_default();
-        Self { forms, ..found }
+        Self {
+            formats: forms,
+            ..found
+        }
     }
 
     /// Writes the trace context to the headers of the forwarded request, with the proxy's `span` as the parent.
@@ -109,14 +112,14 @@ impl IncomingTraceContext {
             TRACEPARENT,
             &format!("00-{trace}-{span}-{flag:02x}"),
         );
-        if !self.forms.w3c {
+        if !self.formats.w3c {
             // The state belongs to a context that is missing or malformed.
             headers.remove(&TRACESTATE);
         }
-        if self.forms.b3 {
+        if self.formats.b3 {
             insert_header(headers, B3, &format!("{trace}-{span}-{flag}"));
         }
-        if self.forms.b3_multiple {
+        if self.formats.b3_multiple {
             insert_header(headers, B3_TRACE, &trace.to_string());
             insert_header(headers, B3_SPAN, &span.to_string());
             insert_header(headers, B3_SAMPLED, &flag.to_string());
@@ -190,7 +193,7 @@ fn parse_traceparent(text: &[u8]) -> Option<IncomingTraceContext> {
             parse_span_id(text.get(36..52)?, false)?,
         )),
         sampled: Some(flags & 1 == 1),
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
 }
 
@@ -213,7 +216,7 @@ fn parse_b3(text: &[u8]) -> Option<IncomingTraceContext> {
     Some(IncomingTraceContext {
         parent: Some((parse_b3_trace_id(first)?, parse_span_id(second, true)?)),
         sampled,
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
     .filter(|_| parts.next().is_none())
 }
@@ -240,15 +243,16 @@ fn parse_b3_multiple(headers: &HeaderMap) -> Option<IncomingTraceContext> {
     (parent.is_some() || sampled.is_some()).then_some(IncomingTraceContext {
         parent,
         sampled,
-        forms: PropagationFormats::default(),
+        formats: PropagationFormats::default(),
     })
 }
 
 /// Sampling rate of 100 %, in ten thousandths.
 pub const SAMPLE_ALWAYS: u32 = 10_000;
 
-/// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are. A request id in
-/// Envoy's format makes all proxies of the request decide alike; otherwise `draw` decides.
+/// Decides whether to sample a request that carries no sampling decision: `share` of 10000 requests are sampled. A
+/// request id in Envoy's format makes all proxies on the request's path decide alike; otherwise the random number of
+/// `draw` decides.
 pub fn should_sample(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
     if share == 0 || share >= SAMPLE_ALWAYS {
         return share != 0;
@@ -261,7 +265,7 @@ pub fn should_sample(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() 
     of_id.unwrap_or_else(draw) % SAMPLE_ALWAYS < share
 }
 
-/// Generates a request id: a random UUID.
+/// Formats random bits as a request id: a UUID of version 4.
 pub fn format_request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");

@@ -1,7 +1,7 @@
 //! Encodes spans and access-log lines as OTLP messages, and decodes collectors' responses.
 //!
-//! The message types are those of OpenTelemetry's own crate. Connections, batching and limits are the caller's: a
-//! waypoint exports over its own upstreams with its own queues and bounds, which the SDK's exporters do not support.
+//! The message types are those of OpenTelemetry's own crate. The caller provides connections, batching and limits: a
+//! waypoint exports over its own upstreams with bounded queues, which the SDK's exporters do not support.
 #![forbid(unsafe_code)]
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,10 +30,10 @@ pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceSe
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
 /// Name of the instrumentation scope of all spans and log records.
 const SCOPE_NAME: &str = "ambit-waypoint";
-/// Flags of a span: the sampled bit, and the bit that marks the other flags as valid.
+/// W3C trace flags of exported spans: the sampled flag is set.
 const SAMPLED_FLAG: u32 = 1;
 
-/// OTLP resource: attributes that all telemetry of one waypoint has in common.
+/// OTLP resource: attributes that identify the waypoint in all of its telemetry.
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
     /// Attributes such as `service.name`.
@@ -45,11 +45,11 @@ pub struct Resource {
 pub struct LogEntry {
     /// Start time of the request.
     pub time: SystemTime,
-    /// Name of the access log.
-    pub log: String,
+    /// Name of the access log, exported as the attribute `log_name`.
+    pub log_name: String,
     /// Text of the line.
     pub body: String,
-    /// Names and values of further attributes.
+    /// Names and values of the log record's other attributes.
     pub attributes: Vec<(String, String)>,
     /// Trace id and span id of the request, if it is traced.
     pub span: Option<([u8; 16], [u8; 8])>,
@@ -84,7 +84,7 @@ fn unix_nanoseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn scope() -> Option<InstrumentationScope> {
+fn instrumentation_scope() -> Option<InstrumentationScope> {
     Some(InstrumentationScope {
         name: SCOPE_NAME.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -92,7 +92,7 @@ fn scope() -> Option<InstrumentationScope> {
     })
 }
 
-fn attribute((name, value): &Attribute) -> KeyValue {
+fn span_attribute((name, value): &Attribute) -> KeyValue {
     let value = match value {
         AttributeValue::Text(own) => string_value(own),
         AttributeValue::Number(number) => Value::IntValue(*number),
@@ -106,9 +106,9 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
         let start = unix_nanoseconds(span.start);
         let took = u64::try_from(span.duration.as_nanos()).unwrap_or(u64::MAX);
         SentSpan {
-            trace_id: span.trace.bytes().to_vec(),
+            trace_id: span.trace_id.bytes().to_vec(),
             span_id: span.id.bytes().to_vec(),
-            trace_state: span.state.clone(),
+            trace_state: span.trace_state.clone(),
             parent_span_id: span
                 .parent
                 .map(|id| id.bytes().to_vec())
@@ -118,7 +118,7 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
             kind: SpanKind::Server.into(),
             start_time_unix_nano: start,
             end_time_unix_nano: start.saturating_add(took),
-            attributes: span.attributes.iter().map(attribute).collect(),
+            attributes: span.attributes.iter().map(span_attribute).collect(),
             status: span.is_error.then(|| Status {
                 message: String::new(),
                 code: StatusCode::Error.into(),
@@ -130,7 +130,7 @@ pub fn encode_traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
         resource_spans: vec![ResourceSpans {
             resource: Some(resource.to_proto()),
             scope_spans: vec![ScopeSpans {
-                scope: scope(),
+                scope: instrumentation_scope(),
                 spans: spans.iter().map(span).collect(),
                 ..ScopeSpans::default()
             }],
@@ -145,7 +145,7 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
     let line = |line: &LogEntry| {
         let attributes = line.attributes.iter();
         let attributes = attributes.map(|(name, value)| key_value(name, string_value(value)));
-        let name = [key_value("log_name", string_value(&line.log))];
+        let name = [key_value("log_name", string_value(&line.log_name))];
         LogRecord {
             time_unix_nano: unix_nanoseconds(line.time),
             severity_number: SeverityNumber::Info.into(),
@@ -165,7 +165,7 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
         resource_logs: vec![ResourceLogs {
             resource: Some(resource.to_proto()),
             scope_logs: vec![ScopeLogs {
-                scope: scope(),
+                scope: instrumentation_scope(),
                 log_records: lines.iter().map(line).collect(),
                 ..ScopeLogs::default()
             }],
@@ -175,14 +175,15 @@ pub fn encode_logs(resource: &Resource, lines: &[LogEntry]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// Returns the number of spans that the collector's response rejects; none if the response is malformed.
+/// Returns how many spans the collector rejected by its response (partial success); zero if the response is malformed.
 pub fn rejected_spans(answer: &[u8]) -> u64 {
     let answer = ExportTraceServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);
     partial.map_or(0, |partial| partial.rejected_spans.max(0).unsigned_abs())
 }
 
-/// Returns the number of log records that the collector's response rejects; none if the response is malformed.
+/// Returns how many log records the collector rejected by its response (partial success); zero if the response is
+/// malformed.
 pub fn rejected_log_records(answer: &[u8]) -> u64 {
     let answer = ExportLogsServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);

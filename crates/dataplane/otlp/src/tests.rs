@@ -9,10 +9,10 @@ use super::*;
 #[test]
 fn spans_carry_their_context_and_times() {
     let span = Span {
-        trace: TraceId::new(5),
+        trace_id: TraceId::new(5),
         id: SpanId::new(6),
         parent: Some(SpanId::new(7)),
-        state: "a=b".to_owned(),
+        trace_state: "a=b".to_owned(),
         name: "GET".to_owned(),
         start: UNIX_EPOCH + Duration::from_secs(1),
         duration: Duration::from_millis(2),
@@ -66,7 +66,7 @@ fn spans_carry_their_context_and_times() {
 fn lines_arrive_with_names_and_spans() {
     let line = LogEntry {
         time: UNIX_EPOCH,
-        log: "mesh".to_owned(),
+        log_name: "mesh".to_owned(),
         body: "GET /".to_owned(),
         attributes: vec![("code".to_owned(), "200".to_owned())],
         span: Some(([1; 16], [2; 8])),

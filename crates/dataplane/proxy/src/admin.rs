@@ -33,45 +33,45 @@ use crate::{
     state::SharedState,
 };
 
-/// Retry interval for a port that the old proxy still holds.
+/// Interval at which binding a port is retried while the previous proxy process still holds it.
 const PORT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum concurrent flow event connections from the control plane: each of its replicas opens some for each reader
-/// that it serves.
+/// Maximum concurrent connections on which the control plane reads flow events: each control plane replica opens
+/// several for each of its readers.
 const MAX_FLOW_CONNECTIONS: usize = 32;
 
 /// Builds `workloadState` of `/config_dump`: the program's own view of its local workloads.
-type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
+type WorkloadStateBuilder = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// Additional admin pages of one program: returns the response, or `None` if the request is for none of them.
+/// Callback that serves additional admin pages of one program; `None` if it does not know the request's path.
 pub type ExtraPages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
-/// Data that the admin server serves.
+/// Handler of the admin server, with the data that its pages show.
 pub struct Admin {
-    /// Name of the program for display.
+    /// Name of the program, as the admin pages display it.
     pub title: &'static str,
-    /// State of the mesh.
+    /// Mesh state for `/config_dump`.
     pub state: SharedState,
     /// Certificates of the proxy.
     pub certificates: Certificates,
     /// Configuration of the proxy, for `/config_dump`.
     pub config: Value,
     /// Builds `workloadState` of `/config_dump`.
-    pub workload_state: WorkloadState,
+    pub workload_state: WorkloadStateBuilder,
     /// Handler of `POST /explain`, which predicts the handling of a connection or request.
-    pub explain: ExplainHandler,
+    pub explain_handler: ExplainHandler,
     /// Handle that reads and sets log levels; `None` when another program has set up logging.
-    pub logs: Option<LogHandle>,
+    pub log_handle: Option<LogHandle>,
     /// Trigger that shuts the process down.
-    pub quit: ShutdownTrigger,
-    /// Content of the local file that is the source of the mesh state.
+    pub shutdown_trigger: ShutdownTrigger,
+    /// Content of the local xDS file (`LOCAL_XDS_PATH`), for `/config_dump`.
     pub static_config: Value,
     /// Hub of flow events and their readers.
     pub flows: Arc<Flows>,
-    /// Identities for serving flow events to the control plane; `None` turns that server off.
+    /// Identities of both sides of the flow event server for the control plane; `None` turns that server off.
     pub flow_access: Option<FlowAccess>,
     /// Additional pages of the program, which take precedence over the common ones.
-    pub pages: Option<ExtraPages>,
+    pub extra_pages: Option<ExtraPages>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -85,24 +85,24 @@ impl std::fmt::Debug for Admin {
 impl Admin {
     /// Responds to a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
-        if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
+        if let Some(response) = self.extra_pages.as_ref().and_then(|pages| pages(request)) {
             return response;
         }
         match (request.uri().path(), request.method()) {
-            (EXPLAIN_PATH, &Method::POST) => (self.explain)(request.body().clone()).await,
+            (EXPLAIN_PATH, &Method::POST) => (self.explain_handler)(request.body().clone()).await,
             (EXPLAIN_PATH, _) => method_not_allowed("POST"),
-            ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home()),
-            ("/config_dump", &Method::GET) => self.dump(),
+            ("/", &Method::GET) => respond(200, "text/html; charset=utf-8", self.home_page()),
+            ("/config_dump", &Method::GET) => self.config_dump_response(),
             ("/flows", &Method::GET) => {
                 flow_stream::respond(&self.flows, ReaderKind::Admin, request)
             }
             ("/config_dump" | "/" | "/flows", _) => method_not_allowed("GET"),
-            ("/logging", _) => match &self.logs {
+            ("/logging", _) => match &self.log_handle {
                 Some(logs) => logs.respond(request),
                 None => text(503, "logging is not under this server's control\n"),
             },
             ("/quitquitquit", &Method::POST) => {
-                self.quit.shut_down("/quitquitquit");
+                self.shutdown_trigger.shut_down("/quitquitquit");
                 text(200, "shutdown now\n")
             }
             ("/quitquitquit", _) => method_not_allowed("POST"),
@@ -111,7 +111,7 @@ impl Admin {
         }
     }
 
-    fn home(&self) -> String {
+    fn home_page(&self) -> String {
         let title = self.title;
         format!(
             "<!doctype html><title>{title}</title><h1>{title}</h1><ul>\
@@ -123,7 +123,7 @@ impl Admin {
         )
     }
 
-    fn dump(&self) -> Response {
+    fn config_dump_response(&self) -> Response {
         let Ok(certificates) = serde_json::to_value(self.certificates.dump()) else {
             return text(500, "the certificates cannot be written\n");
         };
@@ -152,7 +152,7 @@ pub struct AdminPorts {
     pub readiness: u16,
     /// Whether the servers on all addresses also listen on IPv6, if the machine has it.
     pub ipv6: bool,
-    /// Whether to retry binding ports that the previous proxy still holds, since both share a network namespace.
+    /// Whether to wait for ports that the previous proxy process still holds in the same network namespace.
     pub wait_for_ports: bool,
 }
 

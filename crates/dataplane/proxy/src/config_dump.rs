@@ -51,17 +51,17 @@ impl Serialize for ConfigDump<'_> {
         let policies = policies(state);
         let policies: Vec<_> = policies.iter().map(|policy| Json(&**policy)).collect();
         map.serialize_entry("policies", &policies)?;
-        map.serialize_entry("stagedServices", &staged(state))?;
-        map.serialize_entry("staticConfig", &or_empty(&extras.static_config))?;
+        map.serialize_entry("stagedServices", &staged_endpoints(state))?;
+        map.serialize_entry("staticConfig", &or_empty_object(&extras.static_config))?;
         map.serialize_entry("version", &extras.version)?;
         map.serialize_entry("config", &extras.config)?;
         map.serialize_entry("certificates", &extras.certificates)?;
-        map.serialize_entry("workloadState", &or_empty(&extras.workload_state))?;
+        map.serialize_entry("workloadState", &or_empty_object(&extras.workload_state))?;
         map.end()
     }
 }
 
-fn or_empty(value: &Value) -> Value {
+fn or_empty_object(value: &Value) -> Value {
     match value {
         Value::Null => Value::Object(serde_json::Map::new()),
         value => value.clone(),
@@ -133,7 +133,7 @@ fn policies(state: &SharedState) -> Vec<Arc<Authorization>> {
     state.policies().iter().cloned().collect()
 }
 
-fn staged(state: &SharedState) -> BTreeMap<String, BTreeMap<WorkloadUid, EndpointDump>> {
+fn staged_endpoints(state: &SharedState) -> BTreeMap<String, BTreeMap<WorkloadUid, EndpointDump>> {
     let staged = state.table().staged_endpoints();
     staged
         .into_iter()

@@ -1,10 +1,10 @@
-//! Life of one proxied connection: it is [opened](ConnectionSetup), relayed ([`EstablishedConnection`]), and its
-//! [`Report`] is written at its end.
+//! Lifecycle of one proxied connection: setup ([`ConnectionSetup`]), relay ([`EstablishedConnection`]), and the
+//! [`Report`] at its end.
 
 use std::{error::Error, pin::pin};
 
 use ambit_hbone::{RelayError, ReversedMeter, Tunnel, relay_plain, relay_tunnel, relay_tunnels};
-use ambit_model::Reason;
+use ambit_model::FailureReason;
 use ambit_rt::OpenWork;
 use ambit_sys::socket;
 use tokio::net::TcpStream;
@@ -18,7 +18,7 @@ use crate::{
 /// Error of opening a proxied connection.
 pub trait ConnectionFailure: Error + From<TerminationReason> + 'static {
     /// Returns the low-cardinality reason, for metrics and the access log.
-    fn reason(&self) -> Reason;
+    fn reason(&self) -> FailureReason;
     /// Returns the policy that denied the connection, `namespace/name`.
     fn policy(&self) -> Option<String> {
         None
@@ -28,34 +28,35 @@ pub trait ConnectionFailure: Error + From<TerminationReason> + 'static {
 /// Connection in setup; it is listed in the connection table and reported whatever its outcome.
 #[derive(Debug)]
 pub struct ConnectionSetup {
-    /// Access log, metrics and flow events of the connection so far.
+    /// Report of the connection: access log, metrics and flow events.
     pub report: Report,
     /// Entry of the connection in the connection table.
-    pub tracked: TrackedConnection,
+    pub tracked_connection: TrackedConnection,
     /// Guard that keeps the drain waiting for this connection.
-    pub open: OpenWork,
+    pub drain_guard: OpenWork,
 }
 
 impl ConnectionSetup {
-    /// Records that both sides are connected. `near` is the application's side, whose bytes are reported as sent.
-    pub fn established(
+    /// Reports that both sides are connected, and returns the connection for the relay. `near` is the application's
+    /// side, whose bytes are reported as sent.
+    pub fn into_established(
         mut self,
         near: impl Into<RelayTransport>,
         far: impl Into<RelayTransport>,
     ) -> EstablishedConnection {
         self.report.record_established();
         EstablishedConnection {
-            near: near.into(),
-            far: far.into(),
+            app_side: near.into(),
+            peer_side: far.into(),
             report: self.report,
-            tracked: self.tracked,
-            _open: self.open,
+            tracked: self.tracked_connection,
+            _drain_guard: self.drain_guard,
         }
     }
 
     /// Reports that the connection failed.
-    pub fn failed(mut self, error: &impl ConnectionFailure) {
-        self.report.set_refusing_policy(error.policy());
+    pub fn report_failure(mut self, error: &impl ConnectionFailure) {
+        self.report.set_denying_policy(error.policy());
         self.report.record_failure(error, error.reason());
     }
 }
@@ -63,12 +64,12 @@ impl ConnectionSetup {
 /// Transport of one side of a relayed connection.
 #[derive(Debug)]
 pub enum RelayTransport {
-    /// A TCP socket.
+    /// TCP socket to a client or server.
     Plain(TcpStream),
-    /// An HBONE tunnel.
+    /// HBONE tunnel to a peer.
     Tunnel(Tunnel),
     /// An HBONE tunnel inside another tunnel.
-    Inner(Box<NestedTunnel>),
+    NestedTunnel(Box<NestedTunnel>),
 }
 
 impl From<TcpStream> for RelayTransport {
@@ -90,17 +91,17 @@ enum TransportRef<'a> {
 }
 
 impl RelayTransport {
-    fn side(&mut self) -> TransportRef<'_> {
+    fn transport_ref(&mut self) -> TransportRef<'_> {
         match self {
             Self::Plain(stream) => TransportRef::Socket(stream),
             Self::Tunnel(tunnel) => TransportRef::Tunnel(tunnel),
-            Self::Inner(inner) => TransportRef::Tunnel(inner.tunnel()),
+            Self::NestedTunnel(inner) => TransportRef::Tunnel(inner.tunnel()),
         }
     }
 
     /// Copies between the application's side (`self`) and `far` until both directions have ended.
     async fn relay(&mut self, far: &mut Self, report: &Report) -> Result<(), RelayError> {
-        match (self.side(), far.side()) {
+        match (self.transport_ref(), far.transport_ref()) {
             (TransportRef::Socket(near), TransportRef::Socket(far)) => {
                 relay_plain(near, far, report).await
             }
@@ -125,7 +126,7 @@ impl RelayTransport {
 
     /// Resets this side of a broken or terminated connection. Sockets are reset when they are dropped.
     fn reset(&mut self) {
-        if let TransportRef::Tunnel(tunnel) = self.side() {
+        if let TransportRef::Tunnel(tunnel) = self.transport_ref() {
             tunnel.reset();
         }
     }
@@ -134,11 +135,11 @@ impl RelayTransport {
 /// Connection that is open on both sides, ready to be relayed.
 #[derive(Debug)]
 pub struct EstablishedConnection {
-    near: RelayTransport,
-    far: RelayTransport,
+    app_side: RelayTransport,
+    peer_side: RelayTransport,
     report: Report,
     tracked: TrackedConnection,
-    _open: OpenWork,
+    _drain_guard: OpenWork,
 }
 
 impl EstablishedConnection {
@@ -147,8 +148,8 @@ impl EstablishedConnection {
     /// connection.
     pub async fn relay(&mut self) {
         let Self {
-            near,
-            far,
+            app_side: near,
+            peer_side: far,
             report,
             tracked,
             ..

@@ -1,4 +1,5 @@
-//! Open connections of one pod, which `/config_dump` lists, a policy change re-checks, and a deadline terminates.
+//! Table of one pod's open connections. `/config_dump` lists them, a policy change re-checks them, and the drain's
+//! deadline terminates them.
 //!
 //! A connection holds its [`TrackedConnection`] while it is open and waits on it for its termination, so that any
 //! thread can terminate a connection that another thread owns.
@@ -8,7 +9,7 @@ use std::{
 };
 
 use ambit_authz::Connection as Peer;
-use ambit_model::Reason;
+use ambit_model::FailureReason;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -37,18 +38,18 @@ pub enum TerminationReason {
 
 impl TerminationReason {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(self) -> Reason {
+    pub fn reason(self) -> FailureReason {
         match self {
             Self::PolicyChange
             | Self::MissingPolicy
             | Self::BypassesWaypoint
-            | Self::WaypointRuleMayApply => Reason::Deny,
-            Self::Drain => Reason::Connect,
+            | Self::WaypointRuleMayApply => FailureReason::Deny,
+            Self::Drain => FailureReason::Connect,
         }
     }
 }
 
-/// Direction of a connection from the pod's view.
+/// Direction of a connection, relative to the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Connection to the pod.
@@ -68,7 +69,7 @@ pub enum ConnectionPath {
     ThroughWaypoint,
 }
 
-/// Fields of a connection in `/config_dump`.
+/// Connection details that `/config_dump` shows.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionDetails {
@@ -78,34 +79,34 @@ pub struct ConnectionDetails {
     pub original_dst: String,
     /// Address that the proxy connected to.
     pub actual_dst: String,
-    /// `HBONE` or `TCP`.
+    /// Protocol of the connection: `HBONE` or `TCP`.
     pub protocol: &'static str,
 }
 
 #[derive(Debug)]
 struct ConnectionEntry {
     direction: Direction,
-    shown: ConnectionDetails,
+    details: ConnectionDetails,
     /// Attributes of the client that policies match; only for inbound connections.
     peer: Option<Peer>,
-    course: ConnectionPath,
+    path: ConnectionPath,
     termination: oneshot::Sender<TerminationReason>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct TableState {
     entries: HashMap<u64, ConnectionEntry>,
-    next: u64,
+    next_id: u64,
 }
 
 /// Table of one pod's open connections. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct ConnectionTable(Arc<Mutex<Inner>>);
+pub struct ConnectionTable(Arc<Mutex<TableState>>);
 
-/// Handle of a connection in the table; dropping it removes the entry.
+/// Handle of a connection in the connection table. Dropping it removes the connection from the table.
 #[derive(Debug)]
 pub struct TrackedConnection {
-    list: ConnectionTable,
+    table: ConnectionTable,
     id: u64,
     termination: oneshot::Receiver<TerminationReason>,
 }
@@ -127,19 +128,19 @@ pub struct ConnectionDump {
 struct InboundEntry {
     #[serde(flatten)]
     shown: ConnectionDetails,
-    /// Verified identity of the caller; null without one.
+    /// Verified identity of the client; null without mTLS.
     src_identity: Option<String>,
 }
 
 impl ConnectionTable {
     /// Adds a connection to the pod to the table. Must be called before the connection is authorized, so that no
     /// policy change can fall between the two.
-    pub fn inbound(&self, shown: ConnectionDetails, peer: Peer) -> TrackedConnection {
+    pub fn add_inbound(&self, shown: ConnectionDetails, peer: Peer) -> TrackedConnection {
         self.track(Direction::Inbound, shown, Some(peer))
     }
 
-    /// Adds a connection from the pod to the table.
-    pub fn outbound(&self, shown: ConnectionDetails) -> TrackedConnection {
+    /// Adds an outbound connection to the table.
+    pub fn add_outbound(&self, shown: ConnectionDetails) -> TrackedConnection {
         self.track(Direction::Outbound, shown, None)
     }
 
@@ -151,20 +152,20 @@ impl ConnectionTable {
     ) -> TrackedConnection {
         let (cut, receiver) = oneshot::channel();
         let mut inner = self.0.lock();
-        let id = inner.next;
-        inner.next += 1;
+        let id = inner.next_id;
+        inner.next_id += 1;
         inner.entries.insert(
             id,
             ConnectionEntry {
                 direction,
-                shown,
+                details: shown,
                 peer,
-                course: ConnectionPath::default(),
+                path: ConnectionPath::default(),
                 termination: cut,
             },
         );
         TrackedConnection {
-            list: self.clone(),
+            table: self.clone(),
             id,
             termination: receiver,
         }
@@ -191,7 +192,7 @@ impl ConnectionTable {
             let inner = self.0.lock();
             let peers = inner.entries.iter();
             peers
-                .filter_map(|(id, entry)| Some((*id, entry.peer.clone()?, entry.course)))
+                .filter_map(|(id, entry)| Some((*id, entry.peer.clone()?, entry.path)))
                 .collect()
         };
         let mut cut = 0;
@@ -225,7 +226,7 @@ impl ConnectionTable {
     pub fn dump(&self) -> ConnectionDump {
         let mut dump = ConnectionDump::default();
         for entry in self.0.lock().entries.values() {
-            let shown = entry.shown.clone();
+            let shown = entry.details.clone();
             let source = entry.peer.as_ref().and_then(|peer| peer.source.as_ref());
             match entry.direction {
                 Direction::Inbound => dump.inbound.push(InboundEntry {
@@ -264,39 +265,39 @@ impl TrackedConnection {
     /// Returns a handle that updates the entry while the connection is being served.
     pub fn handle(&self) -> ConnectionHandle {
         ConnectionHandle {
-            list: self.list.clone(),
+            table: self.table.clone(),
             id: self.id,
         }
     }
 }
 
-/// Handle to the entry of a connection in the table.
+/// Handle that updates a connection's entry in the connection table.
 #[derive(Clone, Debug)]
 pub struct ConnectionHandle {
-    list: ConnectionTable,
+    table: ConnectionTable,
     id: u64,
 }
 
 impl ConnectionHandle {
     /// Records the actual destination and the protocol (`HBONE`, `TCP`).
-    pub fn connected_to(&self, actual_dst: String, protocol: &'static str) {
-        if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
-            entry.shown.actual_dst = actual_dst;
-            entry.shown.protocol = protocol;
+    pub fn record_destination(&self, actual_dst: String, protocol: &'static str) {
+        if let Some(entry) = self.table.0.lock().entries.get_mut(&self.id) {
+            entry.details.actual_dst = actual_dst;
+            entry.details.protocol = protocol;
         }
     }
 
     /// Records how the connection reaches the pod. Must be called before the connection is authorized.
     pub fn set_path(&self, course: ConnectionPath) {
-        if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
-            entry.course = course;
+        if let Some(entry) = self.table.0.lock().entries.get_mut(&self.id) {
+            entry.path = course;
         }
     }
 }
 
 impl Drop for TrackedConnection {
     fn drop(&mut self) {
-        self.list.0.lock().entries.remove(&self.id);
+        self.table.0.lock().entries.remove(&self.id);
     }
 }
 
@@ -326,9 +327,9 @@ mod tests {
     #[tokio::test]
     async fn recheck_terminates_only_denied_connections() {
         let list = ConnectionTable::default();
-        let mut allowed = list.inbound(shown(1), peer(80));
-        let mut denied = list.inbound(shown(2), peer(81));
-        let mut outgoing = list.outbound(shown(3));
+        let mut allowed = list.add_inbound(shown(1), peer(80));
+        let mut denied = list.add_inbound(shown(2), peer(81));
+        let mut outgoing = list.add_outbound(shown(3));
         let reason_to_close = |peer: &Peer, _| {
             (peer.destination.port() != 80).then_some(TerminationReason::PolicyChange)
         };
@@ -355,9 +356,9 @@ mod tests {
             ..peer(80)
         };
         let _open = (
-            list.inbound(shown(2), peer(80)),
-            list.inbound(shown(1), proved),
-            list.outbound(shown(3)),
+            list.add_inbound(shown(2), peer(80)),
+            list.add_inbound(shown(1), proved),
+            list.add_outbound(shown(3)),
         );
         let dump = serde_json::to_value(list.dump()).unwrap();
         let shown = |src: &str, more: serde_json::Value| {
@@ -382,11 +383,11 @@ mod tests {
     #[tokio::test]
     async fn ended_connections_are_off_the_list() {
         let list = ConnectionTable::default();
-        let first = list.outbound(shown(1));
-        let mut second = list.outbound(shown(2));
+        let first = list.add_outbound(shown(1));
+        let mut second = list.add_outbound(shown(2));
         second
             .handle()
-            .connected_to("10.0.0.9:15008".into(), "HBONE");
+            .record_destination("10.0.0.9:15008".into(), "HBONE");
         assert_eq!(list.dump().outbound.len(), 2);
         assert_eq!(list.dump().outbound[1].actual_dst, "10.0.0.9:15008");
         drop(first);

@@ -23,7 +23,7 @@ use crate::{
 /// Address, trust anchors and expected server name of a control plane service (xDS or CA).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Upstream {
+pub struct ControlPlaneService {
     /// URL of the service, `https://host:port`; `None` turns the client off.
     pub address: Option<String>,
     /// Root certificates that the server's certificate must chain to: a path, PEM text or `SYSTEM`.
@@ -32,7 +32,7 @@ pub struct Upstream {
     pub alternative_name: Option<String>,
 }
 
-impl Upstream {
+impl ControlPlaneService {
     pub(crate) fn channel(&self, tls: TlsSettings) -> Option<ChannelConfig> {
         Some(ChannelConfig {
             address: self.address.clone()?,
@@ -43,7 +43,7 @@ impl Upstream {
     }
 }
 
-pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
+pub(crate) fn token_source(setting: Option<&str>) -> Option<TokenSource> {
     setting.map(TokenSource::from_setting)
 }
 
@@ -51,32 +51,32 @@ pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
 #[derive(Clone, Debug)]
 pub struct XdsSettings {
     /// Address of the xDS server.
-    pub upstream: Upstream,
+    pub upstream: ControlPlaneService,
     /// Path of the service account token that authenticates the client, or the token itself.
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
     /// Node metadata of this proxy.
     pub node: NodeInfo,
-    /// Whether addresses are requested on demand.
+    /// Whether workloads and services are requested on demand, instead of by a wildcard subscription.
     pub on_demand: bool,
 }
 
 /// Handler of the xDS client, which applies received updates to the mesh state.
 pub struct MeshStateFollower<S> {
-    /// State of the mesh.
+    /// Mesh state that receives the updates.
     pub state: SharedState,
     /// Metrics of the proxy.
     pub metrics: Arc<Metrics>,
     /// Callback that is called when the first complete state has been applied.
-    pub synced: S,
+    pub on_synced: S,
     /// Warm-start cache, from which the next process restores the mesh.
     pub cache: Option<Arc<MeshCache>>,
 }
 
 impl<S> std::fmt::Debug for MeshStateFollower<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follower")
+        f.debug_struct("MeshStateFollower")
             .field("state", &self.state)
             .finish_non_exhaustive()
     }
@@ -102,22 +102,22 @@ impl<S: Fn() + Send + Sync + 'static> UpdateHandler for MeshStateFollower<S> {
     }
 
     fn on_ready(&self) {
-        (self.synced)();
+        (self.on_synced)();
     }
 
     fn on_resource_accepted(&self, type_url: &str, name: &str, cached: &CachedResource) {
         if let Some(cache) = &self.cache {
-            cache.cache(type_url, name, cached);
+            cache.record_resource(type_url, name, cached);
         }
     }
 
     fn on_push_cached(&self, type_url: &str, complete: bool) {
         if let Some(cache) = &self.cache {
-            cache.push_cached(type_url, complete);
+            cache.record_push_end(type_url, complete);
         }
     }
 
-    fn on_received(&self, type_url: &str, bytes: usize) {
+    fn on_message_received(&self, type_url: &str, bytes: usize) {
         self.metrics
             .count_xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
@@ -127,12 +127,12 @@ impl<S: Fn() + Send + Sync + 'static> UpdateHandler for MeshStateFollower<S> {
     }
 
     fn on_stream_ended(&self, ending: StreamEnding) {
-        self.metrics.count_xds_termination(termination(ending));
+        self.metrics.count_xds_termination(xds_termination(ending));
     }
 }
 
-/// Returns the metric label for the end of a connection to the control plane.
-pub fn termination(ending: StreamEnding) -> XdsTermination {
+/// Returns the metric label for the way in which an xDS stream ended.
+pub fn xds_termination(ending: StreamEnding) -> XdsTermination {
     match ending {
         StreamEnding::ConnectFailed => XdsTermination::ConnectionError,
         StreamEnding::Transient => XdsTermination::Reconnect,
@@ -153,7 +153,7 @@ pub fn start_xds_client<S: Fn() + Send + Sync + 'static>(
     follower: MeshStateFollower<S>,
     demands: Option<mpsc::Receiver<AddressDemand>>,
 ) -> anyhow::Result<()> {
-    let not_understood = follower.state.config().not_understood;
+    let not_understood = follower.state.config().invalid_policies;
     let options = client_options(env, settings, not_understood)?;
     let cache = follower.cache.clone();
     let mut client = Client::new(options, follower, demands);
@@ -179,7 +179,7 @@ pub fn client_options(
         .upstream
         .channel(TlsSettings::from_env(env)?)
         .context("XDS_ADDRESS is empty")?;
-    let token = token(settings.auth_token.as_deref());
+    let token = token_source(settings.auth_token.as_deref());
     Ok(ClientOptions {
         channel: create_channel(&upstream).context("XDS_ADDRESS")?,
         address: upstream.address.clone(),
@@ -204,7 +204,7 @@ mod tests {
         let follower = MeshStateFollower {
             state: SharedState::new(StateConfig::default()),
             metrics: Arc::new(Metrics::register(&mut registry)),
-            synced: || {},
+            on_synced: || {},
             cache: None,
         };
         for name in ["ns/gone", "ns/stays"] {

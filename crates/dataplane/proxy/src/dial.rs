@@ -3,7 +3,7 @@
 mod error;
 mod inner;
 mod replicas;
-mod waits;
+mod waypoint_wait;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -14,7 +14,7 @@ use std::{
 use ambit_certificates::Certificates;
 use ambit_codec::{Forwarded, TraceParent};
 use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, pool::ConnectionReservation, tls};
-use ambit_model::{ArcStr, Identity, Reason};
+use ambit_model::{ArcStr, FailureReason, Identity};
 use ambit_route::HboneRoute;
 use ambit_sys::{
     netns::Netns,
@@ -29,7 +29,7 @@ use crate::{local::LocalPod, state::SharedState, workers};
 
 pub use error::{ConnectError, InnerError, PlainError};
 pub use inner::NestedTunnel;
-pub use waits::{WaypointWait, WaypointWaits};
+pub use waypoint_wait::{WaypointWait, WaypointWaits};
 
 /// Timeout for opening one outbound connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,19 +48,19 @@ pub struct Dialer {
     /// Network namespace of the sockets; `None` is the process's own.
     pub netns: Option<Netns>,
     /// Packet mark that exempts the sockets from redirection.
-    pub mark: Option<u32>,
-    /// TCP settings of the sockets.
-    pub tuning: Tuning,
+    pub packet_mark: Option<u32>,
+    /// TCP options of the sockets, such as keepalive.
+    pub tcp_tuning: Tuning,
     /// HTTP/2 settings of tunnels.
-    pub http2: Arc<Settings>,
-    /// Node of this process, by which [`Self::is_on_this_node`] decides.
+    pub http2_settings: Arc<Settings>,
+    /// Node of this process, with which [`Self::is_on_this_node`] compares.
     pub node: ArcStr,
-    /// Network of this process, by which [`Self::is_on_this_node`] decides.
+    /// Network of this process, with which [`Self::is_on_this_node`] compares.
     pub network: ArcStr,
-    /// State of the mesh.
+    /// Mesh state, in which the dialer looks up workloads and notices their removal.
     pub state: SharedState,
-    /// Connections that wait until a pod of their waypoint serves.
-    pub waits: WaypointWaits,
+    /// Limit of connections that wait until a pod of their waypoint is ready.
+    pub waypoint_waits: WaypointWaits,
 }
 
 impl Dialer {
@@ -71,15 +71,15 @@ impl Dialer {
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// Returns the socket options of a tunnel's connection to `destination`. If that is on this node, the worker that
-    /// opens the connection also accepts it.
-    fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
+    /// Returns the socket options for an HBONE connection to `destination`. If the destination is on this node, the
+    /// connection is accepted by the same worker thread that opens it.
+    fn tunnel_socket_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_on_this_node(destination);
         OutboundSpec {
-            mark: self.mark,
+            mark: self.packet_mark,
             tuning: Tuning {
-                near,
-                ..self.tuning
+                is_local: near,
+                ..self.tcp_tuning
             },
             worker: workers::current_worker().filter(|_| near),
             ..OutboundSpec::default()
@@ -87,27 +87,31 @@ impl Dialer {
     }
 
     /// Returns the socket options of a plain connection to `destination`, which carries the application's own bytes.
-    fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
+    fn plain_socket_spec(&self, destination: IpAddr) -> OutboundSpec {
         OutboundSpec {
-            mark: self.mark,
+            mark: self.packet_mark,
             tuning: Tuning {
-                near: self.is_on_this_node(destination),
+                is_local: self.is_on_this_node(destination),
                 resets: true,
-                ..self.tuning
+                ..self.tcp_tuning
             },
             ..OutboundSpec::default()
         }
     }
 
-    /// Opens a plain TCP connection, as the application itself would.
+    /// Opens a plain TCP connection to `addr`.
     ///
     /// # Errors
     ///
     /// When the peer does not respond in time, or refuses the connection.
-    pub async fn plain(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
+    pub async fn connect_plain(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
         let failed = |source| ConnectError::Plain { addr, source };
-        let socket = socket::outbound(self.netns.as_ref(), addr, &self.plain_spec(addr.ip()))
-            .map_err(|error| failed(error.into()))?;
+        let socket = socket::outbound(
+            self.netns.as_ref(),
+            addr,
+            &self.plain_socket_spec(addr.ip()),
+        )
+        .map_err(|error| failed(error.into()))?;
         match timeout(CONNECT_TIMEOUT, socket.connect(addr)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(failed(error.into())),
@@ -120,24 +124,24 @@ impl Dialer {
     /// # Errors
     ///
     /// When no connection to the peer can be opened, or it refuses the tunnel.
-    pub async fn tunnel(
+    pub async fn open_tunnel(
         &self,
         pool: &Pool,
         route: &HboneRoute,
         source_ip: IpAddr,
         headers: HeaderMap,
     ) -> Result<Tunnel, ConnectError> {
-        self.tunnel_within(pool, route, source_ip, headers, || Ok(None))
+        self.open_tunnel_with_reservation(pool, route, source_ip, headers, || Ok(None))
             .await
     }
 
-    /// Opens a tunnel like [`Self::tunnel`]; before the pool opens a new connection, `reserve` takes its permit under
+    /// Opens a tunnel like [`Self::open_tunnel`]; before the pool opens a new connection, `reserve` takes its permit under
     /// a connection limit.
     ///
     /// # Errors
     ///
     /// When there is no connection to the endpoint, or the peer refuses the tunnel.
-    pub async fn tunnel_within(
+    pub async fn open_tunnel_with_reservation(
         &self,
         pool: &Pool,
         route: &HboneRoute,
@@ -152,17 +156,17 @@ impl Dialer {
             })?;
         let key = Arc::new(PoolKey {
             source: self.identity.clone(),
-            expected: route.expected.to_vec(),
+            expected_identities: route.expected_identities.to_vec(),
             workload: route.workload.uid().clone(),
             destination: route.addr,
             source_ip,
         });
-        let dial = || self.mutual_tls(&key);
+        let dial = || self.connect_mutual_tls(&key);
         tokio::select! {
             biased;
-            opened = pool.tunnel_within(&key, authority, headers, dial, &reserve) => Ok(opened?.0),
+            opened = pool.open_tunnel_with_reservation(&key, authority, headers, dial, &reserve) => Ok(opened?.0),
             () = self.state.wait_for_departure(&key.workload, key.destination.ip()) => {
-                Err(ConnectError::Departed {
+                Err(ConnectError::WorkloadRemoved {
                     workload: key.workload.clone(),
                     addr: key.destination,
                 })
@@ -170,39 +174,39 @@ impl Dialer {
         }
     }
 
-    /// Opens a connection with mTLS and ALPN `h2` to the pool key's destination.
-    async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
+    /// Opens a TCP connection to the pool key's destination, and performs the mTLS handshake with ALPN `h2`.
+    async fn connect_mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
-        let (certificate, config) = self.credentials(&key.expected).await?;
-        let spec = self.tunnel_spec(addr.ip());
+        let (certificate, config) = self.tls_credentials(&key.expected_identities).await?;
+        let spec = self.tunnel_socket_spec(addr.ip());
         let socket = socket::outbound(self.netns.as_ref(), addr, &spec).map_err(|error| {
             DialError::Prepare {
                 text: "cannot make a socket in the pod",
-                reason: Reason::Connect,
+                reason: FailureReason::Connect,
                 source: Box::new(error),
             }
         })?;
-        let limit = self.http2.connect_timeout;
+        let limit = self.http2_settings.connect_timeout;
         let stream = match timeout(limit, socket.connect(addr)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(source)) => return Err(DialError::Connect { addr, source }),
             Err(_elapsed) => return Err(DialError::Timeout { addr, limit }),
         };
-        let mut stream = tls::connect(stream, config, self.http2.handshake_timeout)
+        let mut stream = tls::connect(stream, config, self.http2_settings.handshake_timeout)
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
         if let Some(withdrawn) =
-            certificate.wait_for_withdrawal(PeerRole::Server(&key.expected), chain)
+            certificate.wait_for_trust_withdrawal(PeerRole::Server(&key.expected_identities), chain)
         {
-            tls::end_when_withdrawn(&mut stream, withdrawn);
+            tls::fail_reads_on_withdrawal(&mut stream, withdrawn);
         }
         Ok(stream)
     }
 
     /// Returns the instance's certificate, and the TLS client configuration that accepts only the `expected`
     /// identities.
-    async fn credentials(
+    async fn tls_credentials(
         &self,
         expected: &[Identity],
     ) -> Result<(Arc<WorkloadCert>, Arc<rustls::ClientConfig>), DialError> {
@@ -216,7 +220,7 @@ impl Dialer {
             .client_config(expected)
             .map_err(|error| DialError::Prepare {
                 text: "the certificate cannot be used",
-                reason: Reason::IdentityError,
+                reason: FailureReason::IdentityError,
                 source: Box::new(error),
             })?;
         Ok((certificate, config))

@@ -8,7 +8,7 @@ use ambit_model::ArcStr;
 use ambit_rt::{Env, EnvError};
 use ambit_sys::socket::{Keepalive, Tuning};
 
-use crate::{SetupLimits, control_plane::Upstream};
+use crate::{SetupLimits, control_plane::ControlPlaneService};
 
 pub mod threads;
 
@@ -48,11 +48,11 @@ pub fn first_set(env: &Env, names: &[&str], default: &str) -> ArcStr {
 /// # Errors
 ///
 /// When the URL is plain HTTP.
-pub fn upstream(
+pub fn control_plane_service(
     env: &Env,
     prefix: &'static str,
     discovery_address: Option<&str>,
-) -> Result<Upstream, SettingError> {
+) -> Result<ControlPlaneService, SettingError> {
     let (variable, root, alternative) = match prefix {
         "CA" => ("CA_ADDRESS", "CA_ROOT_CA", "ALT_CA_HOSTNAME"),
         _ => ("XDS_ADDRESS", "XDS_ROOT_CA", "ALT_XDS_HOSTNAME"),
@@ -71,7 +71,7 @@ pub fn upstream(
         address if address.starts_with("https://") => Some(address),
         address => Some(format!("https://{address}")),
     };
-    Ok(Upstream {
+    Ok(ControlPlaneService {
         address,
         root: env.text(root, DEFAULT_ROOT_PATH),
         alternative_name: env
@@ -102,7 +102,7 @@ pub fn auth_token(env: &Env) -> Option<String> {
 /// # Errors
 ///
 /// When a variable cannot be parsed.
-pub fn tuning(env: &Env) -> Result<Tuning, SettingError> {
+pub fn tcp_tuning(env: &Env) -> Result<Tuning, SettingError> {
     let time = env
         .duration("KEEPALIVE_TIME")?
         .unwrap_or(Duration::from_secs(180));
@@ -124,7 +124,7 @@ pub fn tuning(env: &Env) -> Result<Tuning, SettingError> {
             .flag("USER_TIMEOUT_ENABLED")?
             .unwrap_or(false)
             .then(|| time + interval.saturating_mul(retries)),
-        near: false,
+        is_local: false,
         resets: false,
     })
 }
@@ -150,7 +150,7 @@ pub fn setup_limits(env: &Env) -> Result<SetupLimits, SettingError> {
 /// # Errors
 ///
 /// When a variable cannot be parsed.
-pub fn http2(env: &Env) -> Result<Settings, SettingError> {
+pub fn http2_settings(env: &Env) -> Result<Settings, SettingError> {
     let defaults = Settings::default();
     let bytes = |name: &str, max: u32, default: u32| -> Result<u32, SettingError> {
         let value: Option<u32> = env.parse(name, "a number of bytes")?;
@@ -171,15 +171,15 @@ pub fn http2(env: &Env) -> Result<Settings, SettingError> {
             window,
             defaults.connection_window,
         )?,
-        frame_size: bytes("HTTP2_FRAME_SIZE", (1 << 24) - 1, defaults.frame_size)?,
+        max_frame_bytes: bytes("HTTP2_FRAME_SIZE", (1 << 24) - 1, defaults.max_frame_bytes)?,
         max_streams: env
             .parse("POOL_MAX_STREAMS_PER_CONNECTION", "a number above 0")?
             .map_or(defaults.max_streams, |n: std::num::NonZeroU16| {
                 usize::from(n.get())
             }),
-        idle_release: env
+        idle_timeout: env
             .duration("POOL_UNUSED_RELEASE_TIMEOUT")?
-            .unwrap_or(defaults.idle_release),
+            .unwrap_or(defaults.idle_timeout),
         ..defaults
     })
 }

@@ -10,13 +10,13 @@ use ambit_rt::http::{Response, json_pretty, text};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-/// Handler of `POST /explain`, called with the request's body.
+/// Handler of `POST /explain`, which receives the body of the request.
 pub type ExplainHandler = Box<dyn Fn(Bytes) -> ResponseFuture + Send + Sync>;
 
 /// Future of the response to `POST /explain`, see [`ExplainHandler`].
 pub type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 
-/// Parses the query in a request's body.
+/// Parses the query in the body of a `POST /explain` request.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub fn parse_query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>>
     })
 }
 
-/// Builds the response that carries a prediction.
+/// Builds the response of `POST /explain` from an explanation.
 pub fn explanation_response(explanation: &Explanation) -> Response {
     json_pretty(200, explanation)
 }
@@ -60,15 +60,15 @@ pub fn next_hop(route: &Route, sender: Peer) -> Option<Hop> {
                 Some(_) => HopKind::Waypoint,
                 None => HopKind::Tunnel,
             };
-            Some(tunnel(hbone, to, sender))
+            Some(tunnel_hop(hbone, to, sender))
         }
         // What the gateway of another network does with it is not known here.
-        Route::DoubleHbone { outer, .. } => Some(tunnel(outer, HopKind::OutsideMesh, sender)),
+        Route::DoubleHbone { outer, .. } => Some(tunnel_hop(outer, HopKind::OutsideMesh, sender)),
         Route::NeedsDns(_) => None,
     }
 }
 
-fn tunnel(hbone: &HboneRoute, to: HopKind, sender: Peer) -> Hop {
+fn tunnel_hop(hbone: &HboneRoute, to: HopKind, sender: Peer) -> Hop {
     Hop {
         to,
         workload: full_name(&hbone.workload),
@@ -92,7 +92,7 @@ pub fn full_name(workload: &WorkloadRef) -> String {
     format!("{}/{}", workload.namespace(), workload.name())
 }
 
-/// Describes the waypoint of a service, if it has one.
+/// Describes the waypoints of a service, with their weights if it has several; `None` if it has none.
 pub fn waypoint_of(service: &Service) -> Option<String> {
     let name = |waypoint: &GatewayAddress| waypoint.destination.to_string();
     if service.weighted_waypoints.is_empty() {
@@ -105,7 +105,7 @@ pub fn waypoint_of(service: &Service) -> Option<String> {
     Some(all.join(", "))
 }
 
-/// Describes a policy that was evaluated, and its result, for a prediction.
+/// Describes an evaluated policy and its result for `POST /explain`.
 pub fn evaluated_policy(
     policy: impl ToString,
     action: impl std::fmt::Debug,

@@ -5,20 +5,23 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_flow::{Event, Flow, Peer, Refusal, Reporter, ReporterKind, ServiceName, Transport};
+use ambit_flow::{
+    Flow, FlowEventKind, Peer, Refusal, Reporter, ReporterKind, ServiceName, Transport,
+};
 use ambit_model::{Identity, Workload};
 use ambit_telemetry::{
-    AccessLog, Direction, Metrics, Party, ProxyIdentity, SecurityPolicy, TrafficLabels, log_denied,
+    AccessLog, Direction, Metrics, ProxyIdentity, SecurityPolicy, TrafficLabels, WorkloadLabels,
+    log_denied,
 };
 use time::{OffsetDateTime, macros::format_description};
 
 use crate::local::LocalPod;
 
-/// Maximum length of an error or a path in a flow event, in bytes.
+/// Maximum length of error texts and paths in flow events, in bytes.
 const MAX_TEXT_BYTES: usize = 1024;
 
 /// Builds a flow event with the current time.
-pub fn flow_now(event: Event, reporter: Reporter) -> Flow {
+pub fn new_flow(event: FlowEventKind, reporter: Reporter) -> Flow {
     let format =
         format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     let time = OffsetDateTime::from(SystemTime::now()).format(format);
@@ -48,7 +51,7 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Truncates text from a peer to [`MAX_TEXT_BYTES`]; truncated texts end with three dots.
+/// Truncates a peer's text to [`MAX_TEXT_BYTES`], and appends three dots to truncated text.
 pub fn truncate_text(text: &str) -> String {
     match text.get(..text.floor_char_boundary(MAX_TEXT_BYTES)) {
         Some(begin) if begin.len() < text.len() => format!("{begin}..."),
@@ -56,8 +59,8 @@ pub fn truncate_text(text: &str) -> String {
     }
 }
 
-/// Returns `namespace/name` of a waypoint from its name in records, `namespace/name.namespace.svc…`; an address is
-/// returned unchanged.
+/// Converts a waypoint's name in records, `namespace/name.namespace.svc…`, to `namespace/name`; returns an address
+/// unchanged.
 pub(crate) fn short_waypoint(name: &str) -> String {
     let is_address = |host: &str| host.parse::<std::net::IpAddr>().is_ok();
     match name.split_once('/') {
@@ -69,9 +72,9 @@ pub(crate) fn short_waypoint(name: &str) -> String {
     }
 }
 
-/// Data of a connection for its flow events, besides the access log and the metric labels.
+/// Connection data for a flow event that is neither in the access log nor in the metric labels.
 pub(crate) struct ConnectionData<'a> {
-    pub(crate) number: u64,
+    pub(crate) connection_id: u64,
     pub(crate) waypoint: Option<String>,
     pub(crate) policy: Option<&'a String>,
     pub(crate) error: Option<&'a str>,
@@ -84,7 +87,7 @@ pub(crate) struct ConnectionData<'a> {
 
 /// Builds the flow event of a connection.
 pub(crate) fn connection_flow(
-    kind: Event,
+    kind: FlowEventKind,
     origin: &ProxyIdentity,
     (log, labels): (&AccessLog, &TrafficLabels),
     connection: ConnectionData<'_>,
@@ -97,14 +100,14 @@ pub(crate) fn connection_flow(
             connection.sent,
         ),
     };
-    let owner = |party: Option<&Party>| {
+    let owner = |party: Option<&WorkloadLabels>| {
         let owner = party.map(|party| party.workload.to_string());
         owner.filter(|owner| !owner.is_empty())
     };
     let error = connection.error.map(truncate_text);
-    let is_refused = kind == Event::Refused;
+    let is_refused = kind == FlowEventKind::Refused;
     Flow {
-        connection: connection.number,
+        connection: connection.connection_id,
         source: Peer {
             workload: text(log.src_workload.as_ref()),
             owner: owner(labels.source.as_deref()),
@@ -137,7 +140,7 @@ pub(crate) fn connection_flow(
         bytes_to_server: to_server,
         bytes_to_client: to_client,
         duration_ms: milliseconds(connection.duration),
-        ..flow_now(kind, reporter(origin, reporter_kind))
+        ..new_flow(kind, reporter(origin, reporter_kind))
     }
 }
 
@@ -171,7 +174,10 @@ pub fn report_denied(
         },
         error: Some(truncate_text(error)),
         connection: flows.next_connection_id(),
-        ..flow_now(Event::Failed, reporter(flows.proxy_identity(), kind))
+        ..new_flow(
+            FlowEventKind::Failed,
+            reporter(flows.proxy_identity(), kind),
+        )
     });
 }
 

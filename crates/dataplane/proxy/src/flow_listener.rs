@@ -31,13 +31,13 @@ const HANDSHAKE_LIMITS: HandshakeLimits = HandshakeLimits {
     queue: 1,
 };
 
-/// Identities of both sides of a flow event connection.
+/// Identities of the server and the only accepted client on the flow event port.
 #[derive(Clone, Debug)]
 pub struct FlowAccess {
-    /// Identity of the proxy.
-    pub own: Identity,
+    /// Identity whose certificate the proxy presents as server.
+    pub proxy_identity: Identity,
     /// Identity of the control plane, the only client that is accepted.
-    pub reader: Identity,
+    pub reader_identity: Identity,
 }
 
 /// Responds to a request of the control plane on the port of flow events.
@@ -51,7 +51,7 @@ pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
     }
 }
 
-/// Accepts connections of the control plane until the drain starts.
+/// Accepts connections of the control plane on the flow event port until the drain begins.
 pub(crate) fn start(
     listener: TcpListener,
     access: FlowAccess,
@@ -70,7 +70,7 @@ pub(crate) fn start(
         }
     };
     // Refusals are logged, and there is nothing to count them by.
-    handshakes::admit(
+    handshakes::accept_with_handshake(
         "flow events",
         listener,
         HANDSHAKE_LIMITS,
@@ -102,7 +102,7 @@ struct ReaderAuthenticator {
 
 impl ReaderAuthenticator {
     async fn authenticate(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ReaderRefusal> {
-        let own = self.certificates.get(&self.access.own).await;
+        let own = self.certificates.get(&self.access.proxy_identity).await;
         let own = own.map_err(ReaderRefusal::Certificate)?;
         let config = own.server_config().map_err(ReaderRefusal::Config)?;
         let mut config = ServerConfig::clone(&config);
@@ -111,7 +111,7 @@ impl ReaderAuthenticator {
         let stream = accept.await.map_err(ReaderRefusal::Handshake)?;
         let chain = stream.get_ref().1.peer_certificates();
         let peer = ambit_tls::peer_identity(chain.unwrap_or_default());
-        match peer.as_ref() == Some(&self.access.reader) {
+        match peer.as_ref() == Some(&self.access.reader_identity) {
             true => Ok(stream),
             false => Err(ReaderRefusal::UnexpectedIdentity(peer)),
         }
@@ -136,7 +136,7 @@ mod tests {
         Identity::new("td", "istio-system", account)
     }
 
-    /// Starts the port of flow events with certificates of `pki`.
+    /// Starts the flow event port with certificates of the test CA `pki`.
     async fn serve(pki: Arc<Pki>) -> (SocketAddr, ambit_rt::Drain) {
         let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "test").await;
         let listener = listener.unwrap();
@@ -144,8 +144,8 @@ mod tests {
         let ca = FakeCa::new(pki, Duration::from_secs(3600));
         let certificates = Certificates::start(Arc::new(ca), CertificatesOptions::default());
         let access = FlowAccess {
-            own: identity("ztunnel"),
-            reader: identity("ambit-control"),
+            proxy_identity: identity("ztunnel"),
+            reader_identity: identity("ambit-control"),
         };
         let (drain, watcher) = drain::channel();
         let listener = start(listener, access, certificates, watcher.clone());
@@ -181,9 +181,9 @@ mod tests {
 
     /// Client certificate resolver that presents no certificate.
     #[derive(Debug)]
-    struct Nobody;
+    struct NoClientCertificate;
 
-    impl rustls::client::ResolvesClientCert for Nobody {
+    impl rustls::client::ResolvesClientCert for NoClientCertificate {
         fn resolve(
             &self,
             _: &[&[u8]],
@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// Builds the TLS configuration of a client that expects a server with the identity `expected`.
-    fn client(certificate: &WorkloadCert, expected: &Identity) -> ClientConfig {
+    fn client_tls_config(certificate: &WorkloadCert, expected: &Identity) -> ClientConfig {
         let config = certificate.client_config(std::slice::from_ref(expected));
         let mut config = ClientConfig::clone(&config.unwrap());
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -211,19 +211,19 @@ mod tests {
         let (address, _drain) = serve(pki.clone()).await;
         let own = identity("ztunnel");
         let reader = identity("ambit-control");
-        let read = status(address, client(&pki.cert(&reader), &own)).await;
+        let read = status(address, client_tls_config(&pki.cert(&reader), &own)).await;
         assert_eq!(read, "HTTP/1.1 200 OK");
 
         let elsewhere = Identity::new("td", "shop", "ambit-control");
         let foreign = Identity::new("other", "istio-system", "ambit-control");
         for stranger in [own.clone(), identity("istiod"), elsewhere, foreign] {
-            let refused = status(address, client(&pki.cert(&stranger), &own)).await;
+            let refused = status(address, client_tls_config(&pki.cert(&stranger), &own)).await;
             assert_eq!(refused, "", "{stranger}");
         }
         let other_mesh = Pki::new();
-        let refused = status(address, client(&other_mesh.cert(&reader), &own)).await;
+        let refused = status(address, client_tls_config(&other_mesh.cert(&reader), &own)).await;
         assert_eq!(refused, "", "another authority");
-        let refused = status(address, client(&pki.expired_cert(&reader), &own)).await;
+        let refused = status(address, client_tls_config(&pki.expired_cert(&reader), &own)).await;
         assert_eq!(refused, "", "expired");
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let pki = Arc::new(Pki::new());
         let (address, _drain) = serve(pki.clone()).await;
         let certificate = pki.cert(&identity("ambit-control"));
-        let other = status(address, client(&certificate, &identity("other"))).await;
+        let other = status(address, client_tls_config(&certificate, &identity("other"))).await;
         assert_eq!(other, "");
     }
 
@@ -240,8 +240,9 @@ mod tests {
     async fn clients_without_certificate_or_tls_get_nothing() {
         let pki = Arc::new(Pki::new());
         let (address, _drain) = serve(pki.clone()).await;
-        let mut anonymous = client(&pki.cert(&identity("ambit-control")), &identity("ztunnel"));
-        anonymous.client_auth_cert_resolver = Arc::new(Nobody);
+        let mut anonymous =
+            client_tls_config(&pki.cert(&identity("ambit-control")), &identity("ztunnel"));
+        anonymous.client_auth_cert_resolver = Arc::new(NoClientCertificate);
         assert_eq!(status(address, anonymous).await, "");
 
         let mut plain = TcpStream::connect(address).await.unwrap();

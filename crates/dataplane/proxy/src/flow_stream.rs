@@ -8,11 +8,11 @@ use ambit_telemetry::{FlowReader, Flows, ReaderKind};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{sync::mpsc, time::timeout};
 
-/// Interval of the empty lines that are sent while there are no events, by which a disconnected reader is noticed.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Timeout for a reader to accept a chunk.
+/// Interval of heartbeats (empty lines) on a stream without events, by which the server notices a disconnected reader.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(10);
+/// Timeout for sending one chunk of events to a slow reader.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum chunks of the stream that are in flight to the reader.
+/// Maximum chunks of events that are queued for a reader.
 const MAX_QUEUED_CHUNKS: usize = 2;
 
 /// Responds to a request for the stream of flow events.
@@ -29,11 +29,11 @@ pub(crate) fn respond(flows: &Arc<Flows>, kind: ReaderKind, request: &Request) -
         return text(503, "too many readers of flow events: close another one\n");
     };
     let (sender, chunks) = mpsc::channel(MAX_QUEUED_CHUNKS);
-    ambit_rt::spawn("reader of flow events", write(reader, sender));
+    ambit_rt::spawn("reader of flow events", write_chunks(reader, sender));
     stream(200, "application/x-ndjson", chunks)
 }
 
-async fn write(mut reader: FlowReader, chunks: mpsc::Sender<Bytes>) {
+async fn write_chunks(mut reader: FlowReader, chunks: mpsc::Sender<Bytes>) {
     // Says that the reading has begun.
     let mut chunk = Bytes::from_static(b"\n");
     loop {
@@ -41,18 +41,18 @@ async fn write(mut reader: FlowReader, chunks: mpsc::Sender<Bytes>) {
             return;
         }
         let next = tokio::select! {
-            next = timeout(HEARTBEAT, reader.next()) => next,
+            next = timeout(HEARTBEAT_INTERVAL, reader.next()) => next,
             () = chunks.closed() => return,
         };
         chunk = match next {
-            Ok(Some(items)) => lines(&items),
+            Ok(Some(items)) => encode_lines(&items),
             Ok(None) => return,
             Err(_) => Bytes::from_static(b"\n"),
         };
     }
 }
 
-fn lines(items: &[StreamItem]) -> Bytes {
+fn encode_lines(items: &[StreamItem]) -> Bytes {
     let mut lines = BytesMut::new().writer();
     for item in items {
         // Cannot fail: the keys are texts, and memory takes all.

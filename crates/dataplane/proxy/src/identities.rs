@@ -1,4 +1,4 @@
-//! Identities that a proxy needs certificates for, and the CA or SPIFFE agent that issues them.
+//! Certificates of the identities that a proxy needs, from the CA or a SPIFFE agent.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use tokio::time::sleep;
 
 use crate::{
-    control_plane::{Upstream, token},
+    control_plane::{ControlPlaneService, token_source},
     state::{IdentityEvent, SharedState, follow_identities},
     warm_start::WarmCertificates,
 };
@@ -38,13 +38,13 @@ pub struct CertificateSettings {
     /// SPIFFE agent that issues the certificates; without one, the CA does.
     pub spiffe: Option<SpiffeAgent>,
     /// Address of the CA.
-    pub ca: Upstream,
+    pub ca: ControlPlaneService,
     /// Path of the service account token that authenticates the proxy to the CA, or the token itself.
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
-    /// Identity of the token's own service account, if the proxy fetches a certificate for it, too.
-    pub own: Option<Identity>,
+    /// Identity of the token's service account, if the proxy also needs a certificate for itself.
+    pub proxy_identity: Option<Identity>,
     /// Requested lifetime of certificates.
     pub ttl: Duration,
     /// Path of the certificate revocation lists.
@@ -107,7 +107,7 @@ fn csr_client(
         .ca
         .channel(tls.clone())
         .context("CA_ADDRESS is empty: without a certificate authority no tunnel can be made")?;
-    let token = token(settings.auth_token.as_deref());
+    let token = token_source(settings.auth_token.as_deref());
     let headers = CallMetadata::from_env(env, "CA_HEADER_", token, &settings.cluster_id)?;
     let client = CsrClient::new(
         create_channel(&upstream).context("CA_ADDRESS")?,
@@ -115,7 +115,7 @@ fn csr_client(
         tls,
         CsrClientOptions {
             ttl: settings.ttl,
-            own_identity: settings.own.clone(),
+            own_identity: settings.proxy_identity.clone(),
             ..CsrClientOptions::default()
         },
     );
@@ -137,15 +137,15 @@ pub async fn prefetch_certificates(
         IdentityEvent::Gone(identity) => {
             certificates.forget(&identity);
             if let Some(cache) = &cache {
-                cache.forget(&identity);
+                cache.remove_certificate(&identity);
             }
         }
     })
     .await;
 }
 
-/// Waits until the CA has issued or rejected the certificates of `identities`. Connection errors to the CA keep it
-/// waiting, since the old proxy has certificates; rejections by the CA end the wait, since they may be permanent.
+/// Waits until the CA has issued or rejected a certificate for each of `identities`. The wait goes on while the CA is
+/// unreachable, since the previous proxy process still serves. A rejection ends the wait, since it may be permanent.
 pub async fn wait_for_certificates(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {
@@ -172,7 +172,7 @@ pub async fn wait_for_certificates(certificates: &Certificates, identities: &[Id
 
 #[cfg(test)]
 mod tests {
-    use ambit_testkit::{FakeCa, Pki, until};
+    use ambit_testkit::{FakeCa, Pki, wait_until};
 
     use super::*;
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     /// Waits for a future for at most `seconds`, and returns whether it completed.
-    async fn within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
+    async fn completes_within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
         let limit = Duration::from_secs(seconds);
         tokio::time::timeout(limit, waiting).await.is_ok()
     }
@@ -200,9 +200,9 @@ mod tests {
         let both = [web.clone(), db.clone()];
         let waiting = wait_for_certificates(&certificates, &both);
         tokio::pin!(waiting);
-        assert!(!within(300, &mut waiting).await);
+        assert!(!completes_within(300, &mut waiting).await);
         ca.recover();
-        assert!(within(200, &mut waiting).await);
+        assert!(completes_within(200, &mut waiting).await);
         for identity in [&web, &db] {
             assert!(certificates.peek(identity).is_some());
         }
@@ -212,12 +212,12 @@ mod tests {
     async fn one_identity_that_the_ca_refuses_does_not_hold_up_the_others() {
         let (ca, certificates, [web, db]) = start();
         certificates.prefetch(&web);
-        until("the one", || certificates.peek(&web).is_some()).await;
+        wait_until("the one", || certificates.peek(&web).is_some()).await;
         ca.refuse_fetches(1_000);
         certificates.prefetch(&db);
         let both = [web.clone(), db.clone()];
-        assert!(!within(9, wait_for_certificates(&certificates, &both)).await);
-        assert!(within(11, wait_for_certificates(&certificates, &both)).await);
+        assert!(!completes_within(9, wait_for_certificates(&certificates, &both)).await);
+        assert!(completes_within(11, wait_for_certificates(&certificates, &both)).await);
         assert!(certificates.peek(&db).is_none());
     }
 }

@@ -31,18 +31,18 @@ impl Default for SetupLimits {
 /// Limit of connections in setup that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupLimitReached {
-    /// Limit of [`SetupLimits::source`] reached.
+    /// The limit per source address, [`SetupLimits::source`], is reached.
     #[error(
         "{0} connections from this address are being set up already: see AMBIT_MAX_SETUPS_PER_SOURCE"
     )]
     Source(usize),
-    /// Limit of [`SetupLimits::pod`] reached.
+    /// The limit per pod, [`SetupLimits::pod`], is reached.
     #[error("{0} connections to the pod are being set up already: see AMBIT_MAX_SETUPS_PER_POD")]
     Pod(usize),
 }
 
 impl SetupLimitReached {
-    /// Returns the limit's name in metrics.
+    /// Returns the value of the metric label `limit`.
     pub fn limit(self) -> &'static str {
         match self {
             Self::Source(_) => "source",
@@ -64,7 +64,7 @@ pub struct SetupCounters {
     limits: SetupLimits,
 }
 
-/// Permit for one connection in setup, released on drop.
+/// Permit for one connection in setup, which counts against the limits until it is dropped.
 #[derive(Debug)]
 pub struct SetupPermit {
     counts: Arc<Mutex<Counts>>,
@@ -72,7 +72,7 @@ pub struct SetupPermit {
 }
 
 impl SetupCounters {
-    /// Creates the counters with no connection in setup.
+    /// Creates counters with the value zero.
     pub fn new(limits: SetupLimits) -> Self {
         Self {
             counts: Arc::default(),

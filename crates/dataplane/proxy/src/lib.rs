@@ -42,7 +42,7 @@ pub mod tunnel_server;
 pub mod warm_start;
 pub mod workers;
 
-pub use ambit_route::Bypass;
+pub use ambit_route::WaypointBypass;
 pub use connection::{ConnectionSetup, EstablishedConnection, RelayTransport};
 pub use connection_table::{ConnectionDetails, ConnectionPath, ConnectionTable, TerminationReason};
 pub use dial::Dialer;

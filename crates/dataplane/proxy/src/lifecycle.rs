@@ -8,15 +8,15 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::connection_table::{ConnectionTable, TerminationReason};
 
-/// Length of a drain without a limit: the drain needs a deadline, and a century is never reached.
+/// Duration of a drain without a limit: a century, since the drain requires a deadline.
 const UNLIMITED_DRAIN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Open connections of one proxy instance, and its shutdown.
+/// Lifecycle of one proxy instance: its open connections, and its shutdown.
 #[derive(Debug)]
 pub struct Lifecycle {
     connections: ConnectionTable,
     drain: Drain,
-    /// Sender that is dropped with the instance, for tasks that must not keep it alive.
+    /// Sender whose drop tells background tasks that the instance has ended, without keeping the instance alive.
     alive: watch::Sender<()>,
 }
 
@@ -47,8 +47,8 @@ impl Lifecycle {
         async move { while alive.changed().await.is_ok() {} }
     }
 
-    /// Stops accepting connections and drains: open connections continue until they end, or are terminated after
-    /// `limit`.
+    /// Stops accepting connections and drains the open ones. Connections that are still open after `limit` are
+    /// terminated.
     pub async fn drain_connections(&self, limit: Option<Duration>) {
         let deadline = Instant::now() + limit.unwrap_or(UNLIMITED_DRAIN);
         self.drain.start(DrainMode::Graceful { deadline });
@@ -63,7 +63,7 @@ impl Lifecycle {
     }
 
     /// Terminates all connections immediately.
-    pub fn stop_now(&self) {
+    pub fn terminate_connections(&self) {
         self.drain.start(DrainMode::Immediate);
         self.connections.terminate_all(TerminationReason::Drain);
     }

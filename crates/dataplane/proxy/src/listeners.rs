@@ -14,7 +14,7 @@ use ambit_rt::{DrainWatcher, OpenWork};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Pause after a failed accept, usually for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(20);
 
 /// Accepted connection with its client's address.
 #[derive(Debug)]
@@ -24,26 +24,30 @@ pub struct AcceptedConnection {
     /// Address of the client, in canonical form (IPv4-mapped addresses as IPv4).
     pub peer: SocketAddr,
     /// Guard that keeps the drain waiting for this connection.
-    pub open: OpenWork,
+    pub drain_guard: OpenWork,
 }
 
-/// Listeners polled by one task: with a task for each listener, the idle pods of a node would take half as much proxy
-/// memory again. `P` identifies the listener.
+/// Listeners of one proxy instance, polled by a single task: one task for each listener would increase a node proxy's
+/// memory for idle pods by half. `P` identifies the listener.
 #[derive(Debug)]
 pub struct Listeners<P> {
-    all: Vec<(TcpListener, P)>,
+    listeners: Vec<(TcpListener, P)>,
     /// Index of the listener that is polled first, rotating for fairness.
-    first: usize,
+    first_polled: usize,
 }
 
 impl<P: Clone> Listeners<P> {
     /// Creates a set of listeners.
     pub fn new(all: Vec<(TcpListener, P)>) -> Self {
-        Self { all, first: 0 }
+        Self {
+            listeners: all,
+            first_polled: 0,
+        }
     }
 
-    /// Accepts connections and passes them to `handle` while the gate is open, until the drain begins; then, if
-    /// `empties_queues`, also the queued connections, which would otherwise be rejected. `name` is for logs.
+    /// Accepts connections and passes them to `handle`, until the drain begins; pauses while the gate is closed. If
+    /// `empties_queues` is set, queued connections are still accepted when the drain begins, since they would be reset
+    /// otherwise. `name` is for logs.
     pub async fn accept(
         &mut self,
         name: &PodName,
@@ -62,7 +66,7 @@ impl<P: Clone> Listeners<P> {
             } else {
                 tokio::select! {
                     biased;
-                    _mode = drain.started() => {
+                    _mode = drain.wait_until_started() => {
                         if !empties_queues() {
                             return;
                         }
@@ -76,15 +80,15 @@ impl<P: Clone> Listeners<P> {
                 Ok((stream, peer)) => {
                     let accepted = AcceptedConnection {
                         stream,
-                        peer: ambit_model::canonical_socket(peer),
-                        open: drain.open_work(),
+                        peer: ambit_model::canonical_socket_address(peer),
+                        drain_guard: drain.open_work(),
                     };
                     handle(accepted, port);
                 }
                 Err(_) if last => return,
                 Err(error) => {
                     tracing::warn!(pod = %name, %error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_ERROR_PAUSE).await;
                 }
             }
         }
@@ -94,11 +98,13 @@ impl<P: Clone> Listeners<P> {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<(io::Result<(TcpStream, SocketAddr)>, P)> {
-        let (before, from) = self.all.split_at(self.first.min(self.all.len()));
+        let (before, from) = self
+            .listeners
+            .split_at(self.first_polled.min(self.listeners.len()));
         for (after, (listener, port)) in from.iter().chain(before).enumerate() {
             if let Poll::Ready(accepted) = listener.poll_accept(context) {
                 let port = port.clone();
-                self.first = (self.first + after + 1) % self.all.len();
+                self.first_polled = (self.first_polled + after + 1) % self.listeners.len();
                 return Poll::Ready((accepted, port));
             }
         }

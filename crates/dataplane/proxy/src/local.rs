@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use ambit_codec::Baggage;
 use ambit_model::{PodName, Workload};
-use ambit_telemetry::Party;
+use ambit_telemetry::WorkloadLabels;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -17,21 +17,21 @@ pub struct LocalPod {
     /// Record of the workload.
     pub workload: Arc<Workload>,
     /// Metric labels of the workload.
-    pub party: Arc<Party>,
-    /// Baggage header of the workload's tunnels.
+    pub metric_labels: Arc<WorkloadLabels>,
+    /// Value of the baggage header in the workload's CONNECT requests.
     pub baggage: Option<HeaderValue>,
     /// Whether the control plane published the record along with the policies that select the pod; if not, the record
     /// is derived from the pod's enrolment.
-    pub is_known: bool,
+    pub is_published: bool,
 }
 
 impl LocalPod {
     fn new(workload: Workload, is_known: bool) -> Self {
         Self {
-            party: Arc::new(Party::destination(&workload)),
+            metric_labels: Arc::new(WorkloadLabels::destination(&workload)),
             baggage: HeaderValue::from_str(&Baggage::from_workload(&workload).encode()).ok(),
             workload: Arc::new(workload),
-            is_known,
+            is_published: is_known,
         }
     }
 }
@@ -40,7 +40,7 @@ impl LocalPod {
 struct CachedPod {
     changes: watch::Receiver<u64>,
     addresses: Vec<IpAddr>,
-    local: Option<Arc<LocalPod>>,
+    pod: Option<Arc<LocalPod>>,
 }
 
 /// Cache of one instance's [`LocalPod`], shared by all its workers. Its lock is held to read the cache, and to fill it
@@ -58,7 +58,7 @@ impl LocalWorkload {
         let cache = CachedPod {
             changes: state.watch_pod(&name),
             addresses,
-            local: None,
+            pod: None,
         };
         Self {
             state,
@@ -77,8 +77,8 @@ impl LocalWorkload {
         &self.state
     }
 
-    /// Returns a receiver that is notified of changes of the record, and of the policies that apply to it, since this
-    /// value was created.
+    /// Returns a receiver that is notified when the pod's record, or a policy that applies to the pod, has changed
+    /// since this value was created.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.cache.lock().changes.clone()
     }
@@ -87,7 +87,7 @@ impl LocalWorkload {
     pub fn update_addresses(&self, addresses: Vec<IpAddr>) {
         let mut cache = self.cache.lock();
         cache.addresses = addresses;
-        cache.local = None;
+        cache.pod = None;
     }
 
     /// Whether the pod's enrolment names this address.
@@ -98,13 +98,13 @@ impl LocalWorkload {
 
     /// Returns the current workload: the control plane's record, or one derived from the enrolment; if that named no
     /// addresses, the record has `peer_ip`, the address from which the pod itself connects.
-    pub fn current(&self, peer_ip: Option<IpAddr>) -> Arc<LocalPod> {
+    pub fn current_pod(&self, peer_ip: Option<IpAddr>) -> Arc<LocalPod> {
         let mut cache = self.cache.lock();
         if cache.changes.has_changed().unwrap_or(false) {
             cache.changes.mark_unchanged();
-            cache.local = None;
+            cache.pod = None;
         }
-        if let Some(local) = &cache.local {
+        if let Some(local) = &cache.pod {
             return local.clone();
         }
         let known = self.state.local_workload(&self.name);
@@ -117,24 +117,24 @@ impl LocalWorkload {
                 } else {
                     given.collect()
                 };
-                self.state.synthesize(&self.name, &addresses)
+                self.state.synthesize_workload(&self.name, &addresses)
             },
             Arc::unwrap_or_clone,
         );
         let local = Arc::new(LocalPod::new(workload, is_known));
-        cache.local = Some(local.clone());
+        cache.pod = Some(local.clone());
         local
     }
 
-    /// Returns the control plane's record, waiting for it for at most [`LOCAL_WORKLOAD_TIMEOUT`]: without it, no
-    /// connection to the workload is authorized.
-    pub async fn wait_until_known(&self) -> Option<Arc<LocalPod>> {
-        let local = self.current(None);
-        if local.is_known {
+    /// Waits until the control plane has published the pod's record, for at most [`LOCAL_WORKLOAD_TIMEOUT`], and
+    /// returns the pod data. Without the record, no connection to the workload is authorized.
+    pub async fn wait_until_published(&self) -> Option<Arc<LocalPod>> {
+        let local = self.current_pod(None);
+        if local.is_published {
             return Some(local);
         }
         let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
         self.state.wait_for_workload(&self.name, deadline).await?;
-        Some(self.current(None)).filter(|local| local.is_known)
+        Some(self.current_pod(None)).filter(|local| local.is_published)
     }
 }

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use crate::state::{InvalidPolicyMode, MeshUpdate, SharedState};
 
-/// Interval at which a watched file is checked.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which the local mesh file is checked for changes.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Content of a local mesh file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -37,7 +37,7 @@ pub struct LocalMesh {
     pub policies: Vec<Authorization>,
 }
 
-/// Test file whose policies have unknown fields.
+/// Local mesh file whose policies may have unknown fields.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LenientLocalMesh {
@@ -55,8 +55,12 @@ impl LocalMesh {
                 for policy in &mut mesh.policies {
                     if policy.has_empty_clause() {
                         let (key, scope, dry_run) = (policy.key(), policy.scope, policy.dry_run);
-                        *policy =
-                            substitute(key, scope, dry_run, "a clause without matches".into());
+                        *policy = fail_closed_substitute(
+                            key,
+                            scope,
+                            dry_run,
+                            "a clause without matches".into(),
+                        );
                     }
                 }
                 return Ok(mesh);
@@ -71,13 +75,13 @@ impl LocalMesh {
         Ok(Self {
             workloads: odd.workloads,
             services: odd.services,
-            policies: odd.policies.into_iter().map(policy).collect(),
+            policies: odd.policies.into_iter().map(parse_policy).collect(),
         })
     }
 }
 
-/// Parses a policy; returns the fail-closed substitute if it is not understood in full.
-fn policy(from: Value) -> Authorization {
+/// Parses a policy; returns a fail-closed substitute if the policy cannot be decoded in full.
+fn parse_policy(from: Value) -> Authorization {
     let text = |field: &str| match from.get(field) {
         None | Some(Value::Null) => ArcStr::new(),
         Some(Value::String(text)) => text.into(),
@@ -99,14 +103,19 @@ fn policy(from: Value) -> Authorization {
     let dry_run = from.get("dryRun").and_then(Value::as_bool) == Some(true);
     match Json::<Authorization>::deserialize(from) {
         Ok(Json(policy)) if policy.has_empty_clause() => {
-            substitute(key, scope, dry_run, "a clause without matches".into())
+            fail_closed_substitute(key, scope, dry_run, "a clause without matches".into())
         }
         Ok(Json(policy)) => policy,
-        Err(error) => substitute(key, scope, dry_run, error.to_string().into()),
+        Err(error) => fail_closed_substitute(key, scope, dry_run, error.to_string().into()),
     }
 }
 
-fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Authorization {
+fn fail_closed_substitute(
+    key: PolicyKey,
+    scope: Scope,
+    dry_run: bool,
+    why: ArcStr,
+) -> Authorization {
     tracing::error!(policy = %key, ?scope, dry_run, error = %why, "policy not understood");
     Authorization::substitute(key, scope, dry_run, why)
 }
@@ -119,7 +128,7 @@ pub enum LocalMeshError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         source: io::Error,
     },
@@ -183,17 +192,17 @@ pub fn read(path: &Path) -> Result<LocalMesh, LocalMeshError> {
 impl LocalMesh {
     /// Adds all records to the mesh state.
     pub fn apply_to(&self, state: &SharedState) {
-        self.replace(&Self::default(), state);
+        self.replace_previous(&Self::default(), state);
         state.mark_addresses_known();
         state.mark_policies_known();
     }
 
     /// Adds all records to the mesh state, and removes the ones that only `before` had.
-    pub fn replace(&self, before: &Self, state: &SharedState) {
+    pub fn replace_previous(&self, before: &Self, state: &SharedState) {
         let mut updates: Vec<MeshUpdate> = Vec::new();
         let in_force = |policy: &&Authorization| {
             policy.not_understood.is_none()
-                || state.config().not_understood == InvalidPolicyMode::Deny
+                || state.config().invalid_policies == InvalidPolicyMode::Deny
         };
         let policies = self.policies.iter().filter(in_force).cloned();
         updates.extend(policies.map(MeshUpdate::Policy));
@@ -209,8 +218,8 @@ impl LocalMesh {
                 .cloned()
                 .map(|one| MeshUpdate::Workload(Box::new(one))),
         );
-        let (addresses, policies) = self.names();
-        let (old_addresses, old_policies) = before.names();
+        let (addresses, policies) = self.record_names();
+        let (old_addresses, old_policies) = before.record_names();
         updates.extend(
             old_addresses
                 .difference(&addresses)
@@ -226,7 +235,7 @@ impl LocalMesh {
         state.apply(&mut updates);
     }
 
-    fn names(&self) -> (BTreeSet<ArcStr>, BTreeSet<ArcStr>) {
+    fn record_names(&self) -> (BTreeSet<ArcStr>, BTreeSet<ArcStr>) {
         let workloads = self.workloads.iter().map(|workload| workload.uid.clone());
         let services = self
             .services
@@ -244,7 +253,7 @@ impl LocalMesh {
 /// applied at the start.
 pub async fn watch_mesh_file(path: PathBuf, mut current: LocalMesh, state: SharedState) {
     let mut seen = modification_stamp(&path);
-    let mut look = tokio::time::interval(CHECK_INTERVAL);
+    let mut look = tokio::time::interval(FILE_CHECK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
@@ -255,7 +264,7 @@ pub async fn watch_mesh_file(path: PathBuf, mut current: LocalMesh, state: Share
         seen = now;
         match read(&path) {
             Ok(mesh) => {
-                mesh.replace(&current, &state);
+                mesh.replace_previous(&current, &state);
                 current = mesh;
                 tracing::info!(path = %path.display(), "local mesh reloaded");
             }
@@ -301,7 +310,7 @@ policies:
 
     #[test]
     fn policy_not_understood_denies_its_scope_until_it_is_corrected() {
-        const GOOD: &str = "policies: [{namespace: n, name: p, scope: Namespace, rules: [[[{notDestinationPorts: [1]}]]]}]";
+        const VALID_POLICY: &str = "policies: [{namespace: n, name: p, scope: Namespace, rules: [[[{notDestinationPorts: [1]}]]]}]";
         let odd = |policy: &str| parse(&format!("policies: [{policy}]")).unwrap();
         for (policy, scope) in [
             (
@@ -328,25 +337,25 @@ policies:
         assert!(dry.policies[0].dry_run);
 
         let odd = odd("{namespace: n, name: p, scope: Namespace, colour: red}");
-        let good = parse(GOOD).unwrap();
+        let good = parse(VALID_POLICY).unwrap();
         let now = |state: &SharedState| state.policies().by_name("n/p").cloned();
         let state = SharedState::new(StateConfig::default());
         good.apply_to(&state);
-        odd.replace(&good, &state);
+        odd.replace_previous(&good, &state);
         assert_eq!(state.policies().invalid_policies(), 1);
-        good.replace(&odd, &state);
+        good.replace_previous(&odd, &state);
         assert_eq!(*now(&state).unwrap(), good.policies[0]);
-        LocalMesh::default().replace(&good, &state);
+        LocalMesh::default().replace_previous(&good, &state);
         assert_eq!(now(&state), None);
 
         let state = SharedState::new(StateConfig {
-            not_understood: InvalidPolicyMode::KeepLastGood,
+            invalid_policies: InvalidPolicyMode::KeepLastGood,
             ..StateConfig::default()
         });
         good.apply_to(&state);
-        odd.replace(&good, &state);
+        odd.replace_previous(&good, &state);
         assert_eq!(*now(&state).unwrap(), good.policies[0]);
-        LocalMesh::default().replace(&odd, &state);
+        LocalMesh::default().replace_previous(&odd, &state);
         assert_eq!(now(&state), None);
     }
 
@@ -386,7 +395,7 @@ policies:
         first.apply_to(&state);
         parse("workloads: [{uid: b, name: changed}]")
             .unwrap()
-            .replace(&first, &state);
+            .replace_previous(&first, &state);
         let table = state.table();
         let uids: Vec<_> = table
             .workloads()
@@ -411,7 +420,7 @@ policies:
         tokio::task::yield_now().await;
 
         fs::write(&path, "workloads: [{uid: a, colour: red}]").unwrap();
-        tokio::time::advance(CHECK_INTERVAL * 2).await;
+        tokio::time::advance(FILE_CHECK_INTERVAL * 2).await;
         tokio::task::yield_now().await;
         assert!(state.table().workload("a").is_some());
 

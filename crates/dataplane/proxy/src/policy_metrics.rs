@@ -10,7 +10,7 @@ use prometheus_client::{
 
 use crate::state::SharedState;
 
-/// Collector that reads the policies for each scrape.
+/// Prometheus collector that counts the policies in the mesh state at each scrape.
 #[derive(Debug)]
 pub struct PolicyCollector(pub SharedState);
 

@@ -13,7 +13,7 @@ use std::{pin::pin, time::Duration};
 
 use ambit_authz::{Connection as Peer, DecisionReason};
 use ambit_model::{PodName, Workload};
-use ambit_route::Bypass;
+use ambit_route::WaypointBypass;
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -27,44 +27,45 @@ const UNKNOWN_RULES_GRACE: Duration = Duration::from_secs(30);
 
 /// Re-checks the connections to one instance at every relevant change.
 #[derive(Debug)]
-pub struct Recheck {
+pub struct ConnectionRecheck {
     changes: watch::Receiver<u64>,
     state: SharedState,
     name: PodName,
     connections: ConnectionTable,
-    graces: GracePeriods,
+    grace_periods: GracePeriods,
 }
 
-impl Recheck {
-    /// Starts to re-check the connections of `local` at every change.
+impl ConnectionRecheck {
+    /// Creates the re-check of the inbound connections of `local`.
     pub fn new(local: &LocalWorkload, connections: &ConnectionTable, graces: GracePeriods) -> Self {
         Self {
             changes: local.changes(),
             state: local.state().clone(),
             name: local.name().clone(),
             connections: connections.clone(),
-            graces,
+            grace_periods: graces,
         }
     }
 
-    /// Runs until the instance is `gone`, without keeping it alive.
+    /// Re-checks connections at every change until `gone` completes, when the instance has ended. The task does not
+    /// keep the instance alive.
     pub async fn run(mut self, gone: impl Future<Output = ()>) {
         let mut gone = pin!(gone);
         loop {
             tokio::select! {
                 () = &mut gone => return,
                 changed = self.changes.changed() => if changed.is_err() { return },
-                () = ambit_rt::sleep_until(self.graces.deadline()) => {}
+                () = ambit_rt::sleep_until(self.grace_periods.deadline()) => {}
             }
             let Some(workload) = self.state.local_workload(&self.name) else {
                 // The record is gone: new connections are refused; allowed ones stay until they end.
-                self.graces.suspend();
+                self.grace_periods.suspend();
                 continue;
             };
             let state = &self.state;
             let judge = |peer: &Peer, course| denial_reason(state, &workload, peer, course);
             let cut = self
-                .graces
+                .grace_periods
                 .recheck(&self.connections, Instant::now(), judge);
             if cut > 0 {
                 tracing::info!(
@@ -79,12 +80,12 @@ impl Recheck {
 /// Reason why an open connection would be denied if it were opened now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {
-    /// Denied by a layer 4 policy.
+    /// A layer 4 policy denies the connection.
     Policy,
     /// The pod's record names an unknown policy.
     MissingPolicy,
     /// The connection bypasses the pod's waypoint; the field is whether layer 7 rules could apply to it.
-    Bypass(Bypass),
+    Bypass(WaypointBypass),
 }
 
 /// Returns the reason why a connection to `workload` would be denied if it were opened now, if any.
@@ -104,7 +105,9 @@ pub fn denial_reason(
         _ => return Some(DenialReason::Policy),
     }
     match course {
-        ConnectionPath::Direct => state.bypass(workload, peer).map(DenialReason::Bypass),
+        ConnectionPath::Direct => state
+            .waypoint_bypass(workload, peer)
+            .map(DenialReason::Bypass),
         ConnectionPath::ThroughWaypoint => None,
     }
 }
@@ -134,8 +137,8 @@ impl GracePeriods {
 
     /// Suspends all deadlines until the next [`Self::recheck`], since no decision is possible until then.
     pub fn suspend(&mut self) {
-        self.missing_policy.until = None;
-        self.waypoint.grace.until = None;
+        self.missing_policy.ends_at = None;
+        self.waypoint.grace.ends_at = None;
     }
 
     /// Authorizes all open connections again and terminates those that are denied and have no grace period left.
@@ -155,7 +158,7 @@ impl GracePeriods {
                     missing_policy.allows_for_now(),
                     TerminationReason::MissingPolicy,
                 ),
-                DenialReason::Bypass(Bypass::RuleMayApply) => {
+                DenialReason::Bypass(WaypointBypass::RuleMayApply) => {
                     (false, TerminationReason::WaypointRuleMayApply)
                 }
                 DenialReason::Bypass(bypass) => (
@@ -172,7 +175,7 @@ impl GracePeriods {
 #[derive(Debug)]
 pub struct WaypointGracePeriod {
     grace: GracePeriod,
-    limits_all: bool,
+    limits_all_bypasses: bool,
 }
 
 impl WaypointGracePeriod {
@@ -181,7 +184,7 @@ impl WaypointGracePeriod {
     pub fn new(limit: Option<Duration>) -> Self {
         Self {
             grace: GracePeriod::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
-            limits_all: limit.is_some(),
+            limits_all_bypasses: limit.is_some(),
         }
     }
 
@@ -193,89 +196,93 @@ impl WaypointGracePeriod {
     /// Starts a check of all connections of the pod.
     pub fn begin_check(&mut self, now: Instant) -> WaypointGraceCheck<'_> {
         WaypointGraceCheck {
-            look: self.grace.begin_check(now),
-            limits_all: self.limits_all,
+            grace_check: self.grace.begin_check(now),
+            limits_all_bypasses: self.limits_all_bypasses,
         }
     }
 }
 
-/// Grace periods that one check of all connections uses, see [`GraceCheck`].
+/// Check of all connections of the pod against the grace period of a new waypoint; see [`GraceCheck`].
 #[derive(Debug)]
 pub struct WaypointGraceCheck<'a> {
-    look: GraceCheck<'a>,
-    limits_all: bool,
+    grace_check: GraceCheck<'a>,
+    limits_all_bypasses: bool,
 }
 
 impl WaypointGraceCheck<'_> {
     /// Whether a connection with this bypass may continue until it ends.
-    pub fn allows_until_end(&self, bypass: Bypass) -> bool {
-        bypass == Bypass::NoRuleApplies && !self.limits_all
+    pub fn allows_until_end(&self, bypass: WaypointBypass) -> bool {
+        bypass == WaypointBypass::NoRuleApplies && !self.limits_all_bypasses
     }
 
     /// Whether a connection with this bypass may continue until its grace period ends.
-    pub fn allows_for_now(&mut self, bypass: Bypass) -> bool {
+    pub fn allows_for_now(&mut self, bypass: WaypointBypass) -> bool {
         self.allows_until_end(bypass)
-            || bypass != Bypass::RuleMayApply && self.look.allows_for_now()
+            || bypass != WaypointBypass::RuleMayApply && self.grace_check.allows_for_now()
     }
 }
 
-/// Grace period shared by connections with the same reason to be closed.
+/// Grace period that all connections with the same denial reason share.
 #[derive(Debug)]
 pub struct GracePeriod {
     length: Duration,
     /// Time at which the connections are terminated; `None` without such connections.
-    until: Option<Instant>,
+    ends_at: Option<Instant>,
 }
 
 impl GracePeriod {
-    /// Creates a grace period that begins when the first such connection is found.
+    /// Creates a grace period of `length`, which begins when a check first spares a connection.
     pub fn new(length: Duration) -> Self {
         Self {
             length,
-            until: None,
+            ends_at: None,
         }
     }
 
     /// Returns the time by which the connections must be checked again.
     pub fn deadline(&self) -> Option<Instant> {
-        self.until
+        self.ends_at
     }
 
     /// Starts a check of all connections of the pod.
     pub fn begin_check(&mut self, now: Instant) -> GraceCheck<'_> {
         GraceCheck {
-            in_time: self.until.is_none_or(|until| now < until) && !self.length.is_zero(),
+            has_time_left: self.ends_at.is_none_or(|until| now < until) && !self.length.is_zero(),
             grace: self,
             now,
-            waits: false,
+            has_spared_connection: false,
         }
     }
 }
 
-/// Check of all connections of the pod. The grace period is reset at its end, unless a connection was spared.
+/// Check of all connections of the pod against one grace period. When the check is dropped without a spared connection,
+/// the grace period is reset.
 #[derive(Debug)]
 pub struct GraceCheck<'a> {
     grace: &'a mut GracePeriod,
     now: Instant,
-    in_time: bool,
-    waits: bool,
+    has_time_left: bool,
+    has_spared_connection: bool,
 }
 
 impl GraceCheck<'_> {
-    /// Whether a connection with this reason to be terminated may continue for now.
+    /// Whether a denied connection may continue, since the grace period has not ended.
     pub fn allows_for_now(&mut self) -> bool {
-        self.waits |= self.in_time;
-        self.in_time
+        self.has_spared_connection |= self.has_time_left;
+        self.has_time_left
     }
 }
 
 impl Drop for GraceCheck<'_> {
     fn drop(&mut self) {
-        let GracePeriod { length, until } = &mut *self.grace;
+        let GracePeriod {
+            length,
+            ends_at: until,
+        } = &mut *self.grace;
         // A date that cannot be reckoned is never.
         *until = match *until {
-            Some(until) if self.waits => Some(until),
-            _ if self.waits => self.now.checked_add(*length),
+            Some(until) if self.has_spared_connection => Some(until),
+            _ if self.has_spared_connection => self.now.checked_add(*length),
             _ => None,
         };
     }
@@ -306,10 +313,10 @@ mod tests {
             source_ip: [10, 0, 0, 1].into(),
             destination: ([10, 0, 0, 2], port).into(),
         };
-        list.inbound(shown, peer)
+        list.add_inbound(shown, peer)
     }
 
-    async fn why_cut(tracked: &mut TrackedConnection) -> TerminationReason {
+    async fn termination_reason(tracked: &mut TrackedConnection) -> TerminationReason {
         tracked
             .run_until_terminated(pin!(std::future::pending::<()>()))
             .await
@@ -327,13 +334,19 @@ mod tests {
         };
         let begin = Instant::now();
         assert_eq!(graces.recheck(&list, begin, judge), 1);
-        assert_eq!(why_cut(&mut denied).await, TerminationReason::PolicyChange);
+        assert_eq!(
+            termination_reason(&mut denied).await,
+            TerminationReason::PolicyChange
+        );
         assert_eq!(graces.deadline(), Some(begin + GRACE));
         // A later change does not prolong it.
         assert_eq!(graces.recheck(&list, begin + GRACE / 2, judge), 0);
         assert_eq!(graces.deadline(), Some(begin + GRACE));
         assert_eq!(graces.recheck(&list, begin + GRACE, judge), 1);
-        assert_eq!(why_cut(&mut waits).await, TerminationReason::MissingPolicy);
+        assert_eq!(
+            termination_reason(&mut waits).await,
+            TerminationReason::MissingPolicy
+        );
         assert_eq!(graces.deadline(), None);
     }
 
@@ -374,7 +387,7 @@ mod tests {
         let mut graces = graces();
         let judge = |peer: &Peer, course| match (peer.destination.port(), course) {
             (1, _) => Some(DenialReason::MissingPolicy),
-            (_, ConnectionPath::Direct) => Some(DenialReason::Bypass(Bypass::RulesUnknown)),
+            (_, ConnectionPath::Direct) => Some(DenialReason::Bypass(WaypointBypass::RulesUnknown)),
             (_, ConnectionPath::ThroughWaypoint) => None,
         };
         let begin = Instant::now();
@@ -384,7 +397,7 @@ mod tests {
         assert_eq!(graces.deadline(), Some(begin + GRACE * 3));
         assert_eq!(graces.recheck(&list, begin + GRACE * 3, judge), 1);
         assert_eq!(
-            why_cut(&mut direct).await,
+            termination_reason(&mut direct).await,
             TerminationReason::BypassesWaypoint
         );
         assert_eq!((graces.deadline(), list.len()), (None, 1));
@@ -392,7 +405,7 @@ mod tests {
 
     /// Returns the time from the first check to the termination of a connection that bypasses the waypoint; `None` if
     /// it is never terminated.
-    fn end_of(bypass: Bypass, limit: Option<Duration>) -> Option<Duration> {
+    fn time_to_termination(bypass: WaypointBypass, limit: Option<Duration>) -> Option<Duration> {
         let list = ConnectionTable::default();
         let _open = open(&list, 80);
         let mut graces = GracePeriods::new(GRACE, limit);
@@ -410,16 +423,20 @@ mod tests {
     fn grace_of_bypasses_depends_on_rules_and_setting() {
         let limit = GRACE * 3;
         for (bypass, unset, set) in [
-            (Bypass::RulesUnknown, Some(UNKNOWN_RULES_GRACE), Some(limit)),
-            (Bypass::NoRuleApplies, None, Some(limit)),
             (
-                Bypass::RuleMayApply,
+                WaypointBypass::RulesUnknown,
+                Some(UNKNOWN_RULES_GRACE),
+                Some(limit),
+            ),
+            (WaypointBypass::NoRuleApplies, None, Some(limit)),
+            (
+                WaypointBypass::RuleMayApply,
                 Some(Duration::ZERO),
                 Some(Duration::ZERO),
             ),
         ] {
-            assert_eq!(end_of(bypass, None), unset, "{bypass:?}");
-            assert_eq!(end_of(bypass, Some(limit)), set, "{bypass:?}");
+            assert_eq!(time_to_termination(bypass, None), unset, "{bypass:?}");
+            assert_eq!(time_to_termination(bypass, Some(limit)), set, "{bypass:?}");
         }
     }
 
@@ -431,22 +448,28 @@ mod tests {
         let begin = Instant::now();
         let judge = |bypass| {
             move |peer: &Peer, _| match peer.destination.port() {
-                1 => Some(DenialReason::Bypass(Bypass::NoRuleApplies)),
+                1 => Some(DenialReason::Bypass(WaypointBypass::NoRuleApplies)),
                 _ => Some(DenialReason::Bypass(bypass)),
             }
         };
         // Not known at first: the grace that begins ends with what becomes known.
-        assert_eq!(graces.recheck(&list, begin, judge(Bypass::RulesUnknown)), 0);
+        assert_eq!(
+            graces.recheck(&list, begin, judge(WaypointBypass::RulesUnknown)),
+            0
+        );
         assert!(graces.deadline().is_some());
         let later = begin + UNKNOWN_RULES_GRACE * 9;
         assert_eq!(
-            graces.recheck(&list, later, judge(Bypass::NoRuleApplies)),
+            graces.recheck(&list, later, judge(WaypointBypass::NoRuleApplies)),
             0
         );
         assert_eq!(graces.deadline(), None);
-        assert_eq!(graces.recheck(&list, later, judge(Bypass::RuleMayApply)), 1);
         assert_eq!(
-            why_cut(&mut concerned).await,
+            graces.recheck(&list, later, judge(WaypointBypass::RuleMayApply)),
+            1
+        );
+        assert_eq!(
+            termination_reason(&mut concerned).await,
             TerminationReason::WaypointRuleMayApply
         );
         assert_eq!((graces.deadline(), list.len()), (None, 1));

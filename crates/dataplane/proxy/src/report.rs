@@ -10,12 +10,12 @@ use std::{
     time::Instant,
 };
 
-use ambit_flow::Event;
+use ambit_flow::FlowEventKind;
 use ambit_hbone::Meter;
-use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
+use ambit_model::{ArcStr, FailureReason, Identity, Service, Workload};
 use ambit_telemetry::{
-    AccessLog, ConnectionMetrics, Direction, Metrics, Party, Reporter, SecurityPolicy, ServiceName,
-    SocketGuard, TrafficLabels,
+    AccessLog, ConnectionMetrics, Direction, Metrics, Reporter, SecurityPolicy, ServiceName,
+    SocketGuard, TrafficLabels, WorkloadLabels,
 };
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 /// Report of one connection, written on drop with the data known by then.
 pub struct Report {
     log: AccessLog,
-    counts: Option<ConnectionMetrics>,
+    traffic_metrics: Option<ConnectionMetrics>,
     /// Whether the connection is forwarded to the pod's waypoint, whose own connection to the pod is counted in its
     /// place.
     is_forwarded: bool,
@@ -34,15 +34,15 @@ pub struct Report {
     metrics: Arc<Metrics>,
     app_sent: AtomicU64,
     app_received: AtomicU64,
-    began: Instant,
+    started_at: Instant,
     is_established: bool,
-    error: Option<(String, Reason)>,
+    error: Option<(String, FailureReason)>,
     /// Policy that denied the connection.
-    policy: Option<String>,
+    denying_policy: Option<String>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
-    /// Connection number in flow events, assigned by the connection's first event.
-    number: u64,
+    /// Id of the connection in flow events, assigned at its first event.
+    connection_id: u64,
     _socket: SocketGuard,
 }
 
@@ -66,7 +66,7 @@ impl Report {
         fill_source(&mut log, &local.workload);
         let labels = TrafficLabels {
             reporter: Reporter::Source,
-            source: Some(local.party.clone()),
+            source: Some(local.metric_labels.clone()),
             destination: None,
             service: None,
             security: SecurityPolicy::Unknown,
@@ -86,7 +86,7 @@ impl Report {
         let labels = TrafficLabels {
             reporter: Reporter::Destination,
             source: None,
-            destination: Some(local.party.clone()),
+            destination: Some(local.metric_labels.clone()),
             service: None,
             security: SecurityPolicy::Unknown,
         };
@@ -96,19 +96,19 @@ impl Report {
     fn new(metrics: &Arc<Metrics>, log: AccessLog, labels: TrafficLabels) -> Self {
         Self {
             log,
-            counts: None,
+            traffic_metrics: None,
             is_forwarded: false,
             _socket: metrics.open_socket(labels.reporter),
             labels,
             metrics: metrics.clone(),
             app_sent: AtomicU64::new(0),
             app_received: AtomicU64::new(0),
-            began: Instant::now(),
+            started_at: Instant::now(),
             is_established: false,
             error: None,
-            policy: None,
+            denying_policy: None,
             waypoint: None,
-            number: 0,
+            connection_id: 0,
         }
     }
 
@@ -121,13 +121,14 @@ impl Report {
     /// Sets the destination workload of a connection from the pod.
     pub fn set_destination(&mut self, workload: &Workload) {
         fill_destination(&mut self.log, workload);
-        self.labels.destination = Some(Arc::new(Party::destination(workload)));
+        self.labels.destination = Some(Arc::new(WorkloadLabels::destination(workload)));
     }
 
-    /// Sets the source workload of a connection to the pod. Its identity is reported only if mTLS proved it.
+    /// Sets the source workload of an inbound connection. The identity `proven` is reported; it is `None` unless mTLS
+    /// verified it.
     pub fn set_source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
-        self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
+        self.labels.source = Some(Arc::new(WorkloadLabels::new(workload, proven.cloned())));
     }
 
     /// Records the identities of both peers, which mTLS proved.
@@ -143,9 +144,9 @@ impl Report {
 
     /// Records that a tunnel carries the connection: the address of the tunnel's peer, and the destination inside the
     /// tunnel.
-    pub fn set_tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
+    pub fn set_tunnel(&mut self, peer: SocketAddr, tunneled_destination: ArcStr) {
         self.log.dst = peer;
-        self.log.dst_hbone = Some(inside);
+        self.log.dst_hbone = Some(tunneled_destination);
     }
 
     /// Sets the waypoint on the connection's path.
@@ -165,40 +166,40 @@ impl Report {
     /// Reports that the connection is established.
     pub fn record_established(&mut self) {
         if !self.is_forwarded {
-            self.counts = Some(self.metrics.traffic().open(&self.labels));
+            self.traffic_metrics = Some(self.metrics.traffic().open_connection(&self.labels));
         }
         self.log.log_opened();
         self.is_established = true;
-        self.report_flow(Event::Opened);
+        self.report_flow(FlowEventKind::Opened);
     }
 
     /// Reports that the connection failed, with its error and reason.
-    pub fn record_failure(&mut self, error: &(dyn Error + 'static), reason: Reason) {
+    pub fn record_failure(&mut self, error: &(dyn Error + 'static), reason: FailureReason) {
         self.error = Some((format_error_chain(error), reason));
     }
 
     /// Sets the policy that denied the connection.
-    pub fn set_refusing_policy(&mut self, policy: Option<String>) {
-        self.policy = policy;
+    pub fn set_denying_policy(&mut self, policy: Option<String>) {
+        self.denying_policy = policy;
     }
 
-    /// Sends an event of the connection to the readers of flow events.
-    fn report_flow(&mut self, event: Event) {
+    /// Sends a flow event about the connection to all readers.
+    fn report_flow(&mut self, event: FlowEventKind) {
         let flows = self.metrics.flows();
         if !flows.has_readers() {
             return;
         }
-        if self.number == 0 {
-            self.number = flows.next_connection_id();
+        if self.connection_id == 0 {
+            self.connection_id = flows.next_connection_id();
         }
         let connection = flow::ConnectionData {
-            number: self.number,
+            connection_id: self.connection_id,
             waypoint: self.waypoint.as_deref().map(short_waypoint),
-            policy: self.policy.as_ref(),
+            policy: self.denying_policy.as_ref(),
             error: self.error.as_ref().map(|(text, _)| text.as_str()),
             sent: self.app_sent.load(Relaxed),
             received: self.app_received.load(Relaxed),
-            duration: self.began.elapsed(),
+            duration: self.started_at.elapsed(),
         };
         let known = (&self.log, &self.labels);
         flows.report(flow::connection_flow(
@@ -215,13 +216,13 @@ impl Drop for Report {
         let reason = self
             .error
             .as_ref()
-            .map_or(Reason::None, |(_, reason)| *reason);
+            .map_or(FailureReason::None, |(_, reason)| *reason);
         self.report_flow(match reason {
-            Reason::Deny | Reason::CertRevoked => Event::Refused,
-            _ if self.is_established || reason == Reason::None => Event::Closed,
-            _ => Event::Failed,
+            FailureReason::Deny | FailureReason::CertRevoked => FlowEventKind::Refused,
+            _ if self.is_established || reason == FailureReason::None => FlowEventKind::Closed,
+            _ => FlowEventKind::Failed,
         });
-        match self.counts.take() {
+        match self.traffic_metrics.take() {
             Some(counts) => counts.close(reason),
             None if self.is_forwarded => {}
             None => self
@@ -233,23 +234,23 @@ impl Drop for Report {
         let error = self.error.as_ref().map(|(text, _)| text.as_str());
         let (sent, received) = (self.app_sent.load(Relaxed), self.app_received.load(Relaxed));
         self.log
-            .log_completed(sent, received, self.began.elapsed(), error);
+            .log_completed(sent, received, self.started_at.elapsed(), error);
     }
 }
 
 impl Meter for Report {
-    fn app_sent(&self, bytes: u64) {
+    fn count_app_sent(&self, bytes: u64) {
         self.app_sent.fetch_add(bytes, Relaxed);
-        match (&self.counts, self.labels.reporter) {
+        match (&self.traffic_metrics, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.add_received(bytes),
             (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.add_sent(bytes),
             (None, _) => {}
         }
     }
 
-    fn app_received(&self, bytes: u64) {
+    fn count_app_received(&self, bytes: u64) {
         self.app_received.fetch_add(bytes, Relaxed);
-        match (&self.counts, self.labels.reporter) {
+        match (&self.traffic_metrics, self.labels.reporter) {
             (Some(counts), Reporter::Source) => counts.add_sent(bytes),
             (Some(counts), Reporter::Destination | Reporter::Waypoint) => {
                 counts.add_received(bytes)

@@ -17,7 +17,7 @@ pub enum ResolveError {
         /// Error of the resolver.
         why: String,
     },
-    /// Host name for which the lookup returned no usable address.
+    /// The DNS lookup of this host name returned no usable address.
     #[error("{0} has no address")]
     Unresolved(ArcStr),
 }

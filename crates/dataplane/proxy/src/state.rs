@@ -26,7 +26,7 @@ use ambit_authz::{
 };
 use ambit_hbone::Pool;
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
-use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
+use ambit_route::{MeshTable, Route, RouteError, TableConfig, WaypointBypass, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::{
     sync::{mpsc, watch},
@@ -41,12 +41,12 @@ pub use follow::{IdentityEvent, follow_identities};
 pub const LOCAL_WORKLOAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of queued on-demand requests to the control plane.
-pub const MAX_WAITING_DEMANDS: usize = 100;
+pub const MAX_QUEUED_DEMANDS: usize = 100;
 
 /// Configuration of the mesh state, from the proxy's environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// `NODE_NAME`: workloads on this node are local. If empty, all workloads are local.
+    /// Node of the proxy (`NODE_NAME`), whose workloads are local. If empty, all workloads are local.
     pub node: ArcStr,
     /// Network of the proxy (`NETWORK`).
     pub network: ArcStr,
@@ -56,10 +56,10 @@ pub struct StateConfig {
     pub trust_domain: ArcStr,
     /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Decision for workloads that name a policy which is not known.
+    /// Decision for workloads whose record names an unknown policy.
     pub missing_policies: MissingPolicies,
     /// Decision for policies that could not be decoded in full.
-    pub not_understood: InvalidPolicyMode,
+    pub invalid_policies: InvalidPolicyMode,
 }
 
 impl Default for StateConfig {
@@ -71,12 +71,12 @@ impl Default for StateConfig {
             trust_domain: arcstr::literal!("cluster.local"),
             preferred_service_namespace: None,
             missing_policies: MissingPolicies::Deny,
-            not_understood: InvalidPolicyMode::Deny,
+            invalid_policies: InvalidPolicyMode::Deny,
         }
     }
 }
 
-/// Mesh state; clones share it.
+/// Mesh state: workloads, services and policies. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedState(Arc<Inner>);
 
@@ -85,9 +85,9 @@ struct Inner {
     config: StateConfig,
     table: RwLock<MeshTable>,
     policies: RwLock<PolicySet>,
-    /// Whether all workloads and services have been published once.
+    /// Whether the initial set of workloads and services has been received.
     addresses_known: AtomicBool,
-    /// Whether all policies have been published once.
+    /// Whether the initial set of policies has been received.
     policies_known: AtomicBool,
     /// Counter of changes of local workloads; also incremented when the initial state is complete.
     local_changes: watch::Sender<u64>,
@@ -95,7 +95,7 @@ struct Inner {
     address_changes: watch::Sender<u64>,
     /// For each watched pod, by namespace and name: revision of the records and policies that its authorization
     /// depends on.
-    pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
+    pod_watchers: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
     /// Signals that close connections to removed workloads.
     departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
@@ -110,7 +110,7 @@ impl SharedState {
     /// Creates a state for on-demand subscriptions: requests for unknown destinations go to the receiver, which the
     /// xDS client serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
-        let (sender, receiver) = mpsc::channel(MAX_WAITING_DEMANDS);
+        let (sender, receiver) = mpsc::channel(MAX_QUEUED_DEMANDS);
         (Self::build(config, Some(sender)), receiver)
     }
 
@@ -128,7 +128,7 @@ impl SharedState {
             policies_known: AtomicBool::new(false),
             local_changes: watch::Sender::new(0),
             address_changes: watch::Sender::new(0),
-            pods: Mutex::default(),
+            pod_watchers: Mutex::default(),
             departures: Departures::default(),
             demands,
         }))
@@ -233,8 +233,8 @@ impl SharedState {
         });
     }
 
-    /// Marks the initial set of workloads and services as received. From then on, unknown destinations count as outside
-    /// the mesh; before, nothing is passed through.
+    /// Marks the initial set of workloads and services as received. Before that, no connection is passed through as
+    /// leaving the mesh; from then on, unknown destinations count as outside the mesh.
     pub fn mark_addresses_known(&self) {
         if !self.0.addresses_known.swap(true, Ordering::AcqRel) {
             self.0.local_changes.send_modify(|count| *count += 1);
@@ -253,7 +253,7 @@ impl SharedState {
     /// Notifies the watchers of the pods for which `concerned` returns true, called with namespace and name.
     fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
         let watched: Vec<_> = {
-            let mut pods = self.0.pods.lock();
+            let mut pods = self.0.pod_watchers.lock();
             pods.retain(|_, sender| sender.receiver_count() > 0);
             pods.iter()
                 .map(|(pod, sender)| (pod.clone(), sender.clone()))
@@ -268,8 +268,8 @@ impl SharedState {
 
     // === connections to removed workloads ===
 
-    /// Closes connections of `pool` to removed workloads, until the pool is dropped.
-    pub fn close_departed_in(&self, pool: &Pool) {
+    /// Registers a pool, whose connections to removed workloads are closed from now on, until the pool is dropped.
+    pub fn close_departed_connections(&self, pool: &Pool) {
         self.0.departures.register_pool(pool);
     }
 
@@ -297,7 +297,7 @@ impl SharedState {
         dst: SocketAddr,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
-        self.find(source, dst, |table| {
+        self.find_route(source, dst, |table| {
             table.outbound_excluding(source, dst, failed, &mut rand::rng())
         })
         .await
@@ -311,14 +311,14 @@ impl SharedState {
         dst: SocketAddr,
         failed: &[ArcStr],
     ) -> Result<Route, RouteError> {
-        self.find(local, dst, |table| {
+        self.find_route(local, dst, |table| {
             table.hairpin(local, dst, failed, &mut rand::rng())
         })
         .await
     }
 
     /// Returns the route that `look` finds for the local workload, once the records that it needs have been received.
-    async fn find(
+    async fn find_route(
         &self,
         local: &Workload,
         dst: SocketAddr,
@@ -368,30 +368,38 @@ impl SharedState {
     }
 
     /// Returns whether layer 7 rules could apply to a connection that bypasses its waypoint: see
-    /// [`MeshTable::bypass`].
-    pub fn bypass(&self, local: &Workload, connection: &Connection) -> Option<Bypass> {
+    /// [`MeshTable::waypoint_bypass`].
+    pub fn waypoint_bypass(
+        &self,
+        local: &Workload,
+        connection: &Connection,
+    ) -> Option<WaypointBypass> {
         let Connection {
             source,
             source_ip,
             destination,
         } = connection;
         let table = self.table();
-        table.bypass(local, source.as_ref(), *source_ip, destination.port())
+        table.waypoint_bypass(local, source.as_ref(), *source_ip, destination.port())
     }
 
-    /// Decides an inbound connection to a local workload by PeerAuthentication alone.
+    /// Evaluates only PeerAuthentication for an inbound connection to a local workload.
     pub fn authenticate(&self, destination: &Workload, connection: &Connection) -> Decision {
         let policies = self.policies();
         policies.evaluate_peer_authentication(destination, connection)
     }
 
-    /// Decides an inbound connection to a local workload by all policies that apply.
+    /// Evaluates all applicable policies for an inbound connection to a local workload.
     pub fn authorize(&self, destination: &Workload, connection: &Connection) -> Decision {
         self.policies().evaluate(destination, connection)
     }
 
     /// Returns the dry-run policies that would deny the connection if enforced.
-    pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
+    pub fn dry_run_denials(
+        &self,
+        destination: &Workload,
+        connection: &Connection,
+    ) -> Vec<PolicyKey> {
         self.policies().dry_run_denials(destination, connection)
     }
 
@@ -412,8 +420,8 @@ impl SharedState {
 
     // === local pods ===
 
-    /// Returns the record of a local pod that the control plane published; `None` also while the initial policies
-    /// have not been received.
+    /// Returns the workload record that the control plane published for a local pod. `None` also until the initial set
+    /// of policies has been received.
     pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
         if !self.0.policies_known.load(Ordering::Acquire) {
             return None;
@@ -430,7 +438,8 @@ impl SharedState {
             .cloned()
     }
 
-    /// Returns the record as [`Self::local_workload`] does, but waits for the control plane to publish it.
+    /// Waits until [`Self::local_workload`] returns the pod's record, at most until `deadline`. In on-demand mode, it
+    /// first requests the record from the control plane.
     pub async fn wait_for_workload(
         &self,
         pod: &PodName,
@@ -459,7 +468,7 @@ impl SharedState {
 
     /// Builds a pod's record from its enrolment alone, for connections of the pod before the control plane publishes
     /// it. Never authorize connections *to* the pod with it: the policies that select the pod are not known.
-    pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
+    pub fn synthesize_workload(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
         let config = &self.0.config;
         Workload {
             uid: self.pod_uid(pod).into(),
@@ -483,10 +492,10 @@ impl SharedState {
         )
     }
 
-    /// Returns a receiver that is notified when the authorization of connections to a pod may change: by policies
-    /// that apply to it, or its own record. Open connections must then be authorized again with the current record.
+    /// Returns a receiver that is notified when connections to a pod must be authorized again: its record, or a policy
+    /// that applies to it, has changed.
     pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
-        let mut pods = self.0.pods.lock();
+        let mut pods = self.0.pod_watchers.lock();
         pods.entry((pod.namespace.clone(), pod.name.clone()))
             .or_default()
             .subscribe()

@@ -2,7 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
-use ambit_hbone::{Incoming, Settings, server, tls};
+use ambit_hbone::{IncomingRequest, Settings, server, tls};
 use ambit_rt::DrainWatcher;
 use ambit_tls::PeerRole;
 use tokio::{net::TcpStream, time::timeout};
@@ -35,11 +35,11 @@ async fn handshake(
 ) -> Result<tls::TlsStream, Box<dyn Error + Send + Sync>> {
     let certificate = dialer.certificates.get(&dialer.identity).await?;
     let config = certificate.server_config()?;
-    let limit = dialer.http2.handshake_timeout;
+    let limit = dialer.http2_settings.handshake_timeout;
     let mut stream = tls::accept(stream, config, limit).await?;
     let chain = tls::peer_certificates(&stream);
-    if let Some(withdrawn) = certificate.wait_for_withdrawal(PeerRole::Client, chain) {
-        tls::end_when_withdrawn(&mut stream, withdrawn);
+    if let Some(withdrawn) = certificate.wait_for_trust_withdrawal(PeerRole::Client, chain) {
+        tls::fail_reads_on_withdrawal(&mut stream, withdrawn);
     }
     Ok(stream)
 }
@@ -51,11 +51,11 @@ pub async fn serve(
     settings: &Settings,
     mut drain: DrainWatcher,
     peer: SocketAddr,
-    handler: impl FnMut(Incoming),
+    handler: impl FnMut(IncomingRequest),
 ) {
     let mut draining = drain.clone();
     let graceful = async move {
-        draining.started().await;
+        draining.wait_until_started().await;
     };
     let mut serving = pin!(server::serve(stream, settings, graceful, handler));
     let served = tokio::select! {

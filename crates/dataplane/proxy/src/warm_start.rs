@@ -6,8 +6,8 @@ use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
 use ambit_certificates::CertificateCache;
 use ambit_handover::{
-    Backing, Handover, Supervisor,
-    journal::{Entry, Journal, Purpose},
+    Handover, JournalStorage, Supervisor,
+    journal::{Entry, Journal, JournalId},
 };
 use ambit_model::{ArcStr, Identity};
 use ambit_xds::{CachedResource, Client, Role, UpdateHandler};
@@ -15,20 +15,21 @@ use parking_lot::Mutex;
 use rustls::pki_types::PrivateKeyDer;
 use zeroize::Zeroizing;
 
-const MESH_CACHE: Purpose = Purpose {
+const MESH_CACHE: JournalId = JournalId {
     number: 0,
     name: "the mesh",
-    backing: Backing::Disk,
+    backing: JournalStorage::Disk,
 };
-/// Purpose of a waypoint's cache: its records may contain credentials for registries of plugins.
-const WAYPOINT_MESH_CACHE: Purpose = Purpose {
-    backing: Backing::Memory,
+/// Descriptor of a waypoint's mesh cache, which is kept in memory, since its records may contain registry credentials
+/// of plugins.
+const WAYPOINT_MESH_CACHE: JournalId = JournalId {
+    backing: JournalStorage::Memory,
     ..MESH_CACHE
 };
-const CERTIFICATE_CACHE: Purpose = Purpose {
+const CERTIFICATE_CACHE: JournalId = JournalId {
     number: 1,
     name: "certificates",
-    backing: Backing::Memory,
+    backing: JournalStorage::Memory,
 };
 /// Bit in an entry's tag that marks the initial state of a resource type as complete.
 const COMPLETE_TYPE_TAG_BIT: u8 = 0x80;
@@ -48,12 +49,12 @@ pub fn take_over_caches(
         role.map(|role| MeshCache::open(role, held.take_file(MESH_CACHE.number), supervisor));
     let certificates = WarmCertificates::open(held.take_file(CERTIFICATE_CACHE.number), supervisor);
     (
-        mesh.and_then(|mesh| usable(MESH_CACHE, mesh)),
-        usable(CERTIFICATE_CACHE, certificates),
+        mesh.and_then(|mesh| cache_or_log_error(MESH_CACHE, mesh)),
+        cache_or_log_error(CERTIFICATE_CACHE, certificates),
     )
 }
 
-fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
+fn cache_or_log_error<T>(what: JournalId, opened: io::Result<T>) -> Option<Arc<T>> {
     opened
         .inspect_err(|error| {
             tracing::warn!(%error, what = what.name, "not cached: the next worker will request everything");
@@ -62,7 +63,7 @@ fn usable<T>(what: Purpose, opened: io::Result<T>) -> Option<Arc<T>> {
         .map(Arc::new)
 }
 
-fn mesh_cache_purpose(role: Role) -> Purpose {
+fn mesh_cache_purpose(role: Role) -> JournalId {
     match role {
         Role::Waypoint => WAYPOINT_MESH_CACHE,
         _ => MESH_CACHE,
@@ -72,10 +73,10 @@ fn mesh_cache_purpose(role: Role) -> Purpose {
 /// Cache of the mesh state for the next worker.
 #[derive(Debug)]
 pub struct MeshCache {
-    /// Resource types that are cached; a type's tag is its index.
-    types: Vec<&'static str>,
+    /// Type URLs of the cached resource types; the index of a type is its tag in entries.
+    resource_types: Vec<&'static str>,
     /// Journal of the cache, and for each type whether its initial state is complete.
-    state: Mutex<(Journal, Vec<bool>)>,
+    journal_and_completeness: Mutex<(Journal, Vec<bool>)>,
 }
 
 impl MeshCache {
@@ -84,12 +85,15 @@ impl MeshCache {
         let types: Vec<_> = role.type_urls().collect();
         let complete = vec![false; types.len()];
         let state = Mutex::new((journal, complete));
-        Ok(Self { types, state })
+        Ok(Self {
+            resource_types: types,
+            journal_and_completeness: state,
+        })
     }
 
-    /// Passes the cached state to the xDS client, if it was complete.
+    /// Passes the cached mesh state to the xDS client; a cache with an incomplete initial state is cleared instead.
     pub fn restore<H: UpdateHandler>(&self, client: &mut Client<H>) -> io::Result<()> {
-        let (journal, complete) = &mut *self.state.lock();
+        let (journal, complete) = &mut *self.journal_and_completeness.lock();
         for entry in journal.entries()? {
             let tag = usize::from(entry.tag & !COMPLETE_TYPE_TAG_BIT);
             if let Some(complete) = complete.get_mut(tag) {
@@ -101,32 +105,35 @@ impl MeshCache {
             journal.clear();
             return Ok(());
         }
-        for (tag, type_url) in (0..).zip(&self.types) {
+        for (tag, type_url) in (0..).zip(&self.resource_types) {
             let of_type = journal.entries()?.filter(|entry| entry.tag == tag);
-            client.restore(type_url, of_type.map(cached));
+            client.restore(type_url, of_type.map(to_cached_resource));
         }
         tracing::info!("going on with the mesh as the worker before this one knew it");
         Ok(())
     }
 
     /// Stores or removes a record: see [`UpdateHandler::on_resource_accepted`].
-    pub fn cache(&self, type_url: &str, name: &str, cached: &CachedResource) {
-        let Some(tag) = self.tag(type_url) else {
+    pub fn record_resource(&self, type_url: &str, name: &str, cached: &CachedResource) {
+        let Some(tag) = self.resource_type_tag(type_url) else {
             return;
         };
         let value = match cached {
             CachedResource::Resource(bytes) => &bytes[..],
             CachedResource::Removed(_) => &[],
         };
-        self.state.lock().0.add(tag, name.as_bytes(), value);
+        self.journal_and_completeness
+            .lock()
+            .0
+            .add(tag, name.as_bytes(), value);
     }
 
     /// Records the end of a push: see [`UpdateHandler::on_push_cached`].
-    pub fn push_cached(&self, type_url: &str, complete: bool) {
-        let Some(tag) = self.tag(type_url) else {
+    pub fn record_push_end(&self, type_url: &str, complete: bool) {
+        let Some(tag) = self.resource_type_tag(type_url) else {
             return;
         };
-        let (journal, known) = &mut *self.state.lock();
+        let (journal, known) = &mut *self.journal_and_completeness.lock();
         if let Some(known) = known.get_mut(usize::from(tag))
             && complete
             && !std::mem::replace(known, true)
@@ -136,13 +143,16 @@ impl MeshCache {
         journal.flush();
     }
 
-    fn tag(&self, type_url: &str) -> Option<u8> {
-        let position = self.types.iter().position(|known| *known == type_url)?;
+    fn resource_type_tag(&self, type_url: &str) -> Option<u8> {
+        let position = self
+            .resource_types
+            .iter()
+            .position(|known| *known == type_url)?;
         u8::try_from(position).ok()
     }
 }
 
-fn cached(entry: Entry) -> CachedResource {
+fn to_cached_resource(entry: Entry) -> CachedResource {
     if entry.value.is_empty() {
         CachedResource::Removed(ArcStr::from(String::from_utf8_lossy(&entry.key)))
     } else {
@@ -155,7 +165,7 @@ fn cached(entry: Entry) -> CachedResource {
 pub struct WarmCertificates {
     journal: Mutex<Journal>,
     /// Certificates from the previous worker, by identity, each until it is requested.
-    before: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
+    predecessor_certificates: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
 }
 
 impl WarmCertificates {
@@ -171,18 +181,18 @@ impl WarmCertificates {
         }
         Ok(Self {
             journal: Mutex::new(journal),
-            before: Mutex::new(before),
+            predecessor_certificates: Mutex::new(before),
         })
     }
 
     /// Removes the certificate of an identity that has left this node.
-    pub fn forget(&self, identity: &Identity) {
+    pub fn remove_certificate(&self, identity: &Identity) {
         self.write(identity, &[]);
     }
 
     fn write(&self, identity: &Identity, value: &[u8]) {
         let key = identity.to_string().into_bytes();
-        self.before.lock().remove(&key);
+        self.predecessor_certificates.lock().remove(&key);
         let mut journal = self.journal.lock();
         journal.add(0, &key, value);
         journal.flush();
@@ -201,7 +211,10 @@ impl CertificateCache for WarmCertificates {
     }
 
     fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)> {
-        let value = self.before.lock().remove(identity.to_string().as_bytes())?;
+        let value = self
+            .predecessor_certificates
+            .lock()
+            .remove(identity.to_string().as_bytes())?;
         let (length, rest) = value.split_first_chunk()?;
         let (key, answer) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
         let key = PrivateKeyDer::try_from(key.to_vec()).ok()?;
@@ -218,12 +231,12 @@ mod tests {
 
     fn certificates(held: &OwnedFd) -> WarmCertificates {
         let held = held.as_fd().try_clone_to_owned().unwrap();
-        WarmCertificates::open(Some(held), &Supervisor::none()).unwrap()
+        WarmCertificates::open(Some(held), &Supervisor::unsupervised()).unwrap()
     }
 
     #[test]
     fn state_with_credentials_is_cached_in_memory_only() {
-        let is_in_memory = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
+        let is_in_memory = |purpose: JournalId| matches!(purpose.backing, JournalStorage::Memory);
         assert!(
             is_in_memory(CERTIFICATE_CACHE) && is_in_memory(mesh_cache_purpose(Role::Waypoint))
         );
@@ -245,7 +258,7 @@ mod tests {
         cache.insert(&web, &first, &answer);
         cache.insert(&web, &second, &answer);
         cache.insert(&db, &first, &answer);
-        cache.forget(&db);
+        cache.remove_certificate(&db);
         assert_eq!(cache.take(&web), None, "it is this worker's own");
         let cache = certificates(&held);
         assert_eq!(cache.take(&web), Some((second, answer.to_vec())));

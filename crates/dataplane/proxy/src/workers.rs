@@ -2,7 +2,7 @@
 //!
 //! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A connection
 //! never leaves its worker, nor does the tunnel it uses. Both sides of a tunnel within the node are on one worker
-//! ([`steer`]), so that one thread does all the work of a connection.
+//! ([`steer_local_tunnels`]), so that one thread does all the work of a connection.
 
 use std::{cell::Cell, io, net::TcpListener, thread::JoinHandle};
 
@@ -26,7 +26,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug)]
 struct Worker {
-    assign: mpsc::UnboundedSender<Job>,
+    job_sender: mpsc::UnboundedSender<Job>,
     runtime: tokio::runtime::Handle,
     thread: Option<JoinHandle<()>>,
 }
@@ -63,19 +63,19 @@ impl Workers {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }
 
-    /// Steers tunnels that a worker opens within the node to the same worker's listener, among the listeners that share
-    /// this one's port in the order of workers.
-    pub fn steer(&self, listener: &TcpListener) {
+    /// Steers incoming tunnels from the same node to the worker that opened them, among the listeners that share the
+    /// port of `listener` in the order of workers.
+    pub fn steer_local_tunnels(&self, listener: &TcpListener) {
         // Without it the kernel spreads them as it does all others.
         if let Err(error) = socket::steer(listener, self.count()) {
             tracing::debug!(%error, "the kernel spreads tunnels within the node over the workers");
         }
     }
 
-    /// Assigns the jobs to workers in turn. Tasks of a job stay on its worker.
-    pub fn assign<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
+    /// Distributes jobs to the workers round-robin. Tasks that a job spawns stay on its worker.
+    pub fn assign_jobs<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
         for (worker, job) in self.0.iter().cycle().zip(jobs) {
-            if worker.assign.send(Box::new(job)).is_err() {
+            if worker.job_sender.send(Box::new(job)).is_err() {
                 tracing::error!("a worker has ended");
             }
         }
@@ -98,9 +98,9 @@ impl Worker {
         };
         let thread = std::thread::Builder::new()
             .name(format!("ambit-worker-{}", position.index))
-            .spawn(move || runtime.block_on(ambit_rt::essential("worker", work)))?;
+            .spawn(move || runtime.block_on(ambit_rt::end_process_on_panic("worker", work)))?;
         Ok(Self {
-            assign,
+            job_sender: assign,
             runtime: handle,
             thread: Some(thread),
         })
@@ -110,7 +110,11 @@ impl Worker {
 impl Drop for Workers {
     fn drop(&mut self) {
         for worker in self.0.drain(..) {
-            let Worker { assign, thread, .. } = worker;
+            let Worker {
+                job_sender: assign,
+                thread,
+                ..
+            } = worker;
             drop(assign);
             // A worker's panic has been logged.
             let _panicked = thread.map(JoinHandle::join);

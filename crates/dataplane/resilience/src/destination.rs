@@ -1,4 +1,4 @@
-//! Endpoints of one service port under the policy of a `DestinationRule`.
+//! Load balancing of one service port: endpoints, their state, and the policy of a `DestinationRule`.
 
 use std::{
     collections::HashMap,
@@ -17,41 +17,43 @@ use parking_lot::{Mutex, RwLock};
 use rand::RngCore;
 
 use crate::{
-    host::{Candidate, Host},
-    limits::Limits,
+    host::{EndpointCandidate, Host},
+    limits::LimitCounters,
     locality::Topology,
-    outliers::{Ejection, EndpointOutcome, Outliers, count_outcome},
+    outliers::{Ejection, EjectionRecords, EndpointOutcome, count_outcome},
     pool::{Pool, PoolQuery},
 };
 
-/// Endpoints of one service port with their state, and the `DestinationRule` policy by which they are picked.
+/// Endpoints of one service port with their state, and the `DestinationRule` policy by which one is picked for a
+/// request.
 #[derive(Debug)]
 pub struct Destination<E> {
     policy: DestinationPolicy,
     state: Arc<SharedState>,
-    current: RwLock<CurrentPool<E>>,
+    current_pool: RwLock<CurrentPool<E>>,
 }
 
-/// State of a destination that is kept when its policy changes.
+/// State of a destination that remains when its policy changes.
 #[derive(Debug)]
 struct SharedState {
-    limits: Limits,
-    /// Number of active requests at all endpoints.
-    active: AtomicU32,
-    outliers: Mutex<Outliers>,
-    /// Counter that changes with each ejection and each end of one.
-    health: AtomicU64,
-    /// Time at which the next ejection ends, in milliseconds from `born`; `u64::MAX` if no endpoint is ejected.
+    limits: LimitCounters,
+    /// Number of active requests at all endpoints together.
+    active_requests: AtomicU32,
+    outliers: Mutex<EjectionRecords>,
+    /// Revision of the endpoints' health, incremented when an ejection begins or ends.
+    health_revision: AtomicU64,
+    /// Time at which the next ejection ends, in milliseconds from the creation of the state; `u64::MAX` if no endpoint
+    /// is ejected.
     next_ejection_end: AtomicU64,
     /// Number of endpoints.
-    total: AtomicU32,
-    born: Instant,
+    endpoint_count: AtomicU32,
+    created_at: Instant,
 }
 
 #[derive(Debug)]
 struct CurrentPool<E> {
     revision: Option<u64>,
-    own: Topology,
+    own_topology: Topology,
     pool: Arc<Pool<E>>,
 }
 
@@ -60,10 +62,10 @@ struct CurrentPool<E> {
 pub struct PickRequest<'a> {
     /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
-    /// Uids of endpoints that earlier attempts of the request used.
-    pub failed: &'a [ArcStr],
-    /// Uid of the preferred endpoint, which is picked while it exists and is not ejected.
-    pub preferred: Option<&'a ArcStr>,
+    /// Uids of endpoints that earlier attempts of the request used, and that are excluded.
+    pub tried_uids: &'a [ArcStr],
+    /// Uid of the endpoint to prefer. The endpoint is picked while it exists and is not ejected.
+    pub preferred_uid: Option<&'a ArcStr>,
 }
 
 /// State of an endpoint, for operators.
@@ -72,7 +74,7 @@ pub struct EndpointState {
     /// Uid of the endpoint's workload.
     pub uid: ArcStr,
     /// Number of active requests at the endpoint.
-    pub requests: u32,
+    pub active_requests: u32,
     /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
 }
@@ -80,13 +82,13 @@ pub struct EndpointState {
 /// Reason why no endpoint can be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEndpoint {
-    /// There is no endpoint, or the request has tried all.
+    /// No endpoint exists, or the request has already tried all of them.
     NoCandidates,
     /// All endpoints are ejected.
     AllEjected,
 }
 
-/// Endpoint that was picked for one request; the request counts as active at the endpoint until this is dropped.
+/// Endpoint that was picked for a request. The request counts as active at the endpoint until the value is dropped.
 #[derive(Debug)]
 pub struct PickedEndpoint<E> {
     pool: Arc<Pool<E>>,
@@ -97,25 +99,25 @@ pub struct PickedEndpoint<E> {
 }
 
 impl SharedState {
-    fn milliseconds(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.born).as_millis();
+    fn milliseconds_since_creation(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.created_at).as_millis();
         u64::try_from(since).unwrap_or(u64::MAX - 1)
     }
 
-    fn set_due(&self, at: Option<Instant>) {
+    fn set_next_ejection_end(&self, at: Option<Instant>) {
         // Rounded up, so that the ejection has ended at that time.
-        let due = at.map_or(u64::MAX, |at| self.milliseconds(at) + 1);
+        let due = at.map_or(u64::MAX, |at| self.milliseconds_since_creation(at) + 1);
         self.next_ejection_end.store(due, Release);
     }
 
     /// Ends the ejections that are due, so that their endpoints can be picked again.
     fn end_due_ejections(&self, now: Instant) {
-        if self.milliseconds(now) < self.next_ejection_end.load(Relaxed) {
+        if self.milliseconds_since_creation(now) < self.next_ejection_end.load(Relaxed) {
             return;
         }
         let mut outliers = self.outliers.lock();
-        self.set_due(outliers.end_due_ejections(now));
-        self.health.fetch_add(1, Release);
+        self.set_next_ejection_end(outliers.end_due_ejections(now));
+        self.health_revision.fetch_add(1, Release);
     }
 }
 
@@ -123,22 +125,22 @@ impl<E: Clone> Destination<E> {
     /// Creates a destination that has no endpoints yet.
     pub fn new(policy: DestinationPolicy, now: Instant) -> Self {
         let state = SharedState {
-            limits: Limits::default(),
-            active: AtomicU32::default(),
+            limits: LimitCounters::default(),
+            active_requests: AtomicU32::default(),
             outliers: Mutex::default(),
-            health: AtomicU64::default(),
+            health_revision: AtomicU64::default(),
             next_ejection_end: AtomicU64::new(u64::MAX),
-            total: AtomicU32::default(),
-            born: now,
+            endpoint_count: AtomicU32::default(),
+            created_at: now,
         };
         let own = Topology::default();
         let pool = Arc::new(Pool::new(&policy, &own, Vec::new()));
         Self {
             policy,
             state: Arc::new(state),
-            current: RwLock::new(CurrentPool {
+            current_pool: RwLock::new(CurrentPool {
                 revision: None,
-                own,
+                own_topology: own,
                 pool,
             }),
         }
@@ -147,36 +149,36 @@ impl<E: Clone> Destination<E> {
     /// Returns a destination with the same endpoints and their state under another policy.
     #[must_use]
     pub fn with_policy(&self, policy: DestinationPolicy) -> Self {
-        let current = self.current.read();
+        let current = self.current_pool.read();
         if policy.outliers.is_none() {
             self.state.outliers.lock().clear_ejections();
-            self.state.set_due(None);
-            self.state.health.fetch_add(1, Release);
+            self.state.set_next_ejection_end(None);
+            self.state.health_revision.fetch_add(1, Release);
         }
-        let pool = Pool::new(&policy, &current.own, current.pool.hosts.clone());
+        let pool = Pool::new(&policy, &current.own_topology, current.pool.hosts.clone());
         Self {
             state: self.state.clone(),
-            current: RwLock::new(CurrentPool {
+            current_pool: RwLock::new(CurrentPool {
                 revision: current.revision,
-                own: current.own.clone(),
+                own_topology: current.own_topology.clone(),
                 pool: Arc::new(pool),
             }),
             policy,
         }
     }
 
-    /// Replaces the endpoints if `revision` is new; only then calls `candidates`.
+    /// Replaces the endpoints by those of `candidates` if `revision` is new; otherwise does not call `candidates`.
     pub fn update(
         &self,
         revision: u64,
         now: Instant,
         own: &Topology,
-        candidates: impl FnOnce() -> Vec<Candidate<E>>,
+        candidates: impl FnOnce() -> Vec<EndpointCandidate<E>>,
     ) {
-        if self.current.read().revision == Some(revision) {
+        if self.current_pool.read().revision == Some(revision) {
             return;
         }
-        let mut current = self.current.write();
+        let mut current = self.current_pool.write();
         if current.revision == Some(revision) {
             return;
         }
@@ -200,17 +202,17 @@ impl<E: Clone> Destination<E> {
         outliers.retain_hosts(|uid| names.contains(uid));
         drop(outliers);
         let total = u32::try_from(hosts.len()).unwrap_or(u32::MAX);
-        self.state.total.store(total, Relaxed);
-        self.state.health.fetch_add(1, Release);
+        self.state.endpoint_count.store(total, Relaxed);
+        self.state.health_revision.fetch_add(1, Release);
         let pool = Arc::new(Pool::new(&self.policy, own, hosts));
         *current = CurrentPool {
             revision: Some(revision),
-            own: own.clone(),
+            own_topology: own.clone(),
             pool,
         };
     }
 
-    /// Picks an endpoint for a request by the policy.
+    /// Picks an endpoint for a request according to the policy.
     ///
     /// # Errors
     ///
@@ -222,16 +224,18 @@ impl<E: Clone> Destination<E> {
         rng: &mut dyn RngCore,
     ) -> Result<PickedEndpoint<E>, NoEndpoint> {
         self.state.end_due_ejections(now);
-        let pool = self.current.read().pool.clone();
+        let pool = self.current_pool.read().pool.clone();
         let question = PoolQuery {
             policy: &self.policy,
             hash: wish.hash,
-            failed: wish.failed,
+            excluded_uids: wish.tried_uids,
             now,
-            health: self.state.health.load(Relaxed),
-            active: self.state.active.load(Relaxed),
+            health_revision: self.state.health_revision.load(Relaxed),
+            active_requests: self.state.active_requests.load(Relaxed),
         };
-        let preferred = wish.preferred.filter(|uid| !wish.failed.contains(uid));
+        let preferred = wish
+            .preferred_uid
+            .filter(|uid| !wish.tried_uids.contains(uid));
         let preferred = preferred.and_then(|uid| {
             let is_it = |host: &Host| host.uid == *uid && !host.is_ejected();
             pool.hosts.iter().position(|(host, _)| is_it(host))
@@ -245,8 +249,8 @@ impl<E: Clone> Destination<E> {
                 false => NoEndpoint::NoCandidates,
             });
         };
-        host.active.fetch_add(1, Relaxed);
-        self.state.active.fetch_add(1, Relaxed);
+        host.active_requests.fetch_add(1, Relaxed);
+        self.state.active_requests.fetch_add(1, Relaxed);
         Ok(PickedEndpoint {
             pool,
             host,
@@ -263,23 +267,23 @@ impl<E> Destination<E> {
         &self.policy
     }
 
-    /// Whether the endpoints are of this revision, so that no update is necessary.
+    /// Whether the endpoints have this revision, so that no update is necessary.
     pub fn is_at_revision(&self, revision: u64) -> bool {
-        self.current.read().revision == Some(revision)
+        self.current_pool.read().revision == Some(revision)
     }
 
-    /// Returns the counters for circuit breakers.
-    pub fn limits(&self) -> &Limits {
+    /// Returns the request and retry counters of the circuit breakers.
+    pub fn limits(&self) -> &LimitCounters {
         &self.state.limits
     }
 
     /// Returns the state of each endpoint.
     pub fn endpoints(&self, now: Instant) -> Vec<EndpointState> {
-        let pool = self.current.read().pool.clone();
+        let pool = self.current_pool.read().pool.clone();
         let outliers = self.state.outliers.lock();
-        let state = |(host, _): &(Arc<Host>, Candidate<E>)| EndpointState {
+        let state = |(host, _): &(Arc<Host>, EndpointCandidate<E>)| EndpointState {
             uid: host.uid.clone(),
-            requests: host.active.load(Relaxed),
+            active_requests: host.active_requests.load(Relaxed),
             ejected_for: outliers
                 .ejected_until(&host.uid)
                 .map(|until| until.saturating_duration_since(now)),
@@ -294,7 +298,7 @@ impl<E> Destination<E> {
 }
 
 impl<E> PickedEndpoint<E> {
-    /// Returns the picked endpoint, if it still exists.
+    /// Returns the picked endpoint in the caller's type, if it is still in the snapshot.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)
@@ -315,13 +319,13 @@ impl<E> PickedEndpoint<E> {
         let state = &self.state;
         let mut outliers = state.outliers.lock();
         let next = outliers.end_due_ejections(now);
-        let total = state.total.load(Relaxed) as usize;
+        let total = state.endpoint_count.load(Relaxed) as usize;
         let duration = outliers.eject(&self.host, policy, total, now);
         let ends = duration.map(|duration| now + duration);
-        state.set_due(next.into_iter().chain(ends).min());
-        state.health.fetch_add(1, Release);
+        state.set_next_ejection_end(next.into_iter().chain(ends).min());
+        state.health_revision.fetch_add(1, Release);
         Some(Ejection {
-            fault,
+            cause: fault,
             duration: duration?,
         })
     }
@@ -329,7 +333,7 @@ impl<E> PickedEndpoint<E> {
 
 impl<E> Drop for PickedEndpoint<E> {
     fn drop(&mut self) {
-        self.host.active.fetch_sub(1, Relaxed);
-        self.state.active.fetch_sub(1, Relaxed);
+        self.host.active_requests.fetch_sub(1, Relaxed);
+        self.state.active_requests.fetch_sub(1, Relaxed);
     }
 }

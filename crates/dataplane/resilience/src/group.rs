@@ -5,24 +5,24 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use ambit_model::{Balancing, HashTable};
 use rand::{Rng as _, RngCore};
 
-use crate::hashing::HashRing;
+use crate::hashing::ConsistentHashTable;
 
-/// Maximum random draws before all endpoints are scanned instead.
+/// Maximum number of random draws before all endpoints are scanned instead.
 const MAX_DRAWS: u32 = 16;
 
 /// Endpoints with the same locality and priority.
 #[derive(Debug)]
 pub(crate) struct WeightedGroup {
-    /// Weight of the group among groups of the same priority.
-    pub(crate) share: u32,
-    /// Indexes of the endpoints in the [pool](crate::pool::Pool), with their weights.
+    /// Weight of the group among the groups of its priority.
+    pub(crate) group_weight: u32,
+    /// Endpoints as pairs of index in the [pool](crate::pool::Pool) and weight.
     members: Vec<(u32, u32)>,
-    heaviest: u32,
-    next: AtomicU32,
-    table: Option<HashRing>,
+    max_weight: u32,
+    next_member: AtomicU32,
+    hash_table: Option<ConsistentHashTable>,
 }
 
-/// Current state of the pool's endpoints, by their index.
+/// View of the current state of the pool's endpoints, by index.
 pub(crate) trait HostView {
     /// Whether the endpoint may be picked.
     fn is_usable(&self, index: u32) -> bool;
@@ -45,14 +45,14 @@ impl WeightedGroup {
             let names: Vec<String> = members.iter().map(|(index, _)| name(*index)).collect();
             let named = names.iter().map(String::as_str);
             let weights = members.iter().map(|(_, weight)| *weight);
-            HashRing::new(kind, &named.zip(weights).collect::<Vec<_>>())
+            ConsistentHashTable::new(kind, &named.zip(weights).collect::<Vec<_>>())
         });
         Self {
-            share,
-            heaviest: members.iter().map(|(_, weight)| *weight).max().unwrap_or(1),
+            group_weight: share,
+            max_weight: members.iter().map(|(_, weight)| *weight).max().unwrap_or(1),
             members,
-            next: AtomicU32::default(),
-            table,
+            next_member: AtomicU32::default(),
+            hash_table: table,
         }
     }
 
@@ -60,7 +60,7 @@ impl WeightedGroup {
         self.members.iter().map(|(index, _)| *index)
     }
 
-    /// Picks an endpoint by the policy; `None` if none is usable.
+    /// Picks an endpoint of the group by the load-balancing algorithm; `None` if none is usable.
     pub(crate) fn pick(
         &self,
         balancing: &Balancing,
@@ -69,7 +69,7 @@ impl WeightedGroup {
         rng: &mut dyn RngCore,
     ) -> Option<u32> {
         match balancing {
-            Balancing::Hash(_) => match (hash, &self.table) {
+            Balancing::Hash(_) => match (hash, &self.hash_table) {
                 (Some(hash), Some(table)) => self.pick_by_hash(table, hash, view),
                 _ => self.pick_random(view, rng),
             },
@@ -89,7 +89,8 @@ impl WeightedGroup {
         }
     }
 
-    /// Whether a randomly drawn endpoint is accepted, so that each is picked in proportion to its weight.
+    /// Whether a randomly drawn endpoint is accepted (rejection sampling), so that each is picked in proportion to its
+    /// weight.
     fn accepts_draw(
         &self,
         index: u32,
@@ -100,7 +101,7 @@ impl WeightedGroup {
         if !view.is_usable(index) {
             return false;
         }
-        let share = f64::from(weight) / f64::from(self.heaviest) * view.warmup_factor(index);
+        let share = f64::from(weight) / f64::from(self.max_weight) * view.warmup_factor(index);
         share >= 1.0 || rng.random::<f64>() < share
     }
 
@@ -124,7 +125,7 @@ impl WeightedGroup {
             return None;
         }
         for _ in 0..MAX_DRAWS.max(count.min(4 * MAX_DRAWS)) {
-            let turn = self.next.fetch_add(1, Relaxed) % count;
+            let turn = self.next_member.fetch_add(1, Relaxed) % count;
             let (index, weight) = *self.members.get(usize::try_from(turn).ok()?)?;
             if self.accepts_draw(index, weight, view, rng) {
                 return Some(index);
@@ -133,8 +134,7 @@ impl WeightedGroup {
         self.pick_by_scan(view, rng)
     }
 
-    /// Picks an endpoint by scanning all: each replaces the current choice with the probability of its share of the
-    /// weights so far.
+    /// Picks a random endpoint in proportion to the weights, in one pass over all endpoints (reservoir sampling).
     fn pick_by_scan(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;
@@ -151,11 +151,16 @@ impl WeightedGroup {
         chosen
     }
 
-    /// Picks the endpoint for a hash: the first usable one within its load bound; if all exceed it, the first usable
-    /// one.
-    fn pick_by_hash(&self, table: &HashRing, hash: u64, view: &impl HostView) -> Option<u32> {
+    /// Picks the endpoint for a hash: the first usable endpoint of the consistent-hash order within its load bound. If
+    /// all exceed their bounds, picks the first usable one.
+    fn pick_by_hash(
+        &self,
+        table: &ConsistentHashTable,
+        hash: u64,
+        view: &impl HostView,
+    ) -> Option<u32> {
         let mut first = None;
-        for place in table.hosts_from(hash) {
+        for place in table.positions_for_hash(hash) {
             let Some((index, weight)) = self.members.get(place as usize).copied() else {
                 continue;
             };

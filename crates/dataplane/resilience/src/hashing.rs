@@ -1,30 +1,30 @@
-//! Consistent hashing: maps a hash to an endpoint, equally on every replica, so that few hashes change their endpoint
-//! when endpoints join or leave.
+//! Consistent hashing: maps a hash to an endpoint, alike on every replica, so that few hashes move to another endpoint
+//! when endpoints are added or removed.
 
 use std::cmp::Ordering;
 
 use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
-/// Maximum points of a hash ring, whatever size is configured.
+/// Maximum number of points on a hash ring, regardless of the configured size.
 const MAX_RING_POINTS: u64 = 1 << 18;
 
-/// Hashes the attribute of a request that determines its endpoint (header, cookie, address). The hash has no secret
-/// key, since all replicas must agree.
+/// Hashes the request attribute that determines the endpoint (header, cookie, address). The hash has no secret key,
+/// since all replicas must agree.
 pub fn hash(bytes: &[u8]) -> u64 {
     xxh64(bytes, 0)
 }
 
-/// Consistent-hash table of one group; endpoints are indexes.
+/// Consistent-hash table of one endpoint group, by the endpoints' positions in the group.
 #[derive(Debug)]
-pub(crate) enum HashRing {
+pub(crate) enum ConsistentHashTable {
     /// Ring hash: points in ascending order, each with the index of its endpoint.
     Ring(Vec<(u64, u32)>),
     /// Maglev: index of the endpoint for each slot.
     Maglev(Vec<u32>),
 }
 
-impl HashRing {
+impl ConsistentHashTable {
     /// Builds the table for endpoints with these names and weights.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
@@ -33,8 +33,8 @@ impl HashRing {
         }
     }
 
-    /// Returns the endpoints in the order in which they are tried for a hash; endpoints may repeat.
-    pub(crate) fn hosts_from(&self, hash: u64) -> impl Iterator<Item = u32> {
+    /// Returns endpoint positions in the order in which they are tried for a hash; a position may repeat.
+    pub(crate) fn positions_for_hash(&self, hash: u64) -> impl Iterator<Item = u32> {
         let (ring, table) = match self {
             Self::Ring(points) => (points.as_slice(), [].as_slice()),
             Self::Maglev(table) => ([].as_slice(), table.as_slice()),
@@ -49,8 +49,9 @@ impl HashRing {
     }
 }
 
-/// Builds a ring in which each endpoint has points in proportion to its weight: `least` for the lightest one, so that
-/// points do not change when other endpoints join or leave; fewer only above [`MAX_RING_POINTS`].
+/// Builds a hash ring in which the lightest endpoint has `least` points and the others have points in proportion to
+/// their weights. An endpoint's points do not change when others are added or removed, unless the ring would exceed
+/// [`MAX_RING_POINTS`].
 fn build_ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
     let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();
@@ -67,9 +68,9 @@ fn build_ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     points
 }
 
-/// Builds Maglev's lookup table with Envoy's weighting.
+/// Builds the lookup table of Maglev hashing, with Envoy's weighting.
 fn build_maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
-    struct Entry {
+    struct MaglevEntry {
         next: u64,
         skip: u64,
         /// Weight relative to the heaviest endpoint.
@@ -80,13 +81,13 @@ fn build_maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     let size = u64::from(size.max(2));
     let heaviest = members.iter().map(|(_, weight)| *weight).max();
     let heaviest = f64::from(heaviest.unwrap_or(1).max(1));
-    let entry = |(name, weight): &(&str, u32)| Entry {
+    let entry = |(name, weight): &(&str, u32)| MaglevEntry {
         next: xxh64(name.as_bytes(), 0) % size,
         skip: xxh64(name.as_bytes(), 1) % (size - 1) + 1,
         weight: f64::from(*weight) / heaviest,
         target: 0.0,
     };
-    let mut entries: Vec<Entry> = members.iter().map(entry).collect();
+    let mut entries: Vec<MaglevEntry> = members.iter().map(entry).collect();
     let places = usize::try_from(size).unwrap_or(usize::MAX);
     let mut table = vec![FREE_SLOT; places];
     let mut free = if entries.is_empty() { 0 } else { places };

@@ -12,29 +12,29 @@ use ambit_model::{ArcStr, Warmup};
 
 use crate::locality::Topology;
 
-/// Endpoint that may be picked. `E` is the caller's type of an endpoint.
+/// Endpoint that can be picked, with its load-balancing attributes. `E` is the caller's endpoint type.
 #[derive(Clone, Debug)]
-pub struct Candidate<E> {
-    /// Uid of the endpoint, equal on every replica.
+pub struct EndpointCandidate<E> {
+    /// Uid of the endpoint, the same on every replica.
     pub uid: ArcStr,
-    /// Weight of the endpoint, more than zero.
+    /// Load-balancing weight of the endpoint, greater than zero.
     pub weight: u32,
-    /// Locality and other location of the endpoint.
+    /// Locality, node, network and cluster of the endpoint.
     pub topology: Topology,
-    /// Locality rank by the service's own load balancing preference; higher is better.
-    pub rank: u32,
+    /// Rank of the endpoint's locality for the service's own preference (`trafficDistribution`); higher is better.
+    pub locality_rank: u32,
     /// Endpoint in the caller's type.
     pub endpoint: E,
 }
 
-/// State of an endpoint that is kept when the policy or other endpoints change.
+/// State of an endpoint that remains when the policy or other endpoints change.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,
-    /// Time at which the endpoint was added, for slow start; `None` for the initial endpoints.
-    joined: Option<Instant>,
+    /// Time at which the endpoint was added, for slow start; `None` for endpoints of the first update.
+    added_at: Option<Instant>,
     /// Number of active requests at the endpoint.
-    pub(crate) active: AtomicU32,
+    pub(crate) active_requests: AtomicU32,
     pub(crate) is_ejected: AtomicBool,
     /// Number of consecutive 5xx responses.
     pub(crate) server_errors: AtomicU32,
@@ -46,8 +46,8 @@ impl Host {
     pub(crate) fn new(uid: ArcStr, joined: Option<Instant>) -> Arc<Self> {
         Arc::new(Self {
             uid,
-            joined,
-            active: AtomicU32::default(),
+            added_at: joined,
+            active_requests: AtomicU32::default(),
             is_ejected: AtomicBool::default(),
             server_errors: AtomicU32::default(),
             gateway_errors: AtomicU32::default(),
@@ -61,7 +61,7 @@ impl Host {
 
     /// Returns the slow-start factor of the endpoint's weight, from 0 to 1.
     pub(crate) fn warmup_factor(&self, warmup: &Warmup, now: Instant) -> f64 {
-        let Some(joined) = self.joined else {
+        let Some(joined) = self.added_at else {
             return 1.0;
         };
         let age = now.saturating_duration_since(joined).as_secs_f64();
@@ -77,7 +77,8 @@ impl Host {
     }
 }
 
-/// Sets a counter to zero. Reads it first, since most are zero and a read does not disturb other threads.
+/// Sets a counter to zero. Reads it first: most counters are zero already, and a read does not invalidate other
+/// threads' caches.
 pub(crate) fn reset_counter(count: &AtomicU32) {
     if count.load(Relaxed) != 0 {
         count.store(0, Relaxed);

@@ -1,4 +1,4 @@
-//! Circuit breakers: counts connections and requests to a destination, and never waits.
+//! Circuit breakers: counters of requests, pending requests and retries to a destination. Never waits.
 
 use std::sync::{
     Arc,
@@ -7,10 +7,10 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// Circuit breaker limit that was reached.
+/// Circuit breaker whose limit was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Overflow {
-    /// Limit of connections.
+pub enum CircuitBreakerLimit {
+    /// Limit of open connections.
     Connections,
     /// Limit of requests that wait for a connection.
     Pending,
@@ -20,7 +20,7 @@ pub enum Overflow {
     Retries,
 }
 
-impl Overflow {
+impl CircuitBreakerLimit {
     /// All circuit breaker limits.
     pub const ALL: [Self; 4] = [
         Self::Connections,
@@ -40,15 +40,15 @@ impl Overflow {
     }
 }
 
-/// Counters of a destination's requests and connections, which are kept when its policy changes.
+/// Counters of a destination's pending requests, active requests and retries. They remain when its policy changes.
 #[derive(Debug, Default)]
-pub struct Limits {
-    pending: Arc<AtomicU32>,
-    requests: Arc<AtomicU32>,
-    retries: Arc<AtomicU32>,
+pub struct LimitCounters {
+    pending_requests: Arc<AtomicU32>,
+    active_requests: Arc<AtomicU32>,
+    active_retries: Arc<AtomicU32>,
 }
 
-/// Permit that counts one request or connection until dropped.
+/// Permit that counts one request or retry against its limit until dropped.
 #[derive(Debug)]
 pub struct LimitPermit(Arc<AtomicU32>);
 
@@ -58,46 +58,55 @@ impl Drop for LimitPermit {
     }
 }
 
-impl Limits {
-    /// Takes a permit for a request.
+impl LimitCounters {
+    /// Acquires a permit for an active request.
     ///
     /// # Errors
     ///
     /// When the limit of requests is reached.
-    pub fn acquire_request(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
+    pub fn acquire_request(
+        &self,
+        of: &DestinationLimits,
+    ) -> Result<LimitPermit, CircuitBreakerLimit> {
         let most = if of.requests == 0 {
             None
         } else {
             Some(of.requests)
         };
-        try_acquire(&self.requests, most).ok_or(Overflow::Requests)
+        try_acquire(&self.active_requests, most).ok_or(CircuitBreakerLimit::Requests)
     }
 
-    /// Takes a permit for a request that waits for a connection.
+    /// Acquires a permit for a request that waits for a connection.
     ///
     /// # Errors
     ///
     /// When the limit of pending requests is reached.
-    pub fn acquire_pending(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
-        try_acquire(&self.pending, of.pending).ok_or(Overflow::Pending)
+    pub fn acquire_pending(
+        &self,
+        of: &DestinationLimits,
+    ) -> Result<LimitPermit, CircuitBreakerLimit> {
+        try_acquire(&self.pending_requests, of.pending).ok_or(CircuitBreakerLimit::Pending)
     }
 
-    /// Takes a permit for a retry.
+    /// Acquires a permit for an active retry.
     ///
     /// # Errors
     ///
     /// When the limit of retries is reached.
-    pub fn acquire_retry(&self, of: &DestinationLimits) -> Result<LimitPermit, Overflow> {
+    pub fn acquire_retry(
+        &self,
+        of: &DestinationLimits,
+    ) -> Result<LimitPermit, CircuitBreakerLimit> {
         let most = match of.retry_budget {
             Some(budget) => {
-                let active = u64::from(self.requests.load(Relaxed));
+                let active = u64::from(self.active_requests.load(Relaxed));
                 let share = active * u64::from(budget.share) / 100_000;
                 Some(budget.minimum.max(u32::try_from(share).unwrap_or(u32::MAX)))
             }
             None if of.retries == 0 => None,
             None => Some(of.retries),
         };
-        try_acquire(&self.retries, most).ok_or(Overflow::Retries)
+        try_acquire(&self.active_retries, most).ok_or(CircuitBreakerLimit::Retries)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Localities of endpoints, and the priorities that follow from them.
+//! Localities of endpoints, and the priorities that the locality policy assigns to them.
 
 use ambit_model::{
     ArcStr, Locality, LocalityDistribution, LocalityKey, LocalityLabel, LocalityPattern,
@@ -45,12 +45,12 @@ impl Topology {
     }
 }
 
-/// Priority of endpoints, and their entry in the configured distribution: lower priorities are used first; entries of
-/// one priority share its requests.
+/// Group of endpoints with the same priority and the same entry in the configured distribution. Groups of a lower
+/// priority number are used first; groups of one priority share its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PriorityGroup {
     pub(crate) priority: u32,
-    pub(crate) split: usize,
+    pub(crate) distribution_index: usize,
 }
 
 /// Returns the configured distribution (`distribute`) for the waypoint's locality, if there is one.
@@ -64,7 +64,7 @@ pub(crate) fn configured_distribution<'a>(
     all.iter().find(|shares| own.matches_pattern(&shares.from))
 }
 
-/// Returns the priority of an endpoint; `None` if the policy excludes it.
+/// Returns the priority group of an endpoint; `None` if the locality policy excludes it.
 pub(crate) fn priority_group(
     policy: &LocalityPolicy,
     own: &Topology,
@@ -78,19 +78,25 @@ pub(crate) fn priority_group(
             let Some(shares) = configured_distribution(policy, own) else {
                 return Some(PriorityGroup {
                     priority: 0,
-                    split: 0,
+                    distribution_index: 0,
                 });
             };
             let split = shares
                 .to
                 .iter()
                 .position(|(to, _)| of.matches_pattern(to))?;
-            return Some(PriorityGroup { priority: 0, split });
+            return Some(PriorityGroup {
+                priority: 0,
+                distribution_index: split,
+            });
         }
         LocalityPolicy::Failover(pairs) => failover_priority(pairs, own, of),
         LocalityPolicy::Priority(labels) => label_priority(labels, own, of),
     };
-    Some(PriorityGroup { priority, split: 0 })
+    Some(PriorityGroup {
+        priority,
+        distribution_index: 0,
+    })
 }
 
 fn failover_priority(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
@@ -109,7 +115,8 @@ fn failover_priority(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) 
     }
 }
 
-/// Returns the priority by `failoverPriority`: the number of labels from the first mismatch on, so that 0 is best.
+/// Returns the priority by `failoverPriority`: the number of labels from the first mismatch on. Zero is best: all
+/// labels match.
 fn label_priority(labels: &[LocalityLabel], own: &Topology, of: &Topology) -> u32 {
     let agrees = |label: &&LocalityLabel| {
         let expected = label.value.as_ref().unwrap_or_else(|| own.label(label.key));

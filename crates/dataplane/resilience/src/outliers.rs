@@ -1,4 +1,4 @@
-//! Outlier detection: ejects failing endpoints from load balancing for a while.
+//! Outlier detection: ejects failing endpoints from load balancing for a time.
 
 use std::{
     collections::HashMap,
@@ -10,7 +10,7 @@ use ambit_model::{ArcStr, OutlierPolicy};
 
 use crate::host::{Host, reset_counter};
 
-/// Maximum duration of an ejection, as Envoy's default; a longer configured base duration takes precedence.
+/// Maximum duration of an ejection, as in Envoy by default. A longer configured base duration takes precedence.
 const MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 
 /// Outcome of a request or connection for outlier detection.
@@ -18,13 +18,13 @@ const MAX_EJECTION_TIME: Duration = Duration::from_secs(300);
 pub enum EndpointOutcome {
     /// The endpoint responded with this HTTP status.
     Response(u16),
-    /// The endpoint accepted the connection, and no response is observed.
+    /// The endpoint accepted a connection whose responses are not observed, such as TCP.
     Connected,
     /// The connection failed, broke before a response, or timed out.
     Failed,
 }
 
-/// Reason for which an endpoint is ejected.
+/// Failure because of which an endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutlierCause {
     /// Consecutive 5xx responses.
@@ -49,16 +49,16 @@ impl OutlierCause {
     }
 }
 
-/// Ejection of an endpoint.
+/// Ejection of an endpoint from load balancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
     /// Reason for the ejection.
-    pub fault: OutlierCause,
+    pub cause: OutlierCause,
     /// Duration of the ejection.
     pub duration: Duration,
 }
 
-/// Counts an outcome at an endpoint, and returns the reason if the endpoint must be ejected. Takes no lock.
+/// Counts the outcome of a request at an endpoint. Returns the cause if the endpoint must be ejected. Takes no lock.
 pub(crate) fn count_outcome(
     host: &Host,
     policy: &OutlierPolicy,
@@ -95,24 +95,24 @@ pub(crate) fn count_outcome(
     }
 }
 
-/// Ejections of a destination's endpoints, by uid.
+/// Current and recent ejections of a destination's endpoints, by uid.
 #[derive(Debug, Default)]
-pub(crate) struct Outliers(HashMap<ArcStr, EjectionRecord>);
+pub(crate) struct EjectionRecords(HashMap<ArcStr, EjectionRecord>);
 
 #[derive(Debug)]
 struct EjectionRecord {
     host: Arc<Host>,
-    /// Number of recent ejections, by which durations grow.
-    times: u32,
-    /// End of the current ejection.
-    until: Option<Instant>,
-    /// Time since which the endpoint has not been ejected.
-    since: Instant,
+    /// Number of recent ejections; each makes the next ejection longer.
+    ejection_count: u32,
+    /// End of the current ejection; `None` if the endpoint is not ejected.
+    ejected_until: Option<Instant>,
+    /// End of the last ejection, from which the time without ejections is measured.
+    last_ejection_end: Instant,
 }
 
-impl Outliers {
+impl EjectionRecords {
     /// Whether the policy's maximum percentage allows one more ejected endpoint.
-    fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
+    fn allows_ejection(&self, policy: &OutlierPolicy, total: usize) -> bool {
         let ejected = self.ejected_count() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
         let is_one_of_several = ejected == 1 && total > 1 && policy.max_ejection_percent > 0;
@@ -122,15 +122,18 @@ impl Outliers {
     /// Returns the number of ejected endpoints.
     pub(crate) fn ejected_count(&self) -> usize {
         let records = self.0.values();
-        records.filter(|record| record.until.is_some()).count()
+        records
+            .filter(|record| record.ejected_until.is_some())
+            .count()
     }
 
     /// Returns the time at which an endpoint's ejection ends, if it is ejected.
     pub(crate) fn ejected_until(&self, uid: &ArcStr) -> Option<Instant> {
-        self.0.get(uid)?.until
+        self.0.get(uid)?.ejected_until
     }
 
-    /// Ejects an endpoint of `total`, unless it is ejected already or the policy's maximum percentage is reached.
+    /// Ejects an endpoint, unless it is ejected already or the policy's maximum percentage of `total` endpoints is
+    /// reached. Returns the duration of the ejection.
     pub(crate) fn eject(
         &mut self,
         host: &Arc<Host>,
@@ -138,7 +141,7 @@ impl Outliers {
         total: usize,
         now: Instant,
     ) -> Option<Duration> {
-        if host.is_ejected() || !self.has_room(policy, total) {
+        if host.is_ejected() || !self.allows_ejection(policy, total) {
             return None;
         }
         let record = self
@@ -146,18 +149,23 @@ impl Outliers {
             .entry(host.uid.clone())
             .or_insert_with(|| EjectionRecord {
                 host: host.clone(),
-                times: 0,
-                until: None,
-                since: now,
+                ejection_count: 0,
+                ejected_until: None,
+                last_ejection_end: now,
             });
-        let quiet = now.saturating_duration_since(record.since).as_millis();
+        let quiet = now
+            .saturating_duration_since(record.last_ejection_end)
+            .as_millis();
         let forgotten = quiet / policy.interval.as_millis().max(1);
         let forgotten = u32::try_from(forgotten).unwrap_or(u32::MAX);
-        record.times = record.times.saturating_sub(forgotten).saturating_add(1);
+        record.ejection_count = record
+            .ejection_count
+            .saturating_sub(forgotten)
+            .saturating_add(1);
         let longest = MAX_EJECTION_TIME.max(policy.base_ejection);
-        let duration = policy.base_ejection.saturating_mul(record.times);
+        let duration = policy.base_ejection.saturating_mul(record.ejection_count);
         let duration = duration.min(longest);
-        record.until = Some(now + duration);
+        record.ejected_until = Some(now + duration);
         host.is_ejected.store(true, Relaxed);
         Some(duration)
     }
@@ -165,24 +173,27 @@ impl Outliers {
     /// Ends the ejections that are due; returns the time at which the next one ends.
     pub(crate) fn end_due_ejections(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
-            if record.until.is_some_and(|until| until <= now) {
-                record.until = None;
-                record.since = now;
+            if record.ejected_until.is_some_and(|until| until <= now) {
+                record.ejected_until = None;
+                record.last_ejection_end = now;
                 reset_counter(&record.host.server_errors);
                 reset_counter(&record.host.gateway_errors);
                 reset_counter(&record.host.local_failures);
                 record.host.is_ejected.store(false, Relaxed);
             }
         }
-        self.0.values().filter_map(|record| record.until).min()
+        self.0
+            .values()
+            .filter_map(|record| record.ejected_until)
+            .min()
     }
 
-    /// Removes endpoints that do not exist any more.
+    /// Removes the records of endpoints that do not exist any more.
     pub(crate) fn retain_hosts(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }
 
-    /// Ends all ejections, and resets their numbers.
+    /// Ends all ejections, and forgets how many there were.
     pub(crate) fn clear_ejections(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);

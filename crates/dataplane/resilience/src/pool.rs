@@ -17,66 +17,66 @@ use rand::{Rng as _, RngCore};
 
 use crate::{
     group::{HostView, WeightedGroup},
-    host::{Candidate, Host},
+    host::{EndpointCandidate, Host},
     locality::{PriorityGroup, Topology, configured_distribution, priority_group},
 };
 
-/// Overprovisioning factor in percent, as in Envoy: a priority with less than a third of its endpoints ejected keeps
-/// all requests.
+/// Overprovisioning factor in percent, as in Envoy: a priority receives all requests while about 71 % or more of its
+/// endpoints are healthy.
 const OVERPROVISIONING_PERCENT: u32 = 140;
 
 /// Snapshot of a destination's endpoints, grouped by priority and locality.
 #[derive(Debug)]
 pub(crate) struct Pool<E> {
-    pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
-    tiers: Vec<Tier>,
+    pub(crate) hosts: Vec<(Arc<Host>, EndpointCandidate<E>)>,
+    tiers: Vec<PriorityTier>,
     total_weight: u64,
-    /// Value of [`PoolQuery::health`] for which the healthy endpoints were counted.
-    counted: AtomicU64,
-    healthy: AtomicU32,
+    /// Health revision at which the healthy endpoints were counted.
+    counted_revision: AtomicU64,
+    healthy_count: AtomicU32,
 }
 
 #[derive(Debug)]
-struct Tier {
+struct PriorityTier {
     groups: Vec<WeightedGroup>,
-    size: u32,
-    healthy: AtomicU32,
+    endpoint_count: u32,
+    healthy_count: AtomicU32,
 }
 
-/// Parameters of picking an endpoint from the snapshot.
+/// Parameters of picking an endpoint from a pool snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolQuery<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
     /// Uids of endpoints to exclude.
-    pub(crate) failed: &'a [ambit_model::ArcStr],
+    pub(crate) excluded_uids: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
-    /// Counter that changes with each ejection and each end of one.
-    pub(crate) health: u64,
-    /// Number of active requests at all endpoints.
-    pub(crate) active: u32,
+    /// Revision of the endpoints' health, incremented when an ejection begins or ends.
+    pub(crate) health_revision: u64,
+    /// Number of active requests at all endpoints together.
+    pub(crate) active_requests: u32,
 }
 
 struct PickState<'a, E> {
     pool: &'a Pool<E>,
     query: PoolQuery<'a>,
-    /// Whether ejections are ignored, since too few endpoints are healthy (panic mode).
-    is_panic: bool,
+    /// Whether ejections are ignored, since too few endpoints are healthy (Envoy's panic mode).
+    is_panic_mode: bool,
 }
 
 impl<E> Pool<E> {
     pub(crate) fn new(
         policy: &DestinationPolicy,
         own: &Topology,
-        hosts: Vec<(Arc<Host>, Candidate<E>)>,
+        hosts: Vec<(Arc<Host>, EndpointCandidate<E>)>,
     ) -> Self {
         let mut by_tier: BTreeMap<u32, BTreeMap<usize, Vec<(u32, u32)>>> = BTreeMap::new();
         for ((_, candidate), index) in hosts.iter().zip(0_u32..) {
             let topology = &candidate.topology;
             let Some(PriorityGroup {
                 priority: tier,
-                split: part,
-            }) = priority_group(&policy.locality, own, topology, candidate.rank)
+                distribution_index: part,
+            }) = priority_group(&policy.locality, own, topology, candidate.locality_rank)
             else {
                 continue;
             };
@@ -97,9 +97,9 @@ impl<E> Pool<E> {
             let of = hosts.get(index as usize);
             of.map(|(host, _)| host.uid.to_string()).unwrap_or_default()
         };
-        let tiers = by_tier.into_values().map(|parts| Tier {
-            size: parts.values().map(|part| saturating_u32(part.len())).sum(),
-            healthy: AtomicU32::default(),
+        let tiers = by_tier.into_values().map(|parts| PriorityTier {
+            endpoint_count: parts.values().map(|part| saturating_u32(part.len())).sum(),
+            healthy_count: AtomicU32::default(),
             groups: parts
                 .into_iter()
                 .map(|(part, members)| WeightedGroup::new(share(part), members, hashed, name))
@@ -109,8 +109,8 @@ impl<E> Pool<E> {
             tiers: tiers.collect(),
             total_weight: hosts.iter().map(|(_, one)| u64::from(one.weight)).sum(),
             hosts,
-            counted: AtomicU64::new(u64::MAX),
-            healthy: AtomicU32::default(),
+            counted_revision: AtomicU64::new(u64::MAX),
+            healthy_count: AtomicU32::default(),
         }
     }
 
@@ -119,20 +119,20 @@ impl<E> Pool<E> {
         host.is_none_or(|(host, _)| host.is_ejected())
     }
 
-    /// Counts the healthy endpoints again if ejections have begun or ended.
+    /// Counts the healthy endpoints again if the health revision has changed.
     fn recount_healthy(&self, health: u64) {
-        if self.counted.load(Acquire) == health {
+        if self.counted_revision.load(Acquire) == health {
             return;
         }
         let mut all = 0;
         for tier in &self.tiers {
             let members = tier.groups.iter().flat_map(WeightedGroup::members);
             let healthy = saturating_u32(members.filter(|index| !self.is_ejected(*index)).count());
-            tier.healthy.store(healthy, Relaxed);
+            tier.healthy_count.store(healthy, Relaxed);
             all += healthy;
         }
-        self.healthy.store(all, Relaxed);
-        self.counted.store(health, Release);
+        self.healthy_count.store(all, Relaxed);
+        self.counted_revision.store(health, Release);
     }
 
     pub(crate) fn pick_host(
@@ -140,15 +140,15 @@ impl<E> Pool<E> {
         question: PoolQuery<'_>,
         rng: &mut dyn RngCore,
     ) -> Option<usize> {
-        self.recount_healthy(question.health);
-        let size: u32 = self.tiers.iter().map(|tier| tier.size).sum();
-        let healthy = self.healthy.load(Relaxed);
+        self.recount_healthy(question.health_revision);
+        let size: u32 = self.tiers.iter().map(|tier| tier.endpoint_count).sum();
+        let healthy = self.healthy_count.load(Relaxed);
         let outliers = question.policy.outliers.as_ref();
         let least = outliers.map_or(0, |policy| policy.min_health_percent);
         let now = PickState {
             pool: self,
             query: question,
-            is_panic: u64::from(healthy) * 100 < u64::from(least) * u64::from(size),
+            is_panic_mode: u64::from(healthy) * 100 < u64::from(least) * u64::from(size),
         };
         let first = self.pick_tier(&now, rng);
         let rest = (0..self.tiers.len()).filter(|index| *index != first);
@@ -163,14 +163,15 @@ impl<E> Pool<E> {
         None
     }
 
-    /// Picks the priority whose endpoints are tried first, in proportion to the priorities' healthy endpoints.
+    /// Picks the priority whose endpoints are tried first, at random in proportion to the healthy endpoints of each.
     fn pick_tier(&self, now: &PickState<'_, E>, rng: &mut dyn RngCore) -> usize {
-        if now.is_panic || self.tiers.len() < 2 {
+        if now.is_panic_mode || self.tiers.len() < 2 {
             return 0;
         }
-        let suffices = |tier: &Tier| {
-            let healthy = u64::from(tier.healthy.load(Relaxed));
-            (healthy * u64::from(OVERPROVISIONING_PERCENT) / u64::from(tier.size.max(1))).min(100)
+        let suffices = |tier: &PriorityTier| {
+            let healthy = u64::from(tier.healthy_count.load(Relaxed));
+            (healthy * u64::from(OVERPROVISIONING_PERCENT) / u64::from(tier.endpoint_count.max(1)))
+                .min(100)
         };
         // Usually the first tier gets all requests.
         let Some(of_first) = self.tiers.first().map(suffices) else {
@@ -199,7 +200,7 @@ impl<E> Pool<E> {
 }
 
 impl<E> PickState<'_, E> {
-    fn pick_in_tier(&self, tier: &Tier, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_in_tier(&self, tier: &PriorityTier, rng: &mut dyn RngCore) -> Option<u32> {
         let PoolQuery { policy, hash, .. } = self.query;
         let choose = |group: &WeightedGroup, rng: &mut dyn RngCore| {
             group.pick(&policy.balancing, hash, self, rng)
@@ -211,14 +212,17 @@ impl<E> PickState<'_, E> {
         // A part keeps its share as long as any of its endpoints is left.
         let is_alive = |group: &&WeightedGroup| group.members().any(|index| self.is_usable(index));
         let alive: Vec<&WeightedGroup> = groups.iter().filter(is_alive).collect();
-        let all: u64 = alive.iter().map(|group| u64::from(group.share)).sum();
+        let all: u64 = alive
+            .iter()
+            .map(|group| u64::from(group.group_weight))
+            .sum();
         let mut drawn = match hash {
             _ if all == 0 => 0,
             Some(hash) => hash % all,
             None => rng.random_range(0..all),
         };
         for group in &alive {
-            let share = u64::from(group.share);
+            let share = u64::from(group.group_weight);
             if drawn < share {
                 return choose(group, rng);
             }
@@ -233,7 +237,7 @@ impl<E> HostView for PickState<'_, E> {
         let Some((host, _)) = self.pool.hosts.get(index as usize) else {
             return false;
         };
-        (self.is_panic || !host.is_ejected()) && !self.query.failed.contains(&host.uid)
+        (self.is_panic_mode || !host.is_ejected()) && !self.query.excluded_uids.contains(&host.uid)
     }
 
     fn warmup_factor(&self, index: u32) -> f64 {
@@ -246,7 +250,7 @@ impl<E> HostView for PickState<'_, E> {
 
     fn active_requests(&self, index: u32) -> u32 {
         let host = self.pool.hosts.get(index as usize);
-        host.map_or(u32::MAX, |(host, _)| host.active.load(Relaxed))
+        host.map_or(u32::MAX, |(host, _)| host.active_requests.load(Relaxed))
     }
 
     fn is_within_load_bound(&self, index: u32, weight: u32) -> bool {
@@ -257,7 +261,7 @@ impl<E> HostView for PickState<'_, E> {
             return true;
         }
         // Share of all active requests, with this one.
-        let all = u64::from(self.query.active) + 1;
+        let all = u64::from(self.query.active_requests) + 1;
         let share = all * u64::from(weight) * u64::from(policy.balance_factor.max(100));
         let bound = share.div_ceil(self.pool.total_weight.max(1) * 100);
         u64::from(self.active_requests(index)) < bound

@@ -1,4 +1,4 @@
-//! Fixtures of the tests, which expect only behaviour, whatever the implementation.
+//! Fixtures for tests of load balancing and outlier detection through the public interface.
 
 mod balancing;
 mod outliers;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use ambit_model::{Balancing, DestinationPolicy, HashPolicy, HashSource, HashTable, Locality};
 use rand::{SeedableRng as _, rngs::SmallRng};
 
-use crate::{Candidate, Destination, NoEndpoint, PickRequest, PickedEndpoint, Topology};
+use crate::{Destination, EndpointCandidate, NoEndpoint, PickRequest, PickedEndpoint, Topology};
 
-/// Destination whose endpoints are numbers.
+/// Destination under test, whose endpoints are numbers.
 struct TestDestination {
     destination: Destination<u32>,
     now: Instant,
     rng: SmallRng,
     revision: u64,
-    own: Topology,
+    own_topology: Topology,
 }
 
 fn topology(locality: &str) -> Topology {
@@ -32,21 +32,21 @@ fn topology(locality: &str) -> Topology {
     }
 }
 
-fn candidate(number: u32, weight: u32, locality: &str) -> Candidate<u32> {
-    Candidate {
+fn candidate(number: u32, weight: u32, locality: &str) -> EndpointCandidate<u32> {
+    EndpointCandidate {
         uid: format!("c//Pod/ns/pod-{number}").into(),
         weight,
         topology: topology(locality),
-        rank: 0,
+        locality_rank: 0,
         endpoint: number,
     }
 }
 
-fn candidates(count: u32) -> Vec<Candidate<u32>> {
+fn candidates(count: u32) -> Vec<EndpointCandidate<u32>> {
     (0..count).map(|number| candidate(number, 1, "")).collect()
 }
 
-fn hashing(table: HashTable, balance_factor: u32) -> DestinationPolicy {
+fn hash_policy(table: HashTable, balance_factor: u32) -> DestinationPolicy {
     DestinationPolicy {
         balancing: Balancing::Hash(HashPolicy {
             source: HashSource::SourceIp,
@@ -58,22 +58,22 @@ fn hashing(table: HashTable, balance_factor: u32) -> DestinationPolicy {
 }
 
 impl TestDestination {
-    fn new(policy: DestinationPolicy, candidates: Vec<Candidate<u32>>) -> Self {
+    fn new(policy: DestinationPolicy, candidates: Vec<EndpointCandidate<u32>>) -> Self {
         let now = Instant::now();
         let mut scene = Self {
             destination: Destination::new(policy, now),
             now,
             rng: SmallRng::seed_from_u64(7),
             revision: 0,
-            own: topology("r1/z1/s1"),
+            own_topology: topology("r1/z1/s1"),
         };
         scene.update(candidates);
         scene
     }
 
-    fn update(&mut self, candidates: Vec<Candidate<u32>>) {
+    fn update(&mut self, candidates: Vec<EndpointCandidate<u32>>) {
         self.revision += 1;
-        let own = self.own.clone();
+        let own = self.own_topology.clone();
         self.destination
             .update(self.revision, self.now, &own, || candidates);
     }

@@ -19,19 +19,19 @@ use crate::{
 /// Request that a waypoint forwards, with the inputs for choosing an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendRequest<'a> {
-    /// The waypoint's own workload.
+    /// Workload of the waypoint pod itself.
     pub waypoint: &'a Workload,
     /// Address by which clients address this waypoint. With `None`, a request may be routed through this waypoint
     /// again, like that of any client.
-    pub own: Option<&'a GatewayAddress>,
+    pub own_address: Option<&'a GatewayAddress>,
     /// Whether the client addressed this service itself, and no HTTPRoute forwarded the request here. The waypoint
     /// then chooses an endpoint even if the service has another waypoint.
-    pub is_target: bool,
-    /// Uids of workloads that earlier attempts of the same request used, and that must not be chosen again.
-    pub failed: &'a [ArcStr],
+    pub is_called_service: bool,
+    /// Uids of workloads at which earlier attempts of the same request failed, and which are excluded.
+    pub failed_workloads: &'a [ArcStr],
     /// Address that the client dialed: an endpoint address of the same family is used if the endpoint and the service
     /// have one.
-    pub dialled: Option<IpAddr>,
+    pub dialed_ip: Option<IpAddr>,
 }
 
 /// Endpoint of a service from which a waypoint may choose.
@@ -53,7 +53,7 @@ pub type ActiveRequestsAt<'a> = &'a dyn Fn(SocketAddr) -> usize;
 impl BackendRequest<'_> {
     fn client_location(&self) -> ClientLocation<'_> {
         ClientLocation {
-            failed: self.failed,
+            failed_workloads: self.failed_workloads,
             ..self.waypoint.into()
         }
     }
@@ -68,11 +68,11 @@ impl BackendRequest<'_> {
         let families = service.and_then(|service| service.ip_families);
         let offered = |ip: &&IpAddr| families.is_none_or(|families| families.accepts(**ip));
         let first = || workload.ips().iter().find(offered).copied();
-        select_ip(workload, self.dialled.or_else(first)?, families)
+        select_ip(workload, self.dialed_ip.or_else(first)?, families)
     }
 
-    fn is_own(&self, gateway: &GatewayAddress) -> bool {
-        self.own
+    fn is_own_address(&self, gateway: &GatewayAddress) -> bool {
+        self.own_address
             .is_some_and(|own| gateway.destination == own.destination)
     }
 }
@@ -85,7 +85,7 @@ impl MeshTable {
     ///
     /// When there is no such service or port, no usable endpoint, or the endpoint must be entered through a waypoint
     /// that is not found.
-    pub fn backend(
+    pub fn route_to_backend(
         &self,
         request: &BackendRequest<'_>,
         name: &NamespacedHostname,
@@ -100,13 +100,13 @@ impl MeshTable {
         let (service, endpoints) = self.services.by_name(name).ok_or_else(none)?;
         let through = service_waypoint(service, rng);
         if let Some(gateway) =
-            through.filter(|gateway| !request.is_target && !request.is_own(gateway))
+            through.filter(|gateway| !request.is_called_service && !request.is_own_address(gateway))
         {
-            return self.through_waypoint_of(request, service, port, gateway, rng);
+            return self.route_through_waypoint(request, service, port, gateway, rng);
         }
         let client_location = request.client_location();
         let draw = |rng: &mut dyn RngCore| {
-            self.balance(
+            self.choose_endpoint(
                 client_location,
                 service,
                 endpoints,
@@ -138,8 +138,8 @@ impl MeshTable {
         rng: &mut dyn RngCore,
     ) -> Option<u64> {
         let (service, endpoints) = self.services.by_name(name)?;
-        let is_own = request.is_target
-            || service_waypoint(service, rng).is_none_or(|gateway| request.is_own(gateway));
+        let is_own = request.is_called_service
+            || service_waypoint(service, rng).is_none_or(|gateway| request.is_own_address(gateway));
         is_own.then_some(endpoints.revision)
     }
 
@@ -200,8 +200,8 @@ impl MeshTable {
         route_direct(workload, dst.ip(), dst.port(), None)
     }
 
-    /// Routes to the waypoint of a backend's service, with the service as target.
-    fn through_waypoint_of(
+    /// Routes through the waypoint of a backend's service; that waypoint chooses the endpoint.
+    fn route_through_waypoint(
         &self,
         request: &BackendRequest<'_>,
         service: &Arc<Service>,
@@ -219,7 +219,7 @@ impl MeshTable {
         };
         let is_preferred = |ip: IpAddr| {
             request
-                .dialled
+                .dialed_ip
                 .is_none_or(|dialled| dialled.is_ipv6() == ip.is_ipv6())
         };
         let vip = vips()
@@ -254,7 +254,7 @@ impl MeshTable {
             return Err(missing());
         }
         let attached = workload.template().endpoint_waypoint.as_deref();
-        let other = attached.filter(|attached| !request.is_own(&attached.waypoint));
+        let other = attached.filter(|attached| !request.is_own_address(&attached.waypoint));
         let dialled = request.endpoint_ip(workload, service);
         let Some(attached) = other else {
             let dialled = dialled.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));

@@ -36,7 +36,7 @@ pub(crate) enum EndpointPurpose<'a> {
     WaypointTunnel(Option<&'a [Identity]>),
 }
 
-/// Client of the chosen endpoint: its location, and the endpoints that it has tried.
+/// Location of the client for which an endpoint is chosen, and the workloads that it must avoid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLocation<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -45,7 +45,7 @@ pub(crate) struct ClientLocation<'a> {
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
     /// Uids of workloads to exclude, since connections to them have failed.
-    pub(crate) failed: &'a [ArcStr],
+    pub(crate) failed_workloads: &'a [ArcStr],
 }
 
 impl<'a> From<&'a Workload> for ClientLocation<'a> {
@@ -56,14 +56,14 @@ impl<'a> From<&'a Workload> for ClientLocation<'a> {
             node: &source.node,
             cluster_id: &source.cluster_id,
             locality: &source.locality,
-            failed: &[],
+            failed_workloads: &[],
         }
     }
 }
 
 impl MeshTable {
     /// Chooses an endpoint of `service`, and returns it with its target port; `None` if no endpoint is usable.
-    pub(crate) fn balance(
+    pub(crate) fn choose_endpoint(
         &self,
         client_location: ClientLocation<'_>,
         service: &Service,
@@ -86,13 +86,13 @@ impl MeshTable {
         chosen.or_else(|| match mode {
             // Terminating pods of a waypoint serve as long as no other does. One that cannot refuses at once.
             EndpointPurpose::WaypointTunnel(_) => {
-                choice.with_unready().pick_by_scan(endpoints, rng)
+                choice.including_unready().pick_by_scan(endpoints, rng)
             }
             EndpointPurpose::ClientConnection => None,
         })
     }
 
-    /// Returns the algorithm by which a service's endpoints are chosen.
+    /// Returns the parameters by which an endpoint of a service is chosen.
     fn endpoint_choice<'t, 'a>(
         &'t self,
         client_location: ClientLocation<'a>,
@@ -104,7 +104,7 @@ impl MeshTable {
         EndpointChoice {
             workloads: &self.workloads,
             name: service.namespaced_hostname(),
-            service_target: service.ports.get(&port).copied(),
+            service_target_port: service.ports.get(&port).copied(),
             health_policy: service
                 .load_balancing
                 .as_ref()
@@ -113,7 +113,7 @@ impl MeshTable {
             balancing: service.load_balancing.as_ref().unwrap_or(default),
             client_location,
             port,
-            mode,
+            purpose: mode,
         }
     }
 
@@ -154,23 +154,23 @@ pub(crate) fn is_candidate(
             .any(|identity| workload.has_identity(identity)),
         EndpointPurpose::WaypointTunnel(None) | EndpointPurpose::ClientConnection => true,
     };
-    has_accepted_identity && !client_location.failed.contains(workload.uid())
+    has_accepted_identity && !client_location.failed_workloads.contains(workload.uid())
 }
 
 struct EndpointChoice<'t, 'a> {
     workloads: &'t Workloads,
     name: NamespacedHostname,
-    service_target: Option<u16>,
+    service_target_port: Option<u16>,
     health_policy: HealthPolicy,
     balancing: &'a LoadBalancing,
     client_location: ClientLocation<'a>,
     port: u16,
-    mode: EndpointPurpose<'a>,
+    purpose: EndpointPurpose<'a>,
 }
 
 impl<'t> EndpointChoice<'t, '_> {
-    /// Includes endpoints that are not ready.
-    fn with_unready(self) -> Self {
+    /// Returns the choice with endpoints included that are not ready.
+    fn including_unready(self) -> Self {
         Self {
             health_policy: HealthPolicy::AllowAll,
             ..self
@@ -266,7 +266,7 @@ impl<'t> EndpointChoice<'t, '_> {
     fn eligible_endpoint(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
-        if template.capacity == 0 || !is_candidate(workload, self.client_location, self.mode) {
+        if template.capacity == 0 || !is_candidate(workload, self.client_location, self.purpose) {
             return None;
         }
         let elsewhere = template.network != *self.client_location.network;
@@ -278,14 +278,14 @@ impl<'t> EndpointChoice<'t, '_> {
         }
         let own = workload
             .membership(&self.name)?
-            .target(self.port)
+            .target_port(self.port)
             .filter(|port| *port != 0);
-        let by_service = self.service_target.filter(|port| *port != 0);
+        let by_service = self.service_target_port.filter(|port| *port != 0);
         let tunnel = template
             .application_tunnel
             .as_ref()
             .and_then(|tunnel| tunnel.port);
-        let port = match (self.mode, self.service_target) {
+        let port = match (self.purpose, self.service_target_port) {
             // The service must list the port.
             (EndpointPurpose::ClientConnection, None) => return None,
             (EndpointPurpose::ClientConnection, Some(_)) => own.or(by_service)?,
@@ -346,8 +346,8 @@ impl<'t> EndpointChoice<'t, '_> {
     }
 }
 
-/// Computes an endpoint's score for a client: a hash, scaled so that an endpoint has the highest score in proportion
-/// to its capacity.
+/// Computes the rendezvous-hashing score of an endpoint for a client. The scores are scaled so that each endpoint has
+/// the highest one in proportion to its capacity.
 fn rendezvous_score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);

@@ -11,7 +11,7 @@ use crate::{MeshTable, WorkloadRef, workloads::Slot};
 pub struct EndpointView {
     /// Uid of the workload.
     pub uid: WorkloadUid,
-    /// Target ports that the workload's own record maps the service's ports to.
+    /// Target ports of the workload by service port, as its own record maps them.
     pub ports: PortMap,
     /// Health that the control plane reports.
     pub status: WorkloadStatus,
@@ -30,13 +30,13 @@ impl MeshTable {
     /// Returns the endpoints that the service's health policy allows, for dumps.
     pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
         let name = service.namespaced_hostname();
-        let slots = self.usable(service, &name);
-        self.view(&name, slots)
+        let slots = self.usable_endpoints(service, &name);
+        self.endpoint_view(&name, slots)
     }
 
     /// Iterates over the workloads that are endpoints of the service and that its health policy allows.
     pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
-        self.usable(service, &service.namespaced_hostname())
+        self.usable_endpoints(service, &service.namespaced_hostname())
             .filter_map(|slot| self.workloads.get(slot))
     }
 
@@ -48,7 +48,7 @@ impl MeshTable {
         let slots = entry.flat_map(|(_, endpoints)| endpoints.usable(HealthPolicy::AllowAll));
         let workloads = slots.filter_map(|slot| self.workloads.get(slot));
         let of_port = workloads.filter_map(|workload| {
-            let own = workload.membership(&name)?.target(port);
+            let own = workload.membership(&name)?.target_port(port);
             let target = own.filter(|port| *port != 0).or(by_service)?;
             (target != 0).then(|| PortEndpoint {
                 workload: workload.clone(),
@@ -58,7 +58,7 @@ impl MeshTable {
         of_port.collect()
     }
 
-    fn usable(
+    fn usable_endpoints(
         &self,
         service: &Service,
         name: &NamespacedHostname,
@@ -82,17 +82,17 @@ impl MeshTable {
     /// Returns endpoints whose services have not been received, by service, for dumps.
     pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
         self.services
-            .staged()
+            .staged_endpoints()
             .map(|(name, endpoints)| {
                 (
                     name.clone(),
-                    self.view(name, endpoints.usable(HealthPolicy::AllowAll)),
+                    self.endpoint_view(name, endpoints.usable(HealthPolicy::AllowAll)),
                 )
             })
             .collect()
     }
 
-    fn view(
+    fn endpoint_view(
         &self,
         name: &NamespacedHostname,
         slots: impl Iterator<Item = Slot>,

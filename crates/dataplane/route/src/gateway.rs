@@ -3,15 +3,15 @@
 use std::{net::IpAddr, sync::Arc};
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, NetworkAddress,
-    Service, Workload,
+    ArcStr, EndpointWaypoint, GatewayAddress, GatewayDestination, HBONE_PORT, Identity,
+    NetworkAddress, Service, Workload,
 };
 use rand::{Rng, RngCore};
 
 use crate::{
     MeshTable, WorkloadRef,
     balance::{ClientLocation, EndpointPurpose, is_candidate, select_ip},
-    identities::{Identities, identities},
+    identities::{Identities, server_identities},
     services::Endpoints,
 };
 
@@ -24,14 +24,14 @@ pub(crate) struct NamedGateway<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
     /// Identities of the gateway's pods, if the record names them.
-    pub(crate) run_as: Option<&'a [Identity]>,
+    pub(crate) pod_identities: Option<&'a [Identity]>,
 }
 
 impl<'a> From<&'a GatewayAddress> for NamedGateway<'a> {
     fn from(gateway: &'a GatewayAddress) -> Self {
         Self {
             gateway,
-            run_as: None,
+            pod_identities: None,
         }
     }
 }
@@ -40,7 +40,7 @@ impl<'a> From<&'a EndpointWaypoint> for NamedGateway<'a> {
     fn from(attached: &'a EndpointWaypoint) -> Self {
         Self {
             gateway: &attached.waypoint,
-            run_as: Some(&attached.identities),
+            pod_identities: Some(&attached.identities),
         }
     }
 }
@@ -53,22 +53,23 @@ pub(crate) struct GatewayWorkload<'a> {
     pub(crate) ip: Option<IpAddr>,
     /// HBONE port of the workload.
     pub(crate) port: u16,
-    /// Service that the gateway's address refers to, if it does.
+    /// Service to which the gateway's address refers; `None` if it refers to a workload.
     pub(crate) service: Option<&'a Arc<Service>>,
     /// Whether the peer must present exactly this workload's identity.
-    is_exact: bool,
+    requires_exact_identity: bool,
 }
 
 impl GatewayWorkload<'_> {
     /// Returns the identities that the peer may present: the workload's own and, unless the record names the
     /// identities of the gateway's pods, those of its service.
     pub(crate) fn identities(&self) -> Identities {
-        let service = self.service.filter(|_| !self.is_exact);
-        identities(Some(self.workload), service.map(|service| &**service))
+        let service = self.service.filter(|_| !self.requires_exact_identity);
+        server_identities(Some(self.workload), service.map(|service| &**service))
     }
 }
 
-/// Returns the waypoint of a service for a connection, chosen by weight if there are weights.
+/// Returns the waypoint of a service for one connection. If the service has several waypoints with weights, the choice
+/// is random by weight.
 pub(crate) fn service_waypoint<'a>(
     service: &'a Service,
     rng: &mut dyn RngCore,
@@ -102,28 +103,31 @@ impl MeshTable {
         dialled: IpAddr,
         rng: &mut dyn RngCore,
     ) -> Option<GatewayWorkload<'_>> {
-        let NamedGateway { gateway, run_as } = named.into();
+        let NamedGateway {
+            gateway,
+            pod_identities: run_as,
+        } = named.into();
         let port = match gateway.hbone_mtls_port {
             0 => HBONE_PORT,
             port => port,
         };
         let mode = EndpointPurpose::WaypointTunnel(run_as);
         let by_service = match &gateway.destination {
-            Destination::Address(at) => self.gateway_at(at),
-            Destination::Hostname(name) => self.services.by_name(name),
+            GatewayDestination::Address(at) => self.gateway_service(at),
+            GatewayDestination::Hostname(name) => self.services.by_name(name),
         };
         let (workload, ip, port, service) = if let Some((service, endpoints)) = by_service {
             let (workload, port) =
-                self.balance(client_location, service, endpoints, port, mode, rng)?;
+                self.choose_endpoint(client_location, service, endpoints, port, mode, rng)?;
             let ip = select_ip(workload, dialled, service.ip_families);
             (workload, ip, port, Some(service))
         } else {
             let (workload, ip) = match &gateway.destination {
-                Destination::Address(at) => (
+                GatewayDestination::Address(at) => (
                     self.workloads.by_ip(&at.network, at.address)?,
                     Some(at.address),
                 ),
-                Destination::Hostname(name) => {
+                GatewayDestination::Hostname(name) => {
                     let workload = self.workloads.by_hostname(name)?;
                     (workload, select_ip(workload, dialled, None))
                 }
@@ -135,7 +139,7 @@ impl MeshTable {
             ip,
             port,
             service,
-            is_exact: run_as.is_some(),
+            requires_exact_identity: run_as.is_some(),
         };
         found
             .if_reachable(client_location)
@@ -145,8 +149,8 @@ impl MeshTable {
     /// Whether the service that a gateway's address refers to is known, even if it has no endpoints.
     pub(crate) fn is_gateway_known(&self, gateway: &GatewayAddress) -> bool {
         match &gateway.destination {
-            Destination::Address(at) => self.gateway_at(at).is_some(),
-            Destination::Hostname(name) => self.services.by_name(name).is_some(),
+            GatewayDestination::Address(at) => self.gateway_service(at).is_some(),
+            GatewayDestination::Hostname(name) => self.services.by_name(name).is_some(),
         }
     }
 
@@ -154,37 +158,40 @@ impl MeshTable {
     /// one of the identities that the record names, if it names any. Connections from the waypoint to its own
     /// destinations must not be routed to a waypoint again. A pod that only runs under the waypoint's service account
     /// is not the waypoint.
-    pub(crate) fn is_waypoint<'a>(
+    pub(crate) fn is_waypoint_pod<'a>(
         &self,
         source: &Workload,
         named: impl Into<NamedGateway<'a>>,
     ) -> bool {
-        let NamedGateway { gateway, run_as } = named.into();
+        let NamedGateway {
+            gateway,
+            pod_identities: run_as,
+        } = named.into();
         let runs_as_named = run_as.is_none_or(|run_as| run_as.contains(&source.identity()));
-        runs_as_named && self.is_behind(source, gateway)
+        runs_as_named && self.is_gateway_workload(source, gateway)
     }
 
     /// Returns the service at a gateway's address. Only public services count, since a namespace could otherwise
     /// substitute its own pods for the gateway.
-    fn gateway_at(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
+    fn gateway_service(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
         self.services
             .by_vip(&at.network, at.address, Some(NO_CLIENT_NAMESPACE))
     }
 
     /// Whether `source` is an endpoint of the gateway's service, or the workload at its address.
-    pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
+    pub(crate) fn is_gateway_workload(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
         let service = match &gateway.destination {
-            Destination::Address(at) => self.gateway_at(at).map(|(service, _)| service),
-            Destination::Hostname(name) => self.service(name),
+            GatewayDestination::Address(at) => self.gateway_service(at).map(|(service, _)| service),
+            GatewayDestination::Hostname(name) => self.service(name),
         };
         if let Some(service) = service {
             return source.services.contains_key(&service.namespaced_hostname());
         }
         match &gateway.destination {
-            Destination::Address(at) => {
+            GatewayDestination::Address(at) => {
                 source.network == at.network && source.workload_ips.contains(&at.address)
             }
-            Destination::Hostname(name) => {
+            GatewayDestination::Hostname(name) => {
                 source.namespace == name.namespace && source.hostname == name.hostname
             }
         }

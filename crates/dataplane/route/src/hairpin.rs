@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use ambit_model::{ArcStr, Identity, Protocol, Workload};
 use rand::RngCore;
 
-use crate::{MeshTable, Route, RouteError, outbound::Caller};
+use crate::{MeshTable, Route, RouteError, outbound::RouteClient};
 
 /// Whether layer 7 rules of a waypoint could apply to a connection that bypasses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bypass {
-    /// The control plane does not publish the waypoint's rules.
+pub enum WaypointBypass {
+    /// The control plane does not publish the layer 7 rules of the waypoint.
     RulesUnknown,
     /// No layer 7 rule could apply to the connection.
     NoRuleApplies,
@@ -34,7 +34,7 @@ impl MeshTable {
             return false;
         };
         // Nothing can come through a waypoint before it comes to the waypoint.
-        if self.is_waypoint(local, attached) {
+        if self.is_waypoint_pod(local, attached) {
             return false;
         }
         if !peer.is_some_and(|peer| attached.identities.contains(peer)) {
@@ -43,25 +43,25 @@ impl MeshTable {
         let peer = self.workloads.by_ip(&local.network, peer_ip);
         peer.is_some_and(|peer| {
             let is_captured = peer.protocol() == Protocol::Hbone && !peer.native_tunnel();
-            is_captured && !self.is_waypoint(&peer.to_model(), attached)
+            is_captured && !self.is_waypoint_pod(&peer.to_model(), attached)
         })
     }
 
     /// Returns whether layer 7 rules of the waypoint could apply to a connection to `port` of the local workload;
     /// `None` unless the connection [bypasses](Self::bypasses_waypoint) the waypoint.
-    pub fn bypass(
+    pub fn waypoint_bypass(
         &self,
         local: &Workload,
         peer: Option<&Identity>,
         peer_ip: IpAddr,
         port: u16,
-    ) -> Option<Bypass> {
+    ) -> Option<WaypointBypass> {
         if !self.bypasses_waypoint(local, peer, peer_ip) {
             return None;
         }
         let attached = local.endpoint_waypoint.as_ref();
         let Some(rules) = attached.and_then(|attached| attached.rules.as_ref()) else {
-            return Some(Bypass::RulesUnknown);
+            return Some(WaypointBypass::RulesUnknown);
         };
         // Gateways and waypoints call for others under their own identity.
         let is_caller_itself = self
@@ -70,8 +70,8 @@ impl MeshTable {
             .is_some_and(|one| !one.native_tunnel() && one.template().application_tunnel.is_none());
         let caller = peer.filter(|_| is_caller_itself);
         Some(match rules.iter().any(|rule| rule.covers(caller, port)) {
-            true => Bypass::RuleMayApply,
-            false => Bypass::NoRuleApplies,
+            true => WaypointBypass::RuleMayApply,
+            false => WaypointBypass::NoRuleApplies,
         })
     }
 
@@ -96,10 +96,10 @@ impl MeshTable {
                 of: local.uid.clone(),
             });
         }
-        let caller = Caller {
+        let caller = RouteClient {
             source: local,
-            failed,
+            failed_workloads: failed,
         };
-        self.to_waypoint(caller, dst, attached.into(), &local.uid, None, rng)
+        self.route_to_waypoint(caller, dst, attached.into(), &local.uid, None, rng)
     }
 }

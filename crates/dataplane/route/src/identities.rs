@@ -10,7 +10,10 @@ pub type Identities = SmallVec<[Identity; 2]>;
 
 /// Returns the identities that the server of a connection may present. SANs of a service that are not SPIFFE IDs in
 /// the mesh's form match no peer and are skipped.
-pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
+pub(crate) fn server_identities(
+    workload: Option<&WorkloadRef>,
+    service: Option<&Service>,
+) -> Identities {
     let mut identities: Identities = workload
         .iter()
         .map(|workload| workload.identity())

@@ -7,8 +7,8 @@ use std::{
 };
 
 use ambit_model::{
-    AppTunnelProtocol, ArcStr, GatewayAddress, HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
-    Reason, SOCKS5_PORT, Service, Workload,
+    AppTunnelProtocol, ArcStr, FailureReason, GatewayAddress, HBONE_PORT, INBOUND_PLAINTEXT_PORT,
+    OUTBOUND_PORT, SOCKS5_PORT, Service, Workload,
 };
 
 use crate::{MeshTable, WorkloadRef};
@@ -48,7 +48,7 @@ impl fmt::Display for ConnectTarget {
 #[derive(Clone, Debug)]
 pub struct InboundRequest<'a> {
     /// Pod that received the connection.
-    pub local: &'a Workload,
+    pub local_workload: &'a Workload,
     /// Local address on which the tunnel's connection was accepted.
     pub local_ip: IpAddr,
     /// Destination that the request names.
@@ -64,7 +64,7 @@ pub struct InboundRoute {
     /// Address of the application to connect to.
     pub addr: SocketAddr,
     /// Destination by which policies authorize the tunnel: the pod's own address and the application's port.
-    pub authorize: SocketAddr,
+    pub authorized_destination: SocketAddr,
     /// PROXY header to send before the client's data; the connection then comes from the loopback address, not from
     /// the client's.
     pub proxy_header: Option<ProxyHeader>,
@@ -120,8 +120,8 @@ impl InboundError {
     }
 
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
-        Reason::Connect
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::Connect
     }
 }
 
@@ -133,12 +133,12 @@ impl MeshTable {
         if let ConnectTarget::Addr(asked) = request.target {
             self.check_destination(request, local_ip, asked.ip().to_canonical())?;
         }
-        let tunnel = request.local.application_tunnel.as_ref();
+        let tunnel = request.local_workload.application_tunnel.as_ref();
         let port = match (tunnel.and_then(|tunnel| tunnel.port), request.target) {
             (Some(port), _) => port,
             (None, ConnectTarget::Addr(asked)) => asked.port(),
             (None, ConnectTarget::Host { hostname, port }) => {
-                self.resolve_port(request.local, hostname, *port)?
+                self.resolve_port(request.local_workload, hostname, *port)?
             }
         };
         if PROXY_PORTS.contains(&port) {
@@ -149,7 +149,7 @@ impl MeshTable {
         if !with_proxy {
             return Ok(InboundRoute {
                 addr: authorize,
-                authorize,
+                authorized_destination: authorize,
                 proxy_header: None,
             });
         }
@@ -161,7 +161,7 @@ impl MeshTable {
         let dst = self.proxied_destination(request, local_ip)?;
         Ok(InboundRoute {
             addr,
-            authorize,
+            authorized_destination: authorize,
             proxy_header: Some(ProxyHeader { dst }),
         })
     }
@@ -172,7 +172,7 @@ impl MeshTable {
         local_ip: IpAddr,
         asked: IpAddr,
     ) -> Result<(), InboundError> {
-        let local = request.local;
+        let local = request.local_workload;
         if asked == local_ip
             || local.application_tunnel.is_some()
             || self.is_waypoint_of(local, asked)
@@ -185,9 +185,9 @@ impl MeshTable {
         })
     }
 
-    /// Whether the workload or service at an address names the local workload as its waypoint.
+    /// Whether the local workload is the waypoint of the workload or service at the address `asked`.
     fn is_waypoint_of(&self, local: &Workload, asked: IpAddr) -> bool {
-        let waypoints = |gateway: &GatewayAddress| self.is_behind(local, gateway);
+        let waypoints = |gateway: &GatewayAddress| self.is_gateway_workload(local, gateway);
         let exact = self.services.by_vip(&local.network, asked, None);
         let by_prefix = || self.services.by_prefix(&local.network, asked, None);
         if let Some((service, _)) = exact.or_else(by_prefix) {
@@ -253,11 +253,14 @@ impl MeshTable {
         local_ip: IpAddr,
     ) -> Result<SocketAddr, InboundError> {
         match request.target {
-            ConnectTarget::Addr(asked) => Ok(ambit_model::canonical_socket(*asked)),
+            ConnectTarget::Addr(asked) => Ok(ambit_model::canonical_socket_address(*asked)),
             ConnectTarget::Host { hostname, port } => {
-                let service = self.service_for(request.local, hostname)?;
+                let service = self.service_for(request.local_workload, hostname)?;
                 let vip = service.vips.iter().min_by_key(|vip| {
-                    (vip.network != request.local.network, vip.address.is_ipv6())
+                    (
+                        vip.network != request.local_workload.network,
+                        vip.address.is_ipv6(),
+                    )
                 });
                 Ok(SocketAddr::new(
                     vip.map_or(local_ip, |vip| vip.address),

@@ -8,11 +8,11 @@ use std::{
 use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// Minimum number of interned values before unused ones are swept.
+/// Number of interned values at which unused ones are first swept.
 const INITIAL_SWEEP_SIZE: usize = 1024;
 
-/// Single copy of every distinct value in use. Values without other references are dropped in sweeps whose cost is
-/// spread over the insertions between them.
+/// Interner, which holds a single copy of every distinct value in use. A sweep drops values without other references;
+/// its cost is amortized over insertions.
 #[derive(Debug)]
 pub(crate) struct Interner<T> {
     values: HashTable<Arc<T>>,

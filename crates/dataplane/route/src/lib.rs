@@ -21,7 +21,7 @@ mod workloads;
 
 pub use backend::{ActiveRequestsAt, BackendEndpoint, BackendRequest};
 pub use endpoints::{EndpointView, PortEndpoint};
-pub use hairpin::Bypass;
+pub use hairpin::WaypointBypass;
 pub use identities::Identities;
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, PROXY_PORTS, ProxyHeader,

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, LbMode, NamespacedHostname,
-    Protocol, Reason, Service, Workload,
+    ArcStr, EndpointWaypoint, FailureReason, GatewayAddress, GatewayDestination, HBONE_PORT,
+    LbMode, NamespacedHostname, Protocol, Service, Workload,
 };
 use rand::RngCore;
 
@@ -15,17 +15,17 @@ use crate::{
     MeshTable, WorkloadRef,
     balance::{ClientLocation, EndpointPurpose, select_ip},
     gateway::{GatewayWorkload, NamedGateway, service_waypoint},
-    identities::{Identities, identities},
+    identities::{Identities, server_identities},
 };
 
 /// Route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Plain TCP to the dialed address, since the destination is not in the mesh.
+    /// Plain TCP to the original destination, which is not in the mesh.
     Passthrough {
         /// Original destination address.
         dst: SocketAddr,
-        /// Dialed service, if a service in passthrough mode contains the address.
+        /// Service that the client dialed, if its load balancing mode is passthrough.
         service: Option<Arc<Service>>,
     },
     /// Plain TCP to a workload that does not support tunnels.
@@ -36,10 +36,11 @@ pub enum Route {
     DoubleHbone {
         /// Tunnel to the network gateway.
         outer: HboneRoute,
-        /// Inner tunnel to the destination network's endpoint.
+        /// Inner tunnel to the endpoint in the other network.
         inner: InnerTunnel,
     },
-    /// Route to a destination that has only a host name: resolve it, then call [`PendingRoute::resolve`].
+    /// Route to a destination that has only a host name, which the caller must resolve and pass to
+    /// [`PendingRoute::resolve`].
     NeedsDns(PendingRoute),
 }
 
@@ -62,7 +63,7 @@ pub struct HboneRoute {
     /// `:authority` of the CONNECT request.
     pub authority: String,
     /// Identities that the tunnel's server may present.
-    pub expected: Identities,
+    pub expected_identities: Identities,
     /// Workload at which this tunnel ends: the destination, the waypoint or the gateway.
     pub workload: WorkloadRef,
     /// Service that the client dialed, if any; used for `host` of the `forwarded` header and for telemetry.
@@ -77,7 +78,7 @@ pub struct InnerTunnel {
     /// `:authority` of the inner CONNECT request.
     pub authority: String,
     /// Identities that the inner tunnel's server may present.
-    pub expected: Identities,
+    pub expected_identities: Identities,
 }
 
 /// Route to a workload whose host name must be resolved first.
@@ -88,7 +89,7 @@ pub struct PendingRoute {
     /// Whether to prefer IPv6 addresses, since the client dialed one; otherwise IPv4 is preferred. The other family
     /// is acceptable.
     pub prefer_ipv6: bool,
-    /// Route that is complete except for the address, which is unspecified.
+    /// Complete route except for the destination address, which is a placeholder.
     route: Box<Route>,
     /// Whether the CONNECT request's authority is the address, too, and must be filled in.
     authority_is_addr: bool,
@@ -200,7 +201,7 @@ pub enum RouteError {
     /// The control plane did not respond to the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     ControlPlaneTimeout {
-        /// Name that was subscribed to.
+        /// Resource name to which the client subscribed.
         key: String,
     },
     /// The service has endpoints behind a network gateway but names no identities, so no server of the inner tunnel
@@ -214,11 +215,12 @@ pub enum RouteError {
 
 impl RouteError {
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
-        Reason::Connect
+    pub fn reason(&self) -> FailureReason {
+        FailureReason::Connect
     }
 
-    /// Whether the error may pass within seconds: the waypoint exists, and its pods are starting.
+    /// Whether the error is transient, so that a retry within seconds may succeed: the waypoint exists, but has no
+    /// ready pod yet.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }
@@ -249,8 +251,8 @@ impl MeshTable {
         self.outbound_excluding(source, dst, &[], rng)
     }
 
-    /// Routes like [`Self::outbound`], but to another pod of the waypoint, or endpoint of the service, than the
-    /// workloads with the uids `failed`, to which connections have failed.
+    /// Routes like [`Self::outbound`], but excludes the workloads with the uids `failed`, to which connections have
+    /// failed: another pod of the waypoint or another endpoint of the service is chosen.
     pub fn outbound_excluding(
         &self,
         source: &Workload,
@@ -258,22 +260,25 @@ impl MeshTable {
         failed: &[ArcStr],
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
-        let caller = Caller { source, failed };
-        let dst = ambit_model::canonical_socket(dst);
+        let caller = RouteClient {
+            source,
+            failed_workloads: failed,
+        };
+        let dst = ambit_model::canonical_socket_address(dst);
         let at = self.service_at(&source.network, dst.ip(), &source.namespace);
         let Some((service, endpoints)) = at else {
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(caller, dst, workload, rng),
+                Some(workload) => self.route_to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough { dst, service: None }),
             };
         };
         if let Some(waypoint) = service_waypoint(service, rng) {
-            return self.to_service_waypoint(caller, dst, service, waypoint, rng);
+            return self.route_to_service_waypoint(caller, dst, service, waypoint, rng);
         }
         if service.lb_mode() == LbMode::Passthrough {
             // A workload keeps its mTLS and its waypoint.
             return match self.workloads.by_ip(&source.network, dst.ip()) {
-                Some(workload) => self.to_workload(caller, dst, workload, rng),
+                Some(workload) => self.route_to_workload(caller, dst, workload, rng),
                 None => Ok(Route::Passthrough {
                     dst,
                     service: Some(service.clone()),
@@ -281,7 +286,7 @@ impl MeshTable {
             };
         }
         let (workload, port) = self
-            .balance(
+            .choose_endpoint(
                 caller.client_location(),
                 service,
                 endpoints,
@@ -294,10 +299,10 @@ impl MeshTable {
                 port: dst.port(),
             })?;
         if workload.network() != &source.network {
-            let identities = identities(None, Some(service));
-            return self.through_gateway(caller, dst, service, workload, identities, rng);
+            let identities = server_identities(None, Some(service));
+            return self.route_through_gateway(caller, dst, service, workload, identities, rng);
         }
-        let Some(attached) = self.waypoint_of(caller, workload) else {
+        let Some(attached) = self.endpoint_waypoint(caller, workload) else {
             return route_direct(workload, dst.ip(), port, Some(service));
         };
         let target = if attached.for_services {
@@ -310,36 +315,38 @@ impl MeshTable {
             SocketAddr::new(ip, port)
         };
         let (of, named) = (workload.uid(), NamedGateway::from(attached));
-        self.to_waypoint(caller, target, named, of, Some(service), rng)
+        self.route_to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
     /// Routes to a workload that the client dialed by its own address.
-    fn to_workload(
+    fn route_to_workload(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         workload: &WorkloadRef,
         rng: &mut dyn RngCore,
     ) -> Result<Route, RouteError> {
         let template = workload.template();
         let named = match &template.endpoint_waypoint {
-            Some(_) => self.waypoint_of(caller, workload).map(NamedGateway::from),
+            Some(_) => self
+                .endpoint_waypoint(caller, workload)
+                .map(NamedGateway::from),
             None => {
                 let waypoint = template.waypoint.as_deref();
                 waypoint
-                    .filter(|waypoint| !self.is_waypoint(caller.source, *waypoint))
+                    .filter(|waypoint| !self.is_waypoint_pod(caller.source, *waypoint))
                     .map(NamedGateway::from)
             }
         };
         match named {
-            Some(named) => self.to_waypoint(caller, dst, named, workload.uid(), None, rng),
+            Some(named) => self.route_to_waypoint(caller, dst, named, workload.uid(), None, rng),
             None => route_direct(workload, dst.ip(), dst.port(), None),
         }
     }
 
-    fn to_service_waypoint(
+    fn route_to_service_waypoint(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         waypoint: &GatewayAddress,
@@ -351,26 +358,33 @@ impl MeshTable {
                 self.waypoint_error(waypoint, service.namespaced_hostname().to_string())
             })?;
         if found.workload.network() != &caller.source.network {
-            let identities = identities(None, found.service.map(|service| &**service));
-            return self.through_gateway(caller, dst, service, found.workload, identities, rng);
+            let identities = server_identities(None, found.service.map(|service| &**service));
+            return self.route_through_gateway(
+                caller,
+                dst,
+                service,
+                found.workload,
+                identities,
+                rng,
+            );
         }
         Ok(tunnel_to_waypoint(&found, waypoint, dst, Some(service)))
     }
 
     /// Returns the waypoint that an endpoint's own record names, unless the connection comes from that waypoint.
-    fn waypoint_of<'a>(
+    fn endpoint_waypoint<'a>(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         workload: &'a WorkloadRef,
     ) -> Option<&'a EndpointWaypoint> {
         let attached = workload.template().endpoint_waypoint.as_deref();
-        attached.filter(|attached| !self.is_waypoint(caller.source, *attached))
+        attached.filter(|attached| !self.is_waypoint_pod(caller.source, *attached))
     }
 
     /// Routes to the waypoint of the workload or service `of`.
-    pub(crate) fn to_waypoint(
+    pub(crate) fn route_to_waypoint(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         target: SocketAddr,
         named: NamedGateway<'_>,
         of: &str,
@@ -393,11 +407,11 @@ impl MeshTable {
         }
     }
 
-    /// Routes to an endpoint or waypoint of another network. The inner tunnel accepts only identities that the service
-    /// names, since the gateway chooses the endpoint.
-    fn through_gateway(
+    /// Routes to an endpoint or waypoint of another network through its gateway. The gateway chooses the endpoint, so
+    /// the inner tunnel accepts all identities of the service, and no others.
+    fn route_through_gateway(
         &self,
-        caller: Caller<'_>,
+        caller: RouteClient<'_>,
         dst: SocketAddr,
         service: &Arc<Service>,
         workload: &WorkloadRef,
@@ -431,7 +445,7 @@ impl MeshTable {
         let outer = HboneRoute {
             addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
             authority: authority.clone(),
-            expected: found.identities(),
+            expected_identities: found.identities(),
             workload: found.workload.clone(),
             service: Some(service.clone()),
             waypoint: None,
@@ -440,7 +454,7 @@ impl MeshTable {
             outer,
             inner: InnerTunnel {
                 authority,
-                expected,
+                expected_identities: expected,
             },
         };
         Ok(with_resolved_address(
@@ -455,28 +469,28 @@ impl MeshTable {
 
 /// Local workload whose connection is routed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller<'a> {
+pub(crate) struct RouteClient<'a> {
     pub(crate) source: &'a Workload,
-    /// Endpoints that failed, as in [`MeshTable::outbound_excluding`].
-    pub(crate) failed: &'a [ArcStr],
+    /// Uids of workloads to which connections failed, as in [`MeshTable::outbound_excluding`].
+    pub(crate) failed_workloads: &'a [ArcStr],
 }
 
-impl<'a> Caller<'a> {
+impl<'a> RouteClient<'a> {
     fn client_location(self) -> ClientLocation<'a> {
         ClientLocation {
-            failed: self.failed,
+            failed_workloads: self.failed_workloads,
             ..self.source.into()
         }
     }
 }
 
-/// Placeholder in a route for an address that is not resolved yet.
+/// Placeholder address of a route whose host name is not resolved yet.
 const UNRESOLVED_IP: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
     match &gateway.destination {
-        Destination::Address(at) => &at.network,
-        Destination::Hostname(_) => workload.network(),
+        GatewayDestination::Address(at) => &at.network,
+        GatewayDestination::Hostname(_) => workload.network(),
     }
 }
 
@@ -491,7 +505,7 @@ pub(crate) fn tunnel_to_waypoint(
     let route = Route::Hbone(HboneRoute {
         addr: SocketAddr::new(found.ip.unwrap_or(UNRESOLVED_IP), found.port),
         authority: dst.to_string(),
-        expected: found.identities(),
+        expected_identities: found.identities(),
         workload: found.workload.clone(),
         service: service.cloned(),
         waypoint: Some(waypoint.destination.to_string().into()),
@@ -528,7 +542,7 @@ pub(crate) fn route_direct(
         Protocol::Hbone => Route::Hbone(HboneRoute {
             addr: SocketAddr::new(target.ip(), HBONE_PORT),
             authority: target.to_string(),
-            expected: identities(Some(workload), service.as_deref()),
+            expected_identities: server_identities(Some(workload), service.as_deref()),
             workload: workload.clone(),
             service,
             waypoint: None,

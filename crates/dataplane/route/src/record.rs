@@ -1,4 +1,5 @@
-//! Compact form of a workload's record: its own fields in a small allocation, all others shared.
+//! Compact workload record: the workload's own fields are in a small allocation, all others are shared with similar
+//! workloads.
 //!
 //! Pods of one Deployment differ in little more than name, address and node, so everything else is one
 //! [`WorkloadTemplate`] for all of them, and node with locality one [`WorkloadLocation`] for all pods of a node.
@@ -66,7 +67,7 @@ pub(crate) struct ServiceMembership {
 
 impl ServiceMembership {
     /// Returns the workload's own target port for a service port.
-    pub(crate) fn target(&self, service_port: u16) -> Option<u16> {
+    pub(crate) fn target_port(&self, service_port: u16) -> Option<u16> {
         let index = self
             .ports
             .binary_search_by_key(&service_port, |(port, _)| *port)
@@ -155,7 +156,7 @@ impl WorkloadRef {
         }
     }
 
-    /// Whether `identity` is the workload's, without allocating.
+    /// Whether the workload has this identity; compares without allocating.
     pub fn has_identity(&self, identity: &Identity) -> bool {
         let template = &*self.0.template;
         template.service_account == identity.service_account
@@ -171,12 +172,12 @@ impl WorkloadRef {
         }
     }
 
-    /// Network that the workload's addresses belong to.
+    /// Returns the network to which the workload's addresses belong.
     pub fn network(&self) -> &ArcStr {
         &self.0.template.network
     }
 
-    /// Returns the protocol in which the workload accepts connections.
+    /// Returns the protocol in which the workload accepts connections: plain TCP or HBONE.
     pub fn protocol(&self) -> Protocol {
         self.0.template.protocol
     }
@@ -280,7 +281,7 @@ impl WorkloadRef {
     }
 
     /// Whether the workload's own record names `waypoint` as its waypoint.
-    pub fn is_behind(&self, waypoint: &GatewayAddress) -> bool {
+    pub fn names_waypoint(&self, waypoint: &GatewayAddress) -> bool {
         let template = self.template();
         let attached = template.endpoint_waypoint.as_deref();
         let attached = attached.map(|attached| &attached.waypoint);

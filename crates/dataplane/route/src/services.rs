@@ -1,8 +1,8 @@
 //! Services by name, virtual address, prefix and host name, each with its endpoints.
 //!
-//! An endpoint is the slot of a workload that lists the service, so an endpoint exists exactly while its
-//! workload does, also when it arrives before the service (it is then staged: an entry without a
-//! service). Ready and unready endpoints are separate, so that choosing one need not check health.
+//! An endpoint is the table slot of a workload whose record lists the service. An endpoint that arrives before its
+//! service is staged: its entry has no service yet. Ready and unready endpoints are separate, so that choosing one
+//! needs no health check.
 
 use std::{
     cmp::Reverse,
@@ -23,21 +23,21 @@ use smallvec::SmallVec;
 use crate::{WorkloadRef, workloads::Slot};
 
 /// Services with the same key, such as a host name: one for each namespace, in order of arrival.
-type Names = SmallVec<[NamespacedHostname; 1]>;
+type ServiceNames = SmallVec<[NamespacedHostname; 1]>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Services {
     entries: HashMap<NamespacedHostname, ServiceEntry>,
-    by_vip: HashMap<NetworkAddress, Names>,
-    by_cidr: HashMap<CidrVip, Names>,
+    by_vip: HashMap<NetworkAddress, ServiceNames>,
+    by_cidr: HashMap<CidrVip, ServiceNames>,
     /// Number of services' prefixes by family (is IPv6) and length, so that lookups try only existing lengths.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
-    by_hostname: HashMap<ArcStr, Names>,
+    by_hostname: HashMap<ArcStr, ServiceNames>,
     /// Number of services with a wildcard hostname.
-    wildcards: usize,
+    wildcard_hostnames: usize,
     count: usize,
     /// Counter of changes of services and endpoints, from which revisions are taken.
-    changes: u64,
+    change_count: u64,
 }
 
 /// Service, if it has been received, and its endpoints.
@@ -86,14 +86,14 @@ impl Services {
             return;
         }
         match before {
-            Some(before) => self.unindex(&name, &before),
+            Some(before) => self.remove_from_indices(&name, &before),
             None => self.count += 1,
         }
-        self.index(&name, &service);
-        self.changes += 1;
+        self.add_to_indices(&name, &service);
+        self.change_count += 1;
         let entry = self.entries.entry(name).or_default();
         entry.service = Some(service);
-        entry.endpoints.revision = self.changes;
+        entry.endpoints.revision = self.change_count;
     }
 
     pub(crate) fn remove(&mut self, name: &NamespacedHostname) -> bool {
@@ -106,12 +106,12 @@ impl Services {
         if entry.endpoints.is_empty() {
             self.entries.remove(name);
         }
-        self.unindex(name, &service);
+        self.remove_from_indices(name, &service);
         self.count -= 1;
         true
     }
 
-    fn index(&mut self, name: &NamespacedHostname, service: &Service) {
+    fn add_to_indices(&mut self, name: &NamespacedHostname, service: &Service) {
         for vip in &service.vips {
             add_name(self.by_vip.entry(vip.clone()).or_default(), name);
         }
@@ -133,10 +133,10 @@ impl Services {
                 .or_default(),
             name,
         );
-        self.wildcards += usize::from(is_wildcard(service));
+        self.wildcard_hostnames += usize::from(is_wildcard(service));
     }
 
-    fn unindex(&mut self, name: &NamespacedHostname, service: &Service) {
+    fn remove_from_indices(&mut self, name: &NamespacedHostname, service: &Service) {
         for vip in &service.vips {
             drop_name(&mut self.by_vip, vip, name);
         }
@@ -156,11 +156,11 @@ impl Services {
             }
         }
         drop_name(&mut self.by_hostname, &service.hostname, name);
-        self.wildcards -= usize::from(is_wildcard(service));
+        self.wildcard_hostnames -= usize::from(is_wildcard(service));
     }
 
     pub(crate) fn insert_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
-        self.changes += 1;
+        self.change_count += 1;
         for name in workload.services() {
             // The key is shared with the workloads, not copied.
             let entry = self.entries.entry_ref(name).or_default();
@@ -173,17 +173,17 @@ impl Services {
             }
             let capacity = workload.template().capacity;
             entry.endpoints.max_capacity = entry.endpoints.max_capacity.max(capacity);
-            entry.endpoints.revision = self.changes;
+            entry.endpoints.revision = self.change_count;
         }
     }
 
     pub(crate) fn remove_endpoint(&mut self, slot: Slot, workload: &WorkloadRef) {
-        self.changes += 1;
+        self.change_count += 1;
         for name in workload.services() {
             let Some(entry) = self.entries.get_mut(name) else {
                 continue;
             };
-            entry.endpoints.revision = self.changes;
+            entry.endpoints.revision = self.change_count;
             for list in [&mut entry.endpoints.ready, &mut entry.endpoints.unready] {
                 if let Ok(index) = list.binary_search(&slot) {
                     list.remove(index);
@@ -194,7 +194,7 @@ impl Services {
             }
             if entry.endpoints.is_empty() {
                 entry.endpoints = Endpoints {
-                    revision: self.changes,
+                    revision: self.change_count,
                     ..Endpoints::default()
                 };
                 if entry.service.is_none() {
@@ -220,7 +220,7 @@ impl Services {
         client: Option<&str>,
     ) -> Option<(&Arc<Service>, &Endpoints)> {
         let names = self.by_vip.get(&AddressKey { network, ip })?;
-        self.visible(names, client)
+        self.visible_services(names, client)
             .max_by_key(|(order, service, _)| {
                 (is_in_namespace(service, client), service.canonical, *order)
             })
@@ -237,7 +237,7 @@ impl Services {
     ) -> Option<(&Arc<Service>, &Endpoints)> {
         self.prefixes(network, ip)
             .flat_map(|(length, names)| {
-                self.visible(names, client)
+                self.visible_services(names, client)
                     .map(move |found| (length, found))
             })
             .max_by_key(|(length, (order, service, _))| {
@@ -251,7 +251,7 @@ impl Services {
             .map(|(_, (_, service, endpoints))| (service, endpoints))
     }
 
-    fn prefixes(&self, network: &str, ip: IpAddr) -> impl Iterator<Item = (u8, &Names)> {
+    fn prefixes(&self, network: &str, ip: IpAddr) -> impl Iterator<Item = (u8, &ServiceNames)> {
         self.cidr_lengths
             .keys()
             .filter(move |(is_v6, _)| *is_v6 == ip.is_ipv6())
@@ -270,7 +270,7 @@ impl Services {
         eligible: impl Fn(&Service) -> bool,
     ) -> Option<&Arc<Service>> {
         let names = self.by_hostname.get(hostname)?;
-        self.visible(names, Some(client))
+        self.visible_services(names, Some(client))
             .filter(|(_, service, _)| eligible(service))
             .max_by_key(|(order, service, _)| {
                 let is_preferred = Some(service.namespace.as_str()) == preferred;
@@ -284,10 +284,11 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Iterates over the visible services with their precedence; among equal ones the first has the highest.
-    fn visible<'a, 'c>(
+    /// Iterates over the services that are visible to the client, each with its precedence. Among services of equal
+    /// precedence, the first wins.
+    fn visible_services<'a, 'c>(
         &'a self,
-        names: &'a Names,
+        names: &'a ServiceNames,
         client: Option<&'c str>,
     ) -> impl Iterator<Item = (Reverse<usize>, &'a Arc<Service>, &'a Endpoints)> + use<'a, 'c> {
         names.iter().enumerate().filter_map(move |(order, name)| {
@@ -304,7 +305,9 @@ impl Services {
             .filter_map(|entry| entry.service.as_ref())
     }
 
-    pub(crate) fn staged(&self) -> impl Iterator<Item = (&NamespacedHostname, &Endpoints)> {
+    pub(crate) fn staged_endpoints(
+        &self,
+    ) -> impl Iterator<Item = (&NamespacedHostname, &Endpoints)> {
         self.entries
             .iter()
             .filter(|(_, entry)| entry.service.is_none())
@@ -316,7 +319,7 @@ impl Services {
     }
 
     pub(crate) fn has_wildcards(&self) -> bool {
-        self.wildcards > 0
+        self.wildcard_hostnames > 0
     }
 
     /// Whether no index has an entry without a service or endpoint.
@@ -327,7 +330,7 @@ impl Services {
             && self.by_cidr.is_empty()
             && self.cidr_lengths.is_empty()
             && self.by_hostname.is_empty()
-            && self.wildcards == 0
+            && self.wildcard_hostnames == 0
     }
 }
 
@@ -339,15 +342,15 @@ fn is_in_namespace(service: &Service, client: Option<&str>) -> bool {
     client.is_some_and(|client| service.namespace == client)
 }
 
-fn add_name(names: &mut Names, name: &NamespacedHostname) {
+fn add_name(names: &mut ServiceNames, name: &NamespacedHostname) {
     if !names.contains(name) {
         names.push(name.clone());
     }
 }
 
-/// Removes `name` from the names under a key of an index; returns true when it was the last one.
+/// Removes a service's name from an index entry; returns true if it was the entry's last name.
 fn drop_name<K: Hash + Eq>(
-    index: &mut HashMap<K, Names>,
+    index: &mut HashMap<K, ServiceNames>,
     key: &K,
     name: &NamespacedHostname,
 ) -> bool {

@@ -24,9 +24,9 @@ pub struct TableConfig {
 /// Record of a workload before and after an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
-    /// Workload before the change.
+    /// Workload record before the update; `None` if it is new.
     pub before: Option<WorkloadRef>,
-    /// Workload after the change.
+    /// Workload record after the update; `None` if it was removed.
     pub after: Option<WorkloadRef>,
 }
 
@@ -209,14 +209,14 @@ impl MeshTable {
     /// Returns the local workload of a pod.
     pub fn local_workload(&self, pod: &PodName) -> Option<&WorkloadRef> {
         self.workloads
-            .local(&pod.namespace, &pod.service_account)
+            .local_by_account(&pod.namespace, &pod.service_account)
             .find(|w| w.name() == pod.name)
     }
 
     /// Whether any local workload runs under this namespace and service account.
-    pub fn has_local(&self, namespace: &str, service_account: &str) -> bool {
+    pub fn has_local_workload(&self, namespace: &str, service_account: &str) -> bool {
         self.workloads
-            .local(namespace, service_account)
+            .local_by_account(namespace, service_account)
             .next()
             .is_some()
     }
@@ -301,7 +301,7 @@ impl MeshTable {
         network: &'a str,
         ip: IpAddr,
     ) -> impl Iterator<Item = &'a WorkloadRef> {
-        self.workloads.all_at(network, ip)
+        self.workloads.all_by_ip(network, ip)
     }
 
     /// Whether any service has a wildcard (`*.example.com`) as host name.

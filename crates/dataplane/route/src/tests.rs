@@ -9,7 +9,7 @@ mod state;
 use std::net::SocketAddr;
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, Identity, LbMode, LoadBalancing,
+    ArcStr, EndpointWaypoint, GatewayAddress, GatewayDestination, Identity, LbMode, LoadBalancing,
     NamespacedHostname, PortMap, Protocol, Service, Workload, WorkloadStatus,
 };
 use rand::{SeedableRng, rngs::SmallRng};
@@ -89,7 +89,7 @@ fn service_in(namespace: &str, name: &str, vips: &[&str], ports: &[(u16, u16)]) 
     }
 }
 
-fn mode(mut service: Service, mode: LbMode) -> Service {
+fn with_lb_mode(mut service: Service, mode: LbMode) -> Service {
     service
         .load_balancing
         .get_or_insert_with(LoadBalancing::default)
@@ -99,12 +99,16 @@ fn mode(mut service: Service, mode: LbMode) -> Service {
 
 fn gateway(destination: &str, port: u16) -> GatewayAddress {
     GatewayAddress {
-        destination: destination.parse::<Destination>().unwrap(),
+        destination: destination.parse::<GatewayDestination>().unwrap(),
         hbone_mtls_port: port,
     }
 }
 
-fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointWaypoint {
+fn new_endpoint_waypoint(
+    waypoint: &str,
+    identities: &[Identity],
+    enforce: bool,
+) -> EndpointWaypoint {
     EndpointWaypoint {
         waypoint: gateway(waypoint, 15008),
         identities: identities.to_vec(),
@@ -154,12 +158,12 @@ fn client() -> Workload {
     pod("client", &["10.0.0.1", "fd00::1"])
 }
 
-fn go(table: &MeshTable, dst: &str) -> Result<Route, RouteError> {
+fn route_from_client(table: &MeshTable, dst: &str) -> Result<Route, RouteError> {
     table.outbound(&client(), addr(dst), &mut rng())
 }
 
-fn hbone(table: &MeshTable, dst: &str) -> HboneRoute {
-    match go(table, dst) {
+fn hbone_route(table: &MeshTable, dst: &str) -> HboneRoute {
+    match route_from_client(table, dst) {
         Ok(Route::Hbone(route)) => route,
         other => panic!("not a tunnel: {other:?}"),
     }

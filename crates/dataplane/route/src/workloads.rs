@@ -10,20 +10,20 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// Slot number of a workload's record, stable while the table has a workload of its uid.
+/// Number of the slot that holds a workload's record; it does not change while the table has a workload with this uid.
 pub(crate) type Slot = u32;
 
 #[derive(Debug, Default)]
 pub(crate) struct Workloads {
     slots: Vec<Option<WorkloadRef>>,
-    free: Vec<Slot>,
+    free_slots: Vec<Slot>,
     by_uid: HashTable<Slot>,
     by_ip: HashTable<IpEntry>,
     /// Workloads that list an address without owning it, by address: WorkloadEntries for pods, or for servers outside
     /// of the mesh.
     non_owners_by_ip: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
     by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
-    local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
+    by_local_account: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
     hasher: DefaultHashBuilder,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Workloads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct IpEntry {
     slot: Slot,
-    nth: u16,
+    address_index: u16,
 }
 
 impl Workloads {
@@ -49,18 +49,18 @@ impl Workloads {
                 return (slot, before);
             }
             if let Some(before) = &before {
-                self.unindex(slot, before);
+                self.remove_from_indices(slot, before);
             }
-            self.put(slot, record, local_node);
+            self.put_record(slot, record, local_node);
             return (slot, before);
         }
-        let slot = self.free.pop().unwrap_or_else(|| {
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(None);
             // Memory limits the number of slots long before u32: a record takes 64 bytes.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let hash = self.hasher.hash_one(record.uid().as_str());
-        self.put(slot, record, local_node);
+        self.put_record(slot, record, local_node);
         let Self {
             by_uid,
             hasher,
@@ -71,7 +71,7 @@ impl Workloads {
         (slot, None)
     }
 
-    fn put(&mut self, slot: Slot, record: WorkloadRef, local_node: &str) {
+    fn put_record(&mut self, slot: Slot, record: WorkloadRef, local_node: &str) {
         if let Some(entry) = self.slots.get_mut(slot as usize) {
             *entry = Some(record.clone());
         }
@@ -83,7 +83,7 @@ impl Workloads {
         }
         if local_node.is_empty() || *record.node() == local_node {
             let key = (record.namespace().clone(), record.service_account().clone());
-            self.local.entry(key).or_default().push(slot);
+            self.by_local_account.entry(key).or_default().push(slot);
         }
     }
 
@@ -105,9 +105,14 @@ impl Workloads {
                 slots,
                 ..
             } = self;
-            by_ip.insert_unique(hash, IpEntry { slot, nth }, |entry| {
-                ip_hash(hasher, slots, *entry)
-            });
+            by_ip.insert_unique(
+                hash,
+                IpEntry {
+                    slot,
+                    address_index: nth,
+                },
+                |entry| ip_hash(hasher, slots, *entry),
+            );
         }
     }
 
@@ -123,21 +128,22 @@ impl Workloads {
             .ok()?;
         let (slot, _) = entry.remove();
         let record = self.get(slot).cloned()?;
-        self.unindex(slot, &record);
+        self.remove_from_indices(slot, &record);
         if let Some(entry) = self.slots.get_mut(slot as usize) {
             *entry = None;
         }
-        self.free.push(slot);
+        self.free_slots.push(slot);
         self.shrink();
         Some((slot, record))
     }
 
     /// Removes a record from every index except that of uids, while it is still in its slot.
-    fn unindex(&mut self, slot: Slot, record: &WorkloadRef) {
+    fn remove_from_indices(&mut self, slot: Slot, record: &WorkloadRef) {
         if record.network_mode() != NetworkMode::HostNetwork {
             for (nth, ip) in record.ips().iter().enumerate() {
                 let hash = self.hasher.hash_one((record.network().as_str(), ip));
-                let is_it = |entry: &IpEntry| entry.slot == slot && usize::from(entry.nth) == nth;
+                let is_it =
+                    |entry: &IpEntry| entry.slot == slot && usize::from(entry.address_index) == nth;
                 if let Ok(entry) = self.by_ip.find_entry(hash, is_it) {
                     entry.remove();
                 }
@@ -162,10 +168,10 @@ impl Workloads {
             }
         }
         let key = (record.namespace().clone(), record.service_account().clone());
-        if let Some(slots) = self.local.get_mut(&key) {
+        if let Some(slots) = self.by_local_account.get_mut(&key) {
             slots.retain(|known| *known != slot);
             if slots.is_empty() {
-                self.local.remove(&key);
+                self.by_local_account.remove(&key);
             }
         }
     }
@@ -205,7 +211,8 @@ impl Workloads {
             .iter_hash(hash)
             .filter_map(|entry| Some((self.get(entry.slot)?, entry)))
             .filter(|(record, entry)| {
-                record.network() == network && record.ips().get(usize::from(entry.nth)) == Some(&ip)
+                record.network() == network
+                    && record.ips().get(usize::from(entry.address_index)) == Some(&ip)
             })
             .max_by_key(|(record, entry)| {
                 (
@@ -218,7 +225,7 @@ impl Workloads {
     }
 
     /// Returns all workloads that have an address in their records, whether they own it or not.
-    pub(crate) fn all_at<'a>(
+    pub(crate) fn all_by_ip<'a>(
         &'a self,
         network: &'a str,
         ip: IpAddr,
@@ -245,12 +252,14 @@ impl Workloads {
             .find_map(|slot| self.get(*slot))
     }
 
-    pub(crate) fn local(
+    pub(crate) fn local_by_account(
         &self,
         namespace: &str,
         service_account: &str,
     ) -> impl Iterator<Item = &WorkloadRef> {
-        let slots = self.local.get(&AccountKey(namespace, service_account));
+        let slots = self
+            .by_local_account
+            .get(&AccountKey(namespace, service_account));
         slots
             .into_iter()
             .flatten()
@@ -258,7 +267,7 @@ impl Workloads {
     }
 
     pub(crate) fn all_local(&self) -> impl Iterator<Item = &WorkloadRef> {
-        self.local
+        self.by_local_account
             .values()
             .flatten()
             .filter_map(|slot| self.get(*slot))
@@ -293,6 +302,11 @@ fn uid_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], slot: Sl
 
 fn ip_hash(hasher: &DefaultHashBuilder, slots: &[Option<WorkloadRef>], entry: IpEntry) -> u64 {
     workload_at(slots, entry.slot)
-        .and_then(|record| Some((record.network(), record.ips().get(usize::from(entry.nth))?)))
+        .and_then(|record| {
+            Some((
+                record.network(),
+                record.ips().get(usize::from(entry.address_index))?,
+            ))
+        })
         .map_or(0, |(network, ip)| hasher.hash_one((network.as_str(), ip)))
 }

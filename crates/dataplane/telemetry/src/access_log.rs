@@ -101,8 +101,8 @@ impl AccessLog {
 
     /// Logs the end of a connection: at level info, or at level error if it failed.
     ///
-    /// Bytes are counted from the local workload's side: sent to the peer, and received from it. Outbound, sent is
-    /// client to server; inbound, sent is server to client.
+    /// `sent` and `received` are bytes from the local workload's view. Outbound, `sent` is client to server; inbound,
+    /// `sent` is server to client.
     pub fn log_completed(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
         match error {
             None if tracing::enabled!(target: "access", Level::INFO) => {

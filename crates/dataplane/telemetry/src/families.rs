@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    Flows, Party, Reporter, Traffic,
+    Flows, Reporter, Traffic, WorkloadLabels,
     labels::{OnDemandDnsLabels, Principals},
     traffic::TrafficCollector,
 };
@@ -33,26 +33,26 @@ pub enum XdsTermination {
     Complete,
 }
 
-/// Reason why a plaintext connection from before the pod's capture is closed.
+/// Cause of closing a plaintext connection that was opened before the pod was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum ReplacedConnectionCause {
-    /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires it.
+pub enum PreCaptureCloseCause {
+    /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires that such connections close.
     Setting,
     /// A changed policy denies the connection.
     Policy,
 }
 
-/// Outcome of closing a connection from before the pod's capture.
+/// Outcome of closing a plaintext connection that was opened before the pod was captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum EarlierResult {
+enum PreCaptureCloseResult {
     Closed,
     Failed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EarlierLabels {
-    cause: ReplacedConnectionCause,
-    result: EarlierResult,
+struct PreCaptureCloseLabels {
+    cause: PreCaptureCloseCause,
+    result: PreCaptureCloseResult,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,7 +61,7 @@ struct TerminationLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LimitLabels {
+struct SetupLimitLabels {
     limit: &'static str,
 }
 
@@ -71,7 +71,7 @@ struct PolicyLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct UrlLabels {
+struct TypeUrlLabels {
     url: String,
 }
 
@@ -80,7 +80,7 @@ struct UrlLabels {
 pub struct DnsLabels {
     /// Record type of the query, for instance `A`.
     pub request_query_type: ArcStrLabel,
-    /// `udp` or `tcp`.
+    /// Transport protocol of the query: `udp` or `tcp`.
     pub request_protocol: ArcStrLabel,
     /// Canonical service of the client workload.
     pub source_canonical_service: ArcStrLabel,
@@ -119,15 +119,15 @@ pub struct Metrics {
     on_demand_dns: Family<OnDemandDnsLabels, Counter>,
     principals: Principals,
     crl_rejections: Family<Reporter, Counter>,
-    crl_untracked: Family<Reporter, Counter>,
-    setups_refused: Family<LimitLabels, Counter>,
-    earlier_connections: Family<EarlierLabels, Counter>,
+    crl_untracked_connections: Family<Reporter, Counter>,
+    setups_refused: Family<SetupLimitLabels, Counter>,
+    pre_capture_connections: Family<PreCaptureCloseLabels, Counter>,
     forwarded_to_waypoint: Counter,
     dry_run_denied: Family<PolicyLabels, Counter>,
     xds_terminations: Family<TerminationLabels, Counter>,
-    xds_messages: Family<UrlLabels, Counter>,
-    xds_bytes: Family<UrlLabels, Counter>,
-    unknown_fields: Family<UrlLabels, Counter>,
+    xds_messages: Family<TypeUrlLabels, Counter>,
+    xds_bytes: Family<TypeUrlLabels, Counter>,
+    unknown_fields: Family<TypeUrlLabels, Counter>,
     dns_requests: Family<DnsLabels, Counter>,
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
@@ -156,7 +156,7 @@ impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         metrics.register_traffic(registry);
-        metrics.register_control(registry);
+        metrics.register_xds(registry);
         metrics.register_dns(registry);
         metrics.register_proxies(registry);
         metrics.flows.register(registry);
@@ -209,7 +209,7 @@ impl Metrics {
         registry.register(
             "istio_crl_untracked_connections",
             "The total number of connections that revocation cannot close (unstable)",
-            self.crl_untracked.clone(),
+            self.crl_untracked_connections.clone(),
         );
         registry.register(
             "ambit_setups_refused",
@@ -229,11 +229,11 @@ impl Metrics {
         registry.register(
             "ambit_earlier_connections",
             "The total number of plaintext connections from before a pod's capture that were to be closed",
-            self.earlier_connections.clone(),
+            self.pre_capture_connections.clone(),
         );
     }
 
-    fn register_control(&self, registry: &mut Registry) {
+    fn register_xds(&self, registry: &mut Registry) {
         registry.register(
             "istio_xds_connection_terminations",
             "The total number of xDS connections that ended",
@@ -315,8 +315,8 @@ impl Metrics {
         SocketGuard(gauge)
     }
 
-    /// Counts a host name that was resolved for a connection on demand.
-    pub fn count_on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
+    /// Counts an on-demand DNS resolution of a host name, for a connection of the workload `source`.
+    pub fn count_on_demand_dns(&self, source: &Arc<WorkloadLabels>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
             source: if self.principals.are_hidden() {
                 source.without_principal()
@@ -335,25 +335,27 @@ impl Metrics {
 
     /// Counts a connection that could not be tracked for later revocation checks.
     pub fn count_crl_untracked(&self, reporter: Reporter) {
-        self.crl_untracked.get_or_create(&reporter).inc();
+        self.crl_untracked_connections
+            .get_or_create(&reporter)
+            .inc();
     }
 
     /// Counts a connection to a pod that a limit of connections in setup refused.
     pub fn count_refused_setup(&self, limit: &'static str) {
         self.setups_refused
-            .get_or_create(&LimitLabels { limit })
+            .get_or_create(&SetupLimitLabels { limit })
             .inc();
     }
 
     /// Counts a plaintext connection from before the pod's capture that was closed, or could not be.
-    pub fn count_earlier_connection(&self, cause: ReplacedConnectionCause, closed: bool) {
+    pub fn count_pre_capture_connection(&self, cause: PreCaptureCloseCause, closed: bool) {
         let result = if closed {
-            EarlierResult::Closed
+            PreCaptureCloseResult::Closed
         } else {
-            EarlierResult::Failed
+            PreCaptureCloseResult::Failed
         };
-        let labels = EarlierLabels { cause, result };
-        self.earlier_connections.get_or_create(&labels).inc();
+        let labels = PreCaptureCloseLabels { cause, result };
+        self.pre_capture_connections.get_or_create(&labels).inc();
     }
 
     /// Counts the end of an xDS stream, or a failed attempt to open one.
@@ -365,7 +367,7 @@ impl Metrics {
 
     /// Counts a received xDS message of a resource type, and its bytes.
     pub fn count_xds_message(&self, type_url: &str, bytes: u64) {
-        let labels = UrlLabels {
+        let labels = TypeUrlLabels {
             url: type_url.to_owned(),
         };
         self.xds_messages.get_or_create(&labels).inc();
@@ -393,7 +395,7 @@ impl Metrics {
 
     /// Counts unknown fields in a record of a resource type.
     pub fn count_unknown_fields(&self, type_url: &str, count: u64) {
-        let labels = UrlLabels {
+        let labels = TypeUrlLabels {
             url: type_url.to_owned(),
         };
         self.unknown_fields.get_or_create(&labels).inc_by(count);
@@ -404,7 +406,8 @@ impl Metrics {
         self.dns_requests.get_or_create(labels).inc();
     }
 
-    /// Counts a forwarded DNS query, answered after `seconds`; `None` if it was not answered.
+    /// Counts a DNS query that was forwarded upstream. `seconds` is the time until the response; `None` counts it as
+    /// failed.
     pub fn count_dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
         // Zero is written too: Prometheus sees no increase in a series that begins with 1.

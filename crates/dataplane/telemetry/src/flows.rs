@@ -43,7 +43,7 @@ pub struct ProxyIdentity {
 pub enum ReaderKind {
     /// Reader on the admin port.
     Admin,
-    /// Reader whose access the control plane authorized, connected through it.
+    /// Reader connected through the control plane, which authorized it.
     ControlPlane,
 }
 
@@ -53,10 +53,10 @@ pub struct Flows {
     /// Number of readers, which the data path checks first.
     reader_count: AtomicUsize,
     readers: Mutex<Vec<Arc<Reader>>>,
-    connections: AtomicU64,
+    last_connection_id: AtomicU64,
     proxy_identity: OnceLock<ProxyIdentity>,
-    reading: Gauge,
-    dropped: Counter,
+    reader_gauge: Gauge,
+    dropped_readers: Counter,
 }
 
 #[derive(Debug)]
@@ -84,12 +84,12 @@ impl Flows {
         registry.register(
             "ambit_flow_readers",
             "Number of readers of flow events",
-            self.reading.clone(),
+            self.reader_gauge.clone(),
         );
         registry.register(
             "ambit_flow_readers_dropped",
             "The total number of readers of flow events that were dropped because they read nothing",
-            self.dropped.clone(),
+            self.dropped_readers.clone(),
         );
     }
 
@@ -98,9 +98,9 @@ impl Flows {
         self.reader_count.load(Relaxed) > 0
     }
 
-    /// Returns a number that identifies a connection in this process.
+    /// Returns a new connection id for flow events, unique in this process.
     pub fn next_connection_id(&self) -> u64 {
-        self.connections.fetch_add(1, Relaxed) + 1
+        self.last_connection_id.fetch_add(1, Relaxed) + 1
     }
 
     /// Sends an event to all readers whose filter matches.
@@ -115,7 +115,7 @@ impl Flows {
             let added = reader.queue.lock().add(flow.clone(), now);
             let is_stalled = added == QueueOutcome::Stalled;
             if is_stalled {
-                self.dropped.inc();
+                self.dropped_readers.inc();
                 reader.is_stalled.store(true, Relaxed);
             }
             reader.new_items.notify_one();
@@ -126,7 +126,8 @@ impl Flows {
 
     fn set_reader_count(&self, readers: usize) {
         self.reader_count.store(readers, Relaxed);
-        self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
+        self.reader_gauge
+            .set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
     /// Registers a reader of events that match `filter`; `None` if there are too many readers of the kind.
@@ -201,11 +202,11 @@ impl Drop for FlowReader {
 
 #[cfg(test)]
 mod tests {
-    use ambit_flow::{Event, Reporter, ReporterKind};
+    use ambit_flow::{FlowEventKind, Reporter, ReporterKind};
 
     use super::*;
 
-    pub(super) fn flow(event: Event) -> Flow {
+    pub(super) fn flow(event: FlowEventKind) -> Flow {
         let reporter = Reporter {
             kind: ReporterKind::Source,
             pod: String::new(),
@@ -261,15 +262,18 @@ mod tests {
             .subscribe(ReaderKind::Admin, Filter::default())
             .unwrap();
         let refused = Filter {
-            refused: true,
+            only_refused: true,
             ..Filter::default()
         };
         let mut refused = flows.subscribe(ReaderKind::Admin, refused).unwrap();
-        flows.report(flow(Event::Opened));
-        flows.report(flow(Event::Refused));
+        flows.report(flow(FlowEventKind::Opened));
+        flows.report(flow(FlowEventKind::Refused));
         assert_eq!(all.next().await.unwrap().len(), 2);
         let only = refused.next().await.unwrap();
-        assert_eq!(only, [StreamItem::Flow(Box::new(flow(Event::Refused)))]);
+        assert_eq!(
+            only,
+            [StreamItem::Flow(Box::new(flow(FlowEventKind::Refused)))]
+        );
     }
 
     #[tokio::test]
@@ -281,7 +285,7 @@ mod tests {
             ..Filter::default()
         };
         let mut reader = flows.subscribe(ReaderKind::ControlPlane, filter).unwrap();
-        let mut call = flow(Event::Opened);
+        let mut call = flow(FlowEventKind::Opened);
         call.source.namespace = Some("theirs".to_owned());
         flows.report(call.clone());
         call.source.namespace = Some("mine".to_owned());

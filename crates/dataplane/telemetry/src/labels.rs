@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
+use ambit_model::{ArcStr, FailureReason, Identity, Service, Workload};
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
 /// Proxy that reports a connection (label `reporter`).
@@ -39,7 +39,7 @@ impl EncodeLabelSet for Reporter {
     }
 }
 
-/// Protection of the connection on the wire (label `connection_security_policy`).
+/// Transport security of a connection (label `connection_security_policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecurityPolicy {
     /// Mutual TLS between proxies.
@@ -62,7 +62,7 @@ impl SecurityPolicy {
 /// shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the fields are those of `Workload`")]
-pub struct Party {
+pub struct WorkloadLabels {
     pub workload: ArcStr,
     pub namespace: ArcStr,
     pub canonical_service: ArcStr,
@@ -74,7 +74,7 @@ pub struct Party {
     pub principal: Option<Identity>,
 }
 
-impl Party {
+impl WorkloadLabels {
     /// Creates the labels of a workload with the principal to report.
     pub fn new(workload: &Workload, principal: Option<Identity>) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Party {
     }
 }
 
-/// Whether metrics name the principals of source and destination; they do until [`Self::hide`] is called.
+/// Switch for principals in metric labels, which are named until [`Self::hide`] is called.
 #[derive(Debug, Default)]
 pub(crate) struct Principals {
     hidden: AtomicBool,
@@ -146,18 +146,20 @@ pub struct TrafficLabels {
     /// Proxy that reports the connections.
     pub reporter: Reporter,
     /// Source workload; `None` if the client is not a workload.
-    pub source: Option<Arc<Party>>,
+    pub source: Option<Arc<WorkloadLabels>>,
     /// Destination workload; `None` if the server is not a workload.
-    pub destination: Option<Arc<Party>>,
+    pub destination: Option<Arc<WorkloadLabels>>,
     /// Service that the client addressed, or to which the server's port belongs.
     pub service: Option<ServiceName>,
-    /// Protection of the connections on the wire.
+    /// Transport security of the connections.
     pub security: SecurityPolicy,
 }
 
 impl TrafficLabels {
     pub(crate) fn without_principals(&self) -> Self {
-        let party = |party: &Option<Arc<Party>>| party.as_deref().map(Party::without_principal);
+        let party = |party: &Option<Arc<WorkloadLabels>>| {
+            party.as_deref().map(WorkloadLabels::without_principal)
+        };
         Self {
             source: party(&self.source),
             destination: party(&self.destination),
@@ -172,10 +174,10 @@ fn or_unknown(text: &str) -> &str {
     if text.is_empty() { UNKNOWN } else { text }
 }
 
-/// Encodes labels one after the other for a scrape.
+/// Label sink that writes into a scrape.
 pub(crate) struct LabelWriter<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
-/// Encoder of metric labels.
+/// Sink that receives metric labels, for a scrape or a list.
 pub(crate) trait LabelSink {
     fn put_label(&mut self, key: &str, value: &str) -> fmt::Result;
 }
@@ -194,8 +196,9 @@ impl LabelSink for Vec<(String, String)> {
 }
 
 /// Encodes the labels of the source, which the families of traffic and of on-demand DNS share.
-fn encode_source(labels: &mut impl LabelSink, source: Option<&Party>) -> fmt::Result {
-    let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
+fn encode_source(labels: &mut impl LabelSink, source: Option<&WorkloadLabels>) -> fmt::Result {
+    let part =
+        |of: fn(&WorkloadLabels) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
     labels.put_label("source_workload", part(|p| &p.workload))?;
     labels.put_label("source_canonical_service", part(|p| &p.canonical_service))?;
     labels.put_label("source_canonical_revision", part(|p| &p.canonical_revision))?;
@@ -206,19 +209,24 @@ fn encode_source(labels: &mut impl LabelSink, source: Option<&Party>) -> fmt::Re
     labels.put_label("source_cluster", part(|p| &p.cluster))
 }
 
-fn principal_text(party: Option<&Party>) -> String {
+fn principal_text(party: Option<&WorkloadLabels>) -> String {
     party
         .and_then(|party| party.principal.as_ref())
         .map(ToString::to_string)
         .unwrap_or_default()
 }
 
-/// Encodes reporter, source, destination and service: the labels that TCP and HTTP families share.
-pub(crate) fn encode_parties(labels: &mut impl LabelSink, traffic: &TrafficLabels) -> fmt::Result {
+/// Encodes the labels that TCP and HTTP families share: reporter, source, destination and service.
+pub(crate) fn encode_traffic_labels(
+    labels: &mut impl LabelSink,
+    traffic: &TrafficLabels,
+) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
     labels.put_label("reporter", traffic.reporter.as_str())?;
     encode_source(labels, source)?;
-    let part = |of: fn(&Party) -> &ArcStr| destination.map_or(UNKNOWN, |party| of(party).as_str());
+    let part = |of: fn(&WorkloadLabels) -> &ArcStr| {
+        destination.map_or(UNKNOWN, |party| of(party).as_str())
+    };
     let service = traffic.service.as_ref();
     labels.put_label(
         "destination_service",
@@ -248,20 +256,20 @@ pub(crate) fn encode_parties(labels: &mut impl LabelSink, traffic: &TrafficLabel
     labels.put_label("destination_cluster", part(|p| &p.cluster))
 }
 
-/// Traffic labels with the response flag of one sample.
-pub(crate) struct LabelsWithReason<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
+/// Label set of one sample: traffic labels and the response flag.
+pub(crate) struct LabelsWithReason<'a>(pub(crate) &'a TrafficLabels, pub(crate) FailureReason);
 
 impl EncodeLabelSet for LabelsWithReason<'_> {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        self.put(&mut LabelWriter(encoder))
+        self.put_labels(&mut LabelWriter(encoder))
     }
 }
 
 impl LabelsWithReason<'_> {
     /// Encodes all labels of a sample.
-    pub(crate) fn put(&self, labels: &mut impl LabelSink) -> fmt::Result {
+    pub(crate) fn put_labels(&self, labels: &mut impl LabelSink) -> fmt::Result {
         let Self(traffic, flag) = self;
-        encode_parties(labels, traffic)?;
+        encode_traffic_labels(labels, traffic)?;
         labels.put_label("request_protocol", "tcp")?;
         labels.put_label("response_flags", flag.as_str())?;
         labels.put_label("connection_security_policy", traffic.security.as_str())?;
@@ -271,7 +279,7 @@ impl LabelsWithReason<'_> {
         if is_nobody || traffic.reporter == Reporter::Waypoint {
             return Ok(());
         }
-        let locality = |party: Option<&Party>, of: fn(&Party) -> &ArcStr| {
+        let locality = |party: Option<&WorkloadLabels>, of: fn(&WorkloadLabels) -> &ArcStr| {
             party.map(|party| of(party).clone()).unwrap_or_default()
         };
         labels.put_label("source_region", &locality(source, |p| &p.region))?;
@@ -281,10 +289,10 @@ impl LabelsWithReason<'_> {
     }
 }
 
-/// Labels of host names resolved on demand: the source's labels, and the host name.
+/// Labels of the on-demand DNS family: the source workload, and the host name that was resolved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OnDemandDnsLabels {
-    pub(crate) source: Arc<Party>,
+    pub(crate) source: Arc<WorkloadLabels>,
     pub(crate) hostname: ArcStr,
 }
 

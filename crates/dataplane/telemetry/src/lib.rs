@@ -10,13 +10,13 @@ mod families;
 mod flows;
 pub mod http;
 mod labels;
-mod retired;
+mod retired_series;
 mod traffic;
 
 pub use access_log::{AccessLog, Direction, log_denied};
 pub use families::{
-    ArcStrLabel, DnsLabels, Metrics, ReplacedConnectionCause, SocketGuard, XdsTermination,
+    ArcStrLabel, DnsLabels, Metrics, PreCaptureCloseCause, SocketGuard, XdsTermination,
 };
 pub use flows::{FlowReader, Flows, ProxyIdentity, ReaderKind};
-pub use labels::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
+pub use labels::{Reporter, SecurityPolicy, ServiceName, TrafficLabels, WorkloadLabels};
 pub use traffic::{ConnectionMetrics, Traffic, TrafficSeries};

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_model::{Reason, TelemetryFamily};
+use ambit_model::{FailureReason, TelemetryFamily};
 use parking_lot::RwLock;
 use prometheus_client::{
     collector::Collector,
@@ -29,7 +29,7 @@ use crate::{
     TrafficLabels,
     http::RelabeledValues,
     labels::{LabelsWithReason, Principals},
-    retired::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
+    retired_series::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
 };
 
 /// Time after which an unused series is dropped: several scrapes see its last values first.
@@ -37,23 +37,23 @@ const UNUSED_SERIES_TTL: Duration = Duration::from_secs(3600);
 /// Maximum series; beyond it unused ones are dropped at once, longest unused first.
 const MAX_SERIES: usize = 50_000;
 
-const REASONS: [Reason; 8] = [
-    Reason::None,
-    Reason::Deny,
-    Reason::TlsFailure,
-    Reason::H2Failure,
-    Reason::NetworkPolicy,
-    Reason::IdentityError,
-    Reason::CertRevoked,
-    Reason::Connect,
+const REASONS: [FailureReason; 8] = [
+    FailureReason::None,
+    FailureReason::Deny,
+    FailureReason::TlsFailure,
+    FailureReason::H2Failure,
+    FailureReason::NetworkPolicy,
+    FailureReason::IdentityError,
+    FailureReason::CertRevoked,
+    FailureReason::Connect,
 ];
 
-/// Counters by response flag.
+/// One counter for each response flag.
 #[derive(Debug, Default)]
 struct CountsByReason([AtomicU64; REASONS.len()]);
 
 impl CountsByReason {
-    fn add(&self, reason: Reason) {
+    fn add(&self, reason: FailureReason) {
         let index = REASONS.iter().position(|known| *known == reason);
         if let Some(counter) = index.and_then(|index| self.0.get(index)) {
             counter.fetch_add(1, Relaxed);
@@ -66,7 +66,7 @@ impl CountsByReason {
         }
     }
 
-    fn nonzero(&self) -> impl Iterator<Item = (Reason, u64)> + '_ {
+    fn nonzero(&self) -> impl Iterator<Item = (FailureReason, u64)> + '_ {
         REASONS
             .into_iter()
             .zip(&self.0)
@@ -83,10 +83,10 @@ pub struct TrafficSeries {
     sent: AtomicU64,
     closed: CountsByReason,
     failed: CountsByReason,
-    open: AtomicUsize,
-    born: Instant,
-    /// Seconds from `born` to the last use of the series.
-    used: AtomicU64,
+    open_connections: AtomicUsize,
+    created_at: Instant,
+    /// Time of the last use of the series, in seconds since `born`.
+    last_used_seconds: AtomicU64,
 }
 
 impl TrafficSeries {
@@ -97,42 +97,44 @@ impl TrafficSeries {
             sent: AtomicU64::default(),
             closed: CountsByReason::default(),
             failed: CountsByReason::default(),
-            open: AtomicUsize::default(),
-            born: now,
-            used: AtomicU64::default(),
+            open_connections: AtomicUsize::default(),
+            created_at: now,
+            last_used_seconds: AtomicU64::default(),
         }
     }
 
     /// Counts an opened connection; its end is counted when the returned value is closed.
-    pub fn open(self: &Arc<Self>) -> ConnectionMetrics {
+    pub fn open_connection(self: &Arc<Self>) -> ConnectionMetrics {
         self.opened.fetch_add(1, Relaxed);
-        self.open.fetch_add(1, Relaxed);
+        self.open_connections.fetch_add(1, Relaxed);
         ConnectionMetrics {
             series: self.clone(),
-            reason: Reason::None,
+            reason: FailureReason::None,
         }
     }
 
     /// Counts a connection that ended before it was opened; with a reason other than `None`, as failed.
-    pub fn count_failure(&self, reason: Reason) {
+    pub fn count_failure(&self, reason: FailureReason) {
         self.closed.add(reason);
-        if reason != Reason::None {
+        if reason != FailureReason::None {
             self.failed.add(reason);
         }
         self.mark_used(Instant::now());
     }
 
     fn mark_used(&self, now: Instant) {
-        self.used
-            .fetch_max(now.saturating_duration_since(self.born).as_secs(), Relaxed);
+        self.last_used_seconds.fetch_max(
+            now.saturating_duration_since(self.created_at).as_secs(),
+            Relaxed,
+        );
     }
 
     fn last_use(&self) -> Instant {
-        self.born + Duration::from_secs(self.used.load(Relaxed))
+        self.created_at + Duration::from_secs(self.last_used_seconds.load(Relaxed))
     }
 
     fn is_unused(&self) -> bool {
-        self.open.load(Relaxed) == 0
+        self.open_connections.load(Relaxed) == 0
     }
 }
 
@@ -141,7 +143,7 @@ impl TrafficSeries {
 #[derive(Debug)]
 pub struct ConnectionMetrics {
     series: Arc<TrafficSeries>,
-    reason: Reason,
+    reason: FailureReason,
 }
 
 impl ConnectionMetrics {
@@ -156,7 +158,7 @@ impl ConnectionMetrics {
     }
 
     /// Counts the end of the connection with its response flag.
-    pub fn close(mut self, reason: Reason) {
+    pub fn close(mut self, reason: FailureReason) {
         self.reason = reason;
     }
 }
@@ -164,37 +166,37 @@ impl ConnectionMetrics {
 impl Drop for ConnectionMetrics {
     fn drop(&mut self) {
         self.series.closed.add(self.reason);
-        if self.reason != Reason::None {
+        if self.reason != FailureReason::None {
             self.series.failed.add(self.reason);
         }
         self.series.mark_used(Instant::now());
-        self.series.open.fetch_sub(1, Relaxed);
+        self.series.open_connections.fetch_sub(1, Relaxed);
     }
 }
 
-/// Connection metrics of the process.
+/// Connection metrics of the process: a table of series.
 #[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
     /// Series whose labels, or families, are overridden by configuration.
-    changed: Table<ChangedLabels>,
+    relabeled: Table<RelabeledLabels>,
     /// Dropped series whose counts are to be merged into others, since they may have the same labels.
-    retired: RetiredSeries<ChangedLabels, TrafficSeries>,
+    retired_series: RetiredSeries<RelabeledLabels, TrafficSeries>,
     principals: Principals,
 }
 
-type ChangedLabels = (TrafficLabels, RelabeledValues);
+type RelabeledLabels = (TrafficLabels, RelabeledValues);
 
-/// Table of series by labels. Locked for reading when a connection opens, for writing for a new set of labels, and to
-/// drop unused series.
+/// Table of series by labels. It is locked for reading when a connection opens, and for writing to add a series or to
+/// drop unused ones.
 type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Default for Traffic {
     fn default() -> Self {
         Self {
             series: Table::default(),
-            changed: Table::default(),
-            retired: RetiredSeries::new(MAX_SERIES),
+            relabeled: Table::default(),
+            retired_series: RetiredSeries::new(MAX_SERIES),
             principals: Principals::default(),
         }
     }
@@ -215,8 +217,8 @@ impl Traffic {
         }
     }
 
-    /// Returns the series of a set of labels, cheaply enough for each connection. An unused series loses its counts
-    /// once it is dropped from the table.
+    /// Returns the series for a set of labels; the lookup is cheap enough for every connection. Counts added to a
+    /// series after it was dropped from the table are lost.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         find_or_insert(&self.series, &*self.without_hidden_principals(labels), drop)
     }
@@ -230,21 +232,21 @@ impl Traffic {
         match changed {
             None => self.series(labels),
             Some(changed) => {
-                let retire = |dropped| self.retired.extend(dropped);
+                let retire = |dropped| self.retired_series.extend(dropped);
                 let labels = self.without_hidden_principals(labels).into_owned();
-                find_or_insert(&self.changed, &(labels, changed), retire)
+                find_or_insert(&self.relabeled, &(labels, changed), retire)
             }
         }
     }
 
     /// Counts an opened connection with these labels.
-    pub fn open(&self, labels: &TrafficLabels) -> ConnectionMetrics {
-        self.series(labels).open()
+    pub fn open_connection(&self, labels: &TrafficLabels) -> ConnectionMetrics {
+        self.series(labels).open_connection()
     }
 
     /// Returns the number of series.
     pub fn len(&self) -> usize {
-        self.series.read().len() + self.changed.read().len()
+        self.series.read().len() + self.relabeled.read().len()
     }
 
     /// Whether there are no series.
@@ -258,19 +260,19 @@ impl Traffic {
                 && now.saturating_duration_since(series.last_use()) >= UNUSED_SERIES_TTL
         };
         self.series.write().retain(|_, series| !goes(series));
-        let mut changed = self.changed.write();
-        self.retired
+        let mut changed = self.relabeled.write();
+        self.retired_series
             .extend(changed.extract_if(|_, series| goes(series)));
     }
 
     /// Returns all series with their labels and overrides.
-    fn rows(&self) -> Vec<SeriesRow> {
-        let changed = rows_of(&self.changed);
+    fn series_rows(&self) -> Vec<SeriesRow> {
+        let changed = rows_of(&self.relabeled);
         let stay = changed.iter();
         let stay = stay.map(|(labels, series)| (&**labels, &**series));
-        self.retired.merge_into_remaining(stay, &FAMILIES);
+        self.retired_series.merge_into_remaining(stay, &FAMILIES);
         let changed = changed.into_iter().map(|(labels, series)| SeriesRow {
-            labels: SeriesLabels::Changed(labels),
+            labels: SeriesLabels::Relabeled(labels),
             series,
         });
         let plain = rows_of(&self.series).into_iter();
@@ -290,7 +292,7 @@ fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
 }
 
 /// Metric families of connections, with their counters by response flag.
-const FAMILIES: [MergedFamily<ChangedLabels, TrafficSeries>; 4] = [
+const FAMILIES: [MergedFamily<RelabeledLabels, TrafficSeries>; 4] = [
     MergedFamily {
         labels: |labels| family_labels(labels, TelemetryFamily::OpenedConnections),
         merge: |to, from| add_counter(&to.opened, &from.opened),
@@ -312,8 +314,8 @@ const FAMILIES: [MergedFamily<ChangedLabels, TrafficSeries>; 4] = [
     },
 ];
 
-fn family_labels((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<LabelPairs> {
-    changed.apply(of, labels_with_reason(labels, Reason::None)?)
+fn family_labels((labels, changed): &RelabeledLabels, of: TelemetryFamily) -> Option<LabelPairs> {
+    changed.apply(of, labels_with_reason(labels, FailureReason::None)?)
 }
 
 /// Returns the series of a table for some labels, creating it if necessary; unused series may be dropped to make
@@ -339,8 +341,8 @@ fn find_or_insert<K: Clone + Eq + Hash>(
     series
 }
 
-/// Drops the longest unused half of the unused series. When every series is in use nothing is dropped: then the
-/// number of connections limits the number of series.
+/// Drops the longest unused half of the unused series. Series in use are never dropped, since the number of connections
+/// bounds them.
 fn evict_unused<K: Eq + Hash>(
     table: &mut HashMap<K, Arc<TrafficSeries>>,
 ) -> Vec<(K, Arc<TrafficSeries>)> {
@@ -366,13 +368,13 @@ pub(crate) struct TrafficCollector(pub(crate) Arc<Traffic>);
 impl Collector for TrafficCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.0.drop_unused(Instant::now());
-        let table = self.0.rows();
+        let table = self.0.series_rows();
         if table.is_empty() {
             return Ok(());
         }
         // Omitted labels may make several series equal.
         let mut is_changed = table.iter().map(|row| &row.labels);
-        let is_changed = is_changed.any(|labels| matches!(labels, SeriesLabels::Changed(_)));
+        let is_changed = is_changed.any(|labels| matches!(labels, SeriesLabels::Relabeled(_)));
         let mut family = |name: &str,
                           help: &str,
                           of: TelemetryFamily,
@@ -411,7 +413,7 @@ impl Collector for TrafficCollector {
             Ok(())
         };
         use TelemetryFamily as Family;
-        let plain = |count: &AtomicU64| vec![(Reason::None, count.load(Relaxed))];
+        let plain = |count: &AtomicU64| vec![(FailureReason::None, count.load(Relaxed))];
         family(
             "istio_tcp_connections_opened",
             "The total number of TCP connections opened",
@@ -446,12 +448,14 @@ impl Collector for TrafficCollector {
     }
 }
 
-type Samples = Vec<(Reason, u64)>;
+type Samples = Vec<(FailureReason, u64)>;
 
-fn labels_with_reason(labels: &TrafficLabels, reason: Reason) -> Option<LabelPairs> {
+fn labels_with_reason(labels: &TrafficLabels, reason: FailureReason) -> Option<LabelPairs> {
     let mut written = Vec::with_capacity(32);
     // Writing to a list cannot fail.
-    LabelsWithReason(labels, reason).put(&mut written).ok()?;
+    LabelsWithReason(labels, reason)
+        .put_labels(&mut written)
+        .ok()?;
     Some(written)
 }
 
@@ -464,23 +468,23 @@ struct SeriesRow {
 /// Labels of a series, with or without configured overrides.
 enum SeriesLabels {
     Plain(Arc<TrafficLabels>),
-    Changed(Arc<(TrafficLabels, RelabeledValues)>),
+    Relabeled(Arc<(TrafficLabels, RelabeledValues)>),
 }
 
 impl SeriesLabels {
     fn traffic(&self) -> &TrafficLabels {
         match self {
             Self::Plain(traffic) => traffic,
-            Self::Changed(both) => &both.0,
+            Self::Relabeled(both) => &both.0,
         }
     }
 
     /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
-    fn family_labels(&self, of: TelemetryFamily, reason: Reason) -> Option<LabelPairs> {
+    fn family_labels(&self, of: TelemetryFamily, reason: FailureReason) -> Option<LabelPairs> {
         let labels = labels_with_reason(self.traffic(), reason)?;
         match self {
             Self::Plain(_) => Some(labels),
-            Self::Changed(both) => both.1.apply(of, labels),
+            Self::Relabeled(both) => both.1.apply(of, labels),
         }
     }
 }

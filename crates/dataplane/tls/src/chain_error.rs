@@ -3,13 +3,13 @@
 use ambit_model::Identity;
 use rustls_pki_types::pem;
 
-/// Maximum certificates in one response; more would exhaust memory.
+/// Maximum certificates in one response of the CSR API, which bounds memory.
 pub(crate) const MAX_CERTIFICATES: usize = 256;
 
 /// Reason why a certificate chain cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChainError {
-    /// The response has no certificate.
+    /// The response of the CA contains no certificate.
     #[error("the certificate chain is empty")]
     Empty,
     /// The response has only the leaf, and no root certificate.
@@ -29,7 +29,7 @@ pub enum ChainError {
     Der {
         /// Index of the malformed certificate, counted from 0.
         index: usize,
-        /// Cause of the error.
+        /// Error of parsing the certificate.
         #[source]
         source: x509_parser::nom::Err<x509_parser::error::X509Error>,
     },

@@ -21,7 +21,7 @@ pub enum CrlError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         source: io::Error,
     },
@@ -30,7 +30,7 @@ pub enum CrlError {
     Pem {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of parsing the PEM text.
         #[source]
         source: pem::Error,
     },
@@ -41,7 +41,7 @@ pub enum CrlError {
         path: PathBuf,
         /// Index of the list in the file, counted from 0.
         index: usize,
-        /// Cause of the error.
+        /// Error of parsing the revocation list.
         #[source]
         source: webpki::Error,
     },

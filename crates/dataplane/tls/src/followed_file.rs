@@ -1,4 +1,4 @@
-//! Watches a file: it is read at the start and after each change.
+//! File watcher, which calls back at the start and after each change of a file.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration, time::SystemTime};
 
@@ -19,7 +19,8 @@ pub(crate) async fn watch_file(path: &Path, mut load: impl FnMut()) {
     }
 }
 
-/// Device, inode, size and modification time of a file, by which changes are detected; `None` without the file.
+/// Signature of a file by which changes are detected: device, inode, size and modification time; `None` if the file
+/// does not exist.
 #[derive(Debug, PartialEq, Eq)]
 struct FileSignature(Option<(u64, u64, u64, Option<SystemTime>)>);
 

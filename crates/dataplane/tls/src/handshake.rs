@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, net::Ipv4Addr, sync::Arc};
 
-use ambit_model::{Identity, Reason};
+use ambit_model::{FailureReason, Identity};
 use rustls::{CertificateError, ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, IpAddr, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,24 +18,24 @@ pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
 /// Error of a TLS handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// TLS failed, for instance by the verification of the peer's certificate.
+    /// The TLS handshake failed, for instance since the peer's certificate was rejected.
     #[error("TLS handshake failed")]
     Tls(#[source] rustls::Error),
     /// The underlying connection failed.
     #[error("connection lost during the TLS handshake")]
     Io(#[source] io::Error),
-    /// The peer does not support HTTP/2 by ALPN.
+    /// The peer did not negotiate HTTP/2 by ALPN.
     #[error("the peer did not agree on ALPN h2")]
     NoCommonAlpn,
 }
 
 impl HandshakeError {
     /// Returns the response flag for metrics and the access log.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Tls(error) => tls_failure_reason(error),
-            Self::NoCommonAlpn => Reason::TlsFailure,
-            Self::Io(_) => Reason::Connect,
+            Self::NoCommonAlpn => FailureReason::TlsFailure,
+            Self::Io(_) => FailureReason::Connect,
         }
     }
 }
@@ -95,7 +95,7 @@ pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
 }
 
 /// Returns the response flag of an error that has a TLS error anywhere in its chain of causes.
-pub fn failure_reason(error: &(dyn Error + 'static)) -> Reason {
+pub fn failure_reason(error: &(dyn Error + 'static)) -> FailureReason {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(tls) = error.downcast_ref::<rustls::Error>() {
@@ -110,12 +110,12 @@ pub fn failure_reason(error: &(dyn Error + 'static)) -> Reason {
             None => error.source(),
         };
     }
-    Reason::Connect
+    FailureReason::Connect
 }
 
-fn tls_failure_reason(error: &rustls::Error) -> Reason {
+fn tls_failure_reason(error: &rustls::Error) -> FailureReason {
     match error {
-        rustls::Error::InvalidCertificate(CertificateError::Revoked) => Reason::CertRevoked,
-        _ => Reason::TlsFailure,
+        rustls::Error::InvalidCertificate(CertificateError::Revoked) => FailureReason::CertRevoked,
+        _ => FailureReason::TlsFailure,
     }
 }

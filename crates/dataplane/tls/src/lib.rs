@@ -11,7 +11,7 @@ mod client_hello;
 mod crl;
 mod followed_file;
 mod handshake;
-mod outward;
+mod origination;
 pub mod pem;
 mod settings;
 mod trust_domains;
@@ -25,10 +25,10 @@ pub use crl::{CrlError, RevocationLists};
 pub use handshake::{
     ClientStream, HandshakeError, ServerStream, accept, connect, failure_reason, peer_identity,
 };
-pub use outward::{
+pub use origination::{
     ClientKeyPair, OriginatedTls, OriginatedTlsConnectError, OriginatedTlsError, TrustedAuthorities,
 };
 pub use settings::{ALPN_H2, TlsSettings};
 pub use trust_domains::{TrustDomains, TrustDomainsError};
 pub use verify::{PeerIdentityError, PeerRole};
-pub use workload_cert::{WithdrawalReason, WorkloadCert};
+pub use workload_cert::{TrustWithdrawalReason, WorkloadCert};

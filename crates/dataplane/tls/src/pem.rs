@@ -7,7 +7,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 
 use crate::chain_error::{ChainError, MAX_CERTIFICATES};
 
-/// Parses all certificates of a PEM text, at least one. Errors name the text by its `index`.
+/// Parses all certificates in a PEM text, at least one. Errors contain `index`, the position of the text in a response.
 pub fn parse_certificates(
     index: usize,
     text: &str,

@@ -88,13 +88,13 @@ impl TlsSettings {
         Ok(Self::new(tls12, post_quantum_only))
     }
 
-    /// Checks peers in the mesh against these revocation lists, too.
+    /// Adds revocation lists, against which certificates of peers in the mesh are checked.
     pub fn with_crls(mut self, crls: RevocationLists) -> Self {
         self.crls = Some(crls);
         self
     }
 
-    /// Accepts peers of these trust domains, in addition to the mesh's own.
+    /// Sets the trust domains that are accepted in addition to the mesh's own.
     pub fn with_trust_domains(mut self, trust_domains: TrustDomains) -> Self {
         self.trust_domains = trust_domains;
         self

@@ -26,7 +26,7 @@ pub enum TrustDomainsError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         source: io::Error,
     },
@@ -35,7 +35,7 @@ pub enum TrustDomainsError {
     InvalidFile {
         /// Path of the file.
         path: PathBuf,
-        /// Cause of the error.
+        /// Error of parsing the JSON text.
         #[source]
         source: serde_json::Error,
     },
@@ -44,7 +44,7 @@ pub enum TrustDomainsError {
     InvalidRoots {
         /// Trust domain that the roots belong to.
         trust_domain: String,
-        /// Cause of the error.
+        /// Error of parsing the root certificates.
         #[source]
         source: ChainError,
     },
@@ -126,7 +126,7 @@ impl TrustDomains {
 
     /// Replaces the federated trust domains of the workloads that use this set. Their roots take precedence over
     /// configured ones. On an error the previous ones stay.
-    pub fn federate(
+    pub fn replace_federated(
         &self,
         bundles: BTreeMap<String, Vec<CertificateDer<'static>>>,
     ) -> Result<(), TrustDomainsError> {
@@ -145,14 +145,18 @@ impl TrustDomains {
 
     fn activate(&self, current: &RwLock<Arc<TrustDomainSet>>, mut domains: TrustDomainSet) {
         let mut current = current.write();
-        domains.with_roots.clone_from(&current.with_roots);
-        domains.with_roots.extend(domains.anchors.keys().cloned());
+        domains
+            .domains_with_roots
+            .clone_from(&current.domains_with_roots);
+        domains
+            .domains_with_roots
+            .extend(domains.anchors.keys().cloned());
         *current = Arc::new(domains);
         drop(current);
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Watches a file of trust domains: loads it now and after each change.
+    /// Loads trust domains from a file, now and after each change.
     pub async fn reload_on_change(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(domains) => {
@@ -205,7 +209,7 @@ struct TrustDomainSet {
     aliases: BTreeSet<String>,
     anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
     /// Trust domains that have root certificates of their own, or had them before.
-    with_roots: BTreeSet<String>,
+    domains_with_roots: BTreeSet<String>,
 }
 
 impl TrustDomainSet {
@@ -224,7 +228,7 @@ pub(crate) struct TrustDomainSnapshot {
 }
 
 impl TrustDomainSnapshot {
-    /// Whether peers of the trust domain `domain` are accepted by workloads of the trust domain `own`.
+    /// Whether workloads of the trust domain `own` accept peers of the trust domain `domain`.
     pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
         self.is_own(own, domain) || self.anchors(domain).is_some()
     }
@@ -234,12 +238,12 @@ impl TrustDomainSnapshot {
         domain == own || self.configured.aliases.contains(domain)
     }
 
-    /// Whether two names denote the same trust domain, since one is an alias of the other.
+    /// Whether two trust domains are the same, directly or as aliases of `own`.
     pub(crate) fn is_same_domain(&self, own: &str, one: &str, other: &str) -> bool {
         one == other || self.is_own(own, one) && self.is_own(own, other)
     }
 
-    /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases without their own
+    /// Returns the trust domain whose roots verify certificates of `domain`: `own` if `domain` is an alias without
     /// roots.
     pub(crate) fn domain_of_roots<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
         match self.anchors(domain) {
@@ -255,10 +259,10 @@ impl TrustDomainSnapshot {
         anchors.map(Vec::as_slice)
     }
 
-    /// Whether root certificates other than those of the mesh's CA verify a trust domain, or did so before the last
-    /// change.
+    /// Whether a trust domain has, or had at some time, roots other than those of the mesh's
+    /// CA.
     pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
         let mut origins = [&self.configured, &self.federated].into_iter();
-        origins.any(|domains| domains.with_roots.contains(domain))
+        origins.any(|domains| domains.domains_with_roots.contains(domain))
     }
 }

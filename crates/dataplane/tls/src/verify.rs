@@ -16,7 +16,7 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use crate::{TlsSettings, trust_domains::TrustDomainSnapshot};
 
-/// Reason why a peer with a valid certificate is refused: its identity is not accepted.
+/// Error of a peer whose certificate is valid but whose identity is not accepted.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
     /// The server's certificate has none of the expected identities.
@@ -39,7 +39,7 @@ pub enum PeerIdentityError {
     ForeignTrustDomain {
         /// URI SANs of the certificate (at most 8).
         presented: Vec<String>,
-        /// Trust domain of this workload.
+        /// Trust domain of the verifying workload.
         trust_domain: String,
     },
     /// The peer has SPIFFE IDs of several trust domains, whose roots differ.
@@ -80,7 +80,7 @@ pub enum PeerRole<'a> {
     Server(&'a [Identity]),
 }
 
-/// Verifier of peers' certificates in both roles.
+/// Verifier of peer certificates, for servers and clients.
 #[derive(Debug)]
 pub(crate) struct PeerVerifier {
     pub(crate) settings: TlsSettings,
@@ -116,7 +116,7 @@ impl PeerVerifier {
         }
     }
 
-    /// Verifies the workload's own chain, whose leaf has the workload's identity.
+    /// Verifies the certificate chain of the workload itself with the roots of the mesh's CA.
     pub(crate) fn verify_own_chain(
         &self,
         leaf: &CertificateDer<'_>,
@@ -128,7 +128,7 @@ impl PeerVerifier {
         self.verify_chain(&self.anchors, &leaf, intermediates, now, usage)
     }
 
-    /// Whether the acceptance of a peer may change with the accepted trust domains and their roots.
+    /// Whether a change of the accepted trust domains or their roots may change the decision on this peer.
     pub(crate) fn depends_on_trust_domains(&self, leaf: &CertificateDer<'_>) -> bool {
         let accepted = self.settings.trust_domains.current();
         let own = self.trust_domain.as_str();
@@ -315,7 +315,7 @@ pub(crate) struct ClientVerifier {
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// Returns no names of CAs: clients in a mesh need none, and they cost bytes in each handshake.
+    /// Returns an empty list of CA names, since mesh clients need none and the names would enlarge each handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -35,11 +35,11 @@ const MAX_CLIENT_CONFIGS: usize = 4096;
 
 /// Reason why the peer of an established connection is no longer accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WithdrawalReason {
+pub enum TrustWithdrawalReason {
     /// The peer's certificate was revoked.
     Revoked,
     /// The peer's trust domain is no longer accepted, or has other roots now.
-    TrustDomain,
+    TrustDomainChanged,
 }
 
 /// Immutable certificate of one identity, with its private key; renewal creates a new value.
@@ -51,8 +51,8 @@ pub struct WorkloadCert {
     not_after: SystemTime,
     settings: TlsSettings,
     verifier: Arc<PeerVerifier>,
-    server: OnceLock<Result<Arc<ServerConfig>, rustls::Error>>,
-    clients: Mutex<HashMap<Box<[Identity]>, Arc<ClientConfig>>>,
+    cached_server_config: OnceLock<Result<Arc<ServerConfig>, rustls::Error>>,
+    cached_client_configs: Mutex<HashMap<Box<[Identity]>, Arc<ClientConfig>>>,
 }
 
 impl WorkloadCert {
@@ -124,12 +124,13 @@ impl WorkloadCert {
             not_after: leaf.not_after,
             settings: settings.clone(),
             verifier: Arc::new(verifier),
-            server: OnceLock::new(),
-            clients: Mutex::default(),
+            cached_server_config: OnceLock::new(),
+            cached_client_configs: Mutex::default(),
         })
     }
 
-    /// Builds a certificate from the CSR API's response: PEM texts, the leaf's first, the roots' last.
+    /// Builds a certificate from the PEM texts in a response of the CSR API: the first is the leaf, the last are the
+    /// roots.
     pub fn from_response(
         settings: &TlsSettings,
         identity: &Identity,
@@ -189,11 +190,11 @@ impl WorkloadCert {
     /// Returns the client configuration for servers that must present one of the `expected` identities. An empty list
     /// accepts no server. Cached for each list.
     pub fn client_config(&self, expected: &[Identity]) -> Result<Arc<ClientConfig>, rustls::Error> {
-        if let Some(config) = self.clients.lock().get(expected) {
+        if let Some(config) = self.cached_client_configs.lock().get(expected) {
             return Ok(config.clone());
         }
         let config = Arc::new(self.make_client_config(expected)?);
-        let mut clients = self.clients.lock();
+        let mut clients = self.cached_client_configs.lock();
         if clients.len() >= MAX_CLIENT_CONFIGS {
             clients.clear();
         }
@@ -202,7 +203,7 @@ impl WorkloadCert {
 
     /// Returns the server configuration, which requires client certificates of an accepted trust domain. Cached.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, rustls::Error> {
-        self.server
+        self.cached_server_config
             .get_or_init(|| self.make_server_config().map(Arc::new))
             .clone()
     }
@@ -216,7 +217,7 @@ impl WorkloadCert {
         peer: PeerRole<'_>,
         chain: &[CertificateDer<'_>],
         accepted: SystemTime,
-    ) -> Option<WithdrawalReason> {
+    ) -> Option<TrustWithdrawalReason> {
         let (leaf, intermediates) = chain.split_first()?;
         let accepted = accepted
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -224,12 +225,12 @@ impl WorkloadCert {
         let then = UnixTime::since_unix_epoch(accepted);
         match self.verifier.verify(peer, leaf, intermediates, then) {
             Err(rustls::Error::InvalidCertificate(CertificateError::Revoked)) => {
-                Some(WithdrawalReason::Revoked)
+                Some(TrustWithdrawalReason::Revoked)
             }
             Err(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::Other(_),
             )) if self.verifier.depends_on_trust_domains(leaf) => {
-                Some(WithdrawalReason::TrustDomain)
+                Some(TrustWithdrawalReason::TrustDomainChanged)
             }
             Ok(()) | Err(_) => None,
         }
@@ -237,11 +238,11 @@ impl WorkloadCert {
 
     /// Returns a future that completes once a peer that is accepted now is no longer accepted; `None` if the decision
     /// depends neither on revocation lists nor on configured trust domains.
-    pub fn wait_for_withdrawal(
+    pub fn wait_for_trust_withdrawal(
         self: &Arc<Self>,
         peer: PeerRole<'_>,
         chain: &[CertificateDer<'static>],
-    ) -> Option<impl Future<Output = WithdrawalReason> + Send + use<>> {
+    ) -> Option<impl Future<Output = TrustWithdrawalReason> + Send + use<>> {
         let mut lists = self.settings.crls().map(crate::RevocationLists::changes);
         let leaf = chain.first();
         let mut domains = leaf
@@ -305,7 +306,7 @@ impl WorkloadCert {
     }
 }
 
-/// Waits for the next notification; forever if there is no receiver, or its sender is gone.
+/// Waits for the next change notification. Never completes without a receiver, or after its sender is dropped.
 async fn wait_for_change(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

@@ -16,7 +16,7 @@ pub enum FileError {
     Read {
         /// Path of the file.
         path: String,
-        /// Cause of the error.
+        /// Error of reading the file.
         #[source]
         error: io::Error,
     },

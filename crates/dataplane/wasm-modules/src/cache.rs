@@ -22,9 +22,9 @@ pub(super) struct ModuleCache {
 pub(super) struct CacheKey<'a> {
     pub(super) url: &'a str,
     /// Digest that the plugin's configuration requires; empty if it requires none.
-    pub(super) expected: &'a str,
+    pub(super) expected_digest: &'a str,
     /// Namespace of the plugin's registry credentials; empty without credentials.
-    pub(super) whose: &'a str,
+    pub(super) credentials_namespace: &'a str,
 }
 
 impl ModuleCache {
@@ -36,8 +36,8 @@ impl ModuleCache {
     fn prefix(
         CacheKey {
             url,
-            expected,
-            whose,
+            expected_digest: expected,
+            credentials_namespace: whose,
         }: CacheKey<'_>,
     ) -> String {
         sha256_hex(format!("{url}\n{expected}\n{whose}").as_bytes())
@@ -121,10 +121,10 @@ mod tests {
     async fn cached_modules_are_used_unless_they_were_changed() {
         let directory = tempfile::tempdir().unwrap();
         let cache = ModuleCache::new(directory.path().join("modules"));
-        let of = |expected, whose| CacheKey {
+        let of = |expected_digest, credentials_namespace| CacheKey {
             url: "oci://a",
-            expected,
-            whose,
+            expected_digest,
+            credentials_namespace,
         };
         let key = of("", "");
         assert_eq!(cache.load(key).await, None);

@@ -20,13 +20,13 @@ pub use oci::OciError;
 use bytes::{MAX_MODULE_BYTES, read_file, sha256_hex};
 use cache::ModuleCache;
 
-/// Fetches plugins' modules, and caches them on disk.
+/// Fetcher of plugins' modules, with a disk cache.
 #[derive(Debug)]
 pub struct ModuleFetcher {
     cache: ModuleCache,
     client: Client,
     /// Registries that are called without TLS; `*` matches all.
-    insecure: Vec<String>,
+    insecure_registries: Vec<String>,
     /// Timeout of fetching one module.
     timeout: Duration,
 }
@@ -36,13 +36,13 @@ pub struct ModuleFetcher {
 pub enum FetchError {
     /// The URL has an unsupported scheme.
     #[error("{0}: neither oci, http, https nor file")]
-    Scheme(String),
+    UnsupportedScheme(String),
     /// The file cannot be read, or is too large.
     #[error(transparent)]
     File(#[from] FileError),
     /// The module's digest is not the one that the plugin's configuration requires.
     #[error("the digest is {is}, not {expected} as in spec.sha256")]
-    Digest {
+    DigestMismatch {
         /// Digest of the module or of its image, in hexadecimal.
         is: String,
         /// Digest in the plugin's configuration.
@@ -50,7 +50,7 @@ pub enum FetchError {
     },
     /// The module could not be fetched within this time.
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
-    TooLong(Duration),
+    Timeout(Duration),
     /// The HTTP request for the module failed.
     #[error(transparent)]
     Http(#[from] ambit_fetch::FetchError),
@@ -66,7 +66,7 @@ impl ModuleFetcher {
         Self {
             cache: ModuleCache::new(cache),
             client,
-            insecure,
+            insecure_registries: insecure,
             timeout,
         }
     }
@@ -83,7 +83,7 @@ impl ModuleFetcher {
     ) -> Result<Arc<[u8]>, FetchError> {
         let fetch = self.cached_or_fetched(config, admission);
         let fetched = tokio::time::timeout(self.timeout, fetch).await;
-        fetched.map_err(|_| FetchError::TooLong(self.timeout))?
+        fetched.map_err(|_| FetchError::Timeout(self.timeout))?
     }
 
     async fn cached_or_fetched(
@@ -105,8 +105,8 @@ impl ModuleFetcher {
         };
         let cache_key = cache::CacheKey {
             url,
-            expected,
-            whose,
+            expected_digest: expected,
+            credentials_namespace: whose,
         };
         if is_cacheable && let Some(cached) = self.cache.load(cache_key).await {
             return Ok(cached.into());
@@ -114,7 +114,7 @@ impl ModuleFetcher {
         let bytes = if let Some(image) = url.strip_prefix("oci://") {
             let image = oci::ImageReference::parse(image)?;
             let is_insecure = self
-                .insecure
+                .insecure_registries
                 .iter()
                 .any(|one| one == "*" || *one == image.registry);
             let server = oci::RegistryAccess {
@@ -133,14 +133,14 @@ impl ModuleFetcher {
             let response = self.client.get(get, admission).await?.error_for_status()?;
             verify_digest(response.body, expected, None)?
         } else {
-            return Err(FetchError::Scheme(url.to_owned()));
+            return Err(FetchError::UnsupportedScheme(url.to_owned()));
         };
         self.cache.store(cache_key, &bytes).await;
         Ok(bytes.into())
     }
 }
 
-/// Returns the module if it, or the image that contains it, has the expected digest.
+/// Returns the module if the expected digest is the digest of the module, or of the image that contains it.
 fn verify_digest(
     bytes: Vec<u8>,
     expected: &str,
@@ -153,7 +153,7 @@ fn verify_digest(
     if is == expected {
         return Ok(bytes);
     }
-    Err(FetchError::Digest {
+    Err(FetchError::DigestMismatch {
         is: image.map_or(is, str::to_owned),
         expected: expected.to_owned(),
     })

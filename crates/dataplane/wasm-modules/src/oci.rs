@@ -37,7 +37,7 @@ const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.manifest.v1+json, 
 pub(super) struct ImageReference {
     pub(super) registry: String,
     repository: String,
-    /// Tag, or `sha256:` and the digest of a manifest.
+    /// Tag, or manifest digest with the prefix `sha256:`.
     reference: String,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct PulledModule {
 
 impl ImageReference {
     pub(super) fn parse(text: &str) -> Result<Self, OciError> {
-        let wrong = || OciError::Name(text.to_owned());
+        let wrong = || OciError::InvalidImageName(text.to_owned());
         let (name, digest) = match text.split_once('@') {
             Some((name, digest)) => (name, Some(digest)),
             None => (text, None),
@@ -109,7 +109,7 @@ impl ImageReference {
 struct Manifest {
     #[serde(default)]
     layers: Vec<Descriptor>,
-    /// Entries of an image index.
+    /// Manifests in an image index, one for each platform.
     #[serde(default)]
     manifests: Vec<Descriptor>,
 }
@@ -122,7 +122,7 @@ struct Descriptor {
     digest: String,
 }
 
-/// Client for the registry of one image, with its authentication.
+/// Access to the registry of one image: HTTP client, permitted addresses, and TLS mode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegistryAccess<'a, A> {
     pub(super) client: &'a Client,
@@ -140,7 +140,7 @@ pub(super) async fn pull<A: Admission>(
     let mut registry = Registry {
         server,
         image,
-        basic: find_credentials(secret, &image.registry, &image.repository)?,
+        basic_authorization: find_credentials(secret, &image.registry, &image.repository)?,
         authorization: None,
     };
     let (manifest, digest) = registry.fetch_manifest(&image.reference).await?;
@@ -159,7 +159,7 @@ pub(super) async fn pull<A: Admission>(
     let layer = manifest.layers.last().ok_or(OciError::NoModule)?;
     let bytes = registry.fetch_blob(&layer.digest).await?;
     let unpacked = ambit_rt::spawn_blocking("module layer", move || unpack(&bytes)).await;
-    let module = unpacked.map_err(|_| OciError::Layer)??;
+    let module = unpacked.map_err(|_| OciError::InvalidLayer)??;
     Ok(PulledModule { module, digest })
 }
 
@@ -167,7 +167,7 @@ struct Registry<'a, A> {
     server: RegistryAccess<'a, A>,
     image: &'a ImageReference,
     /// `Authorization` header for basic authentication, from the pull secret.
-    basic: Option<HeaderValue>,
+    basic_authorization: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }
 
@@ -182,9 +182,9 @@ impl<A: Admission> Registry<'_, A> {
         if let Some(expected) = reference.strip_prefix("sha256:")
             && expected != digest
         {
-            return Err(OciError::UnsupportedManifest(reference.to_owned()));
+            return Err(OciError::ManifestDigestMismatch(reference.to_owned()));
         }
-        let manifest = serde_json::from_slice(&body).map_err(OciError::Manifest)?;
+        let manifest = serde_json::from_slice(&body).map_err(OciError::InvalidManifest)?;
         Ok((manifest, digest))
     }
 
@@ -198,7 +198,7 @@ impl<A: Admission> Registry<'_, A> {
         let url = self.image.url(self.server.is_insecure, "blobs", of);
         let body = self.get(&url, MAX_MODULE_BYTES).await?.body;
         if sha256_hex(&body) != expected {
-            return Err(OciError::UnsupportedLayer(of.to_owned()));
+            return Err(OciError::LayerDigestMismatch(of.to_owned()));
         }
         Ok(body)
     }
@@ -216,7 +216,7 @@ impl<A: Admission> Registry<'_, A> {
         let texts: Vec<&str> = challenges.filter_map(|one| one.to_str().ok()).collect();
         let challenge = Challenge::select(&texts).ok_or_else(|| {
             let text = texts.join(", ");
-            OciError::Challenge(text.chars().take(200).collect())
+            OciError::UnsupportedChallenge(text.chars().take(200).collect())
         })?;
         self.authorization = Some(self.authorize(&challenge).await?);
         Ok(self.send_request(url, limit).await?.error_for_status()?)
@@ -253,7 +253,12 @@ impl<A: Admission> Registry<'_, A> {
     /// issues.
     async fn authorize(&self, challenge: &Challenge) -> Result<HeaderValue, OciError> {
         let (realm, service) = match challenge {
-            Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),
+            Challenge::Basic => {
+                return self
+                    .basic_authorization
+                    .clone()
+                    .ok_or(OciError::NoCredentials);
+            }
             Challenge::Bearer { realm, service } => (realm, service),
         };
         self.allow_realm(realm)?;
@@ -264,32 +269,39 @@ impl<A: Admission> Registry<'_, A> {
             percent_encode(service),
             percent_encode(&scope)
         );
-        let basic = self.basic.clone().map(|value| (AUTHORIZATION, value));
+        let basic = self
+            .basic_authorization
+            .clone()
+            .map(|value| (AUTHORIZATION, value));
         let headers: Vec<(HeaderName, HeaderValue)> = basic.into_iter().collect();
         let answer = self.call(&url, &headers, MAX_MANIFEST_BYTES).await?;
-        if answer.status == StatusCode::UNAUTHORIZED && self.basic.is_none() {
+        if answer.status == StatusCode::UNAUTHORIZED && self.basic_authorization.is_none() {
             return Err(OciError::NoCredentials);
         }
         let answer = answer.error_for_status()?;
-        let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::Token)?;
+        let answer: Value = serde_json::from_slice(&answer.body).map_err(|_| OciError::NoToken)?;
         let token = ["token", "access_token"].into_iter();
         let token = token.filter_map(|name| answer.get(name)?.as_str()).next();
         let mut value = token
             .and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok())
-            .ok_or(OciError::Token)?;
+            .ok_or(OciError::NoToken)?;
         value.set_sensitive(true);
         Ok(value)
     }
 
-    /// Checks that the password may be sent to the token server (realm) that the registry names. The registry chooses
-    /// the server, since it could receive the password itself; but over plaintext, only the registry itself may
-    /// receive it, and only if the registry is called in plaintext.
+    /// Checks that the password may be sent to the token server (realm) that the registry names. Any `https` realm is
+    /// allowed, since the registry could receive the password itself. An `http` realm is allowed only if it is the
+    /// registry, and the registry itself is called without TLS.
     fn allow_realm(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);
         let (scheme, authority) = match (uri.as_ref().and_then(http::Uri::scheme_str), authority) {
             (Some(scheme), Some(authority)) => (scheme, authority.as_str()),
-            _ => return Err(OciError::Challenge(realm.chars().take(200).collect())),
+            _ => {
+                return Err(OciError::UnsupportedChallenge(
+                    realm.chars().take(200).collect(),
+                ));
+            }
         };
         let is_own = self.server.is_insecure && authority == self.image.registry;
         if scheme == "https" || scheme == "http" && is_own {
@@ -325,8 +337,8 @@ fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
     };
     // Includes the headers around the module.
     let mut archive = tar::Archive::new(reader.take(2 * most));
-    for entry in archive.entries().map_err(|_| OciError::Layer)? {
-        let entry = entry.map_err(|_| OciError::Layer)?;
+    for entry in archive.entries().map_err(|_| OciError::InvalidLayer)? {
+        let entry = entry.map_err(|_| OciError::InvalidLayer)?;
         let path = entry.path_bytes();
         let name = path.strip_prefix(b"./").unwrap_or(&path);
         if name != b"plugin.wasm" || !entry.header().entry_type().is_file() {
@@ -337,11 +349,11 @@ fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
         let mut bounded = entry.take(most + 1);
         bounded
             .read_to_end(&mut module)
-            .map_err(|_| OciError::Layer)?;
+            .map_err(|_| OciError::InvalidLayer)?;
         // The reader does not report a truncated archive as an error.
         let is_whole = u64::try_from(module.len()).is_ok_and(|length| length == size);
         if module.len() > MAX_MODULE_BYTES || !is_whole {
-            return Err(OciError::Layer);
+            return Err(OciError::InvalidLayer);
         }
         return Ok(module);
     }

@@ -42,9 +42,9 @@ pub struct Call {
     pub body: Bytes,
     /// Trailers of the request.
     pub trailers: HeaderMap,
-    /// Timeout of the response, which the module sets.
+    /// Timeout for the response, set by the module.
     pub timeout: Duration,
-    /// Kind of the call.
+    /// Protocol of the call: HTTP or gRPC.
     pub kind: CallKind,
     pub(crate) permit: CallPermit,
 }
@@ -67,7 +67,7 @@ impl OutstandingCalls {
     }
 }
 
-/// Permit of one outstanding call. Clones share it.
+/// Permit of one outstanding call, which counts until all clones are dropped.
 #[derive(Clone, Debug)]
 pub struct CallPermit(
     #[expect(dead_code, reason = "what it does is to be held")] Arc<CallPermitInner>,
@@ -107,7 +107,7 @@ pub struct CallResponse {
 #[derive(Debug)]
 pub enum Effect {
     /// Signals that [`crate::Vm::stream_decision`] of a request's context may have changed.
-    OutcomeChanged(ContextId),
+    StreamDecisionChanged(ContextId),
     /// Starts a call.
     StartCall(CallId, Box<Call>),
     /// Opens a gRPC stream; the call has no body.
@@ -116,13 +116,14 @@ pub enum Effect {
     SendMessage(CallId, GrpcStreamMessage),
     /// Cancels a call or stream whose context has ended.
     CancelCall(CallId),
-    /// Subscribes the plugin to messages in a shared queue.
+    /// Subscribes the plugin to the shared queue with this id.
     SubscribeQueue(u32),
-    /// Signals that a message was added to a shared queue.
+    /// Signals that a message was added to the shared queue with this id.
     MessageEnqueued(u32),
 }
 
-/// Maximum unsent messages of an instance, since even empty ones use memory.
+/// Maximum unsent gRPC stream messages of an instance. Messages are limited as well as bytes, since even empty ones use
+/// memory.
 const MAX_UNSENT_MESSAGES: usize = 1024;
 
 /// Message that a module sends on a gRPC stream. It counts as unsent until the value is dropped.
@@ -132,14 +133,14 @@ pub struct GrpcStreamMessage {
     pub bytes: Option<Bytes>,
     /// Whether the module closes its side of the stream after this message.
     pub end_of_stream: bool,
-    _counted: UnsentGuard,
+    _unsent_guard: UnsentGuard,
 }
 
 impl Effect {
-    /// Whether the effect would have no effect of its own after `other`, since both signal the same.
+    /// Whether the effect is redundant after `other`, since both are the same signal.
     fn is_duplicate_of(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::OutcomeChanged(one), Self::OutcomeChanged(other)) => one == other,
+            (Self::StreamDecisionChanged(one), Self::StreamDecisionChanged(other)) => one == other,
             (Self::SubscribeQueue(one), Self::SubscribeQueue(other))
             | (Self::MessageEnqueued(one), Self::MessageEnqueued(other)) => one == other,
             _ => false,
@@ -162,12 +163,12 @@ impl GrpcStreamMessage {
         Self {
             bytes,
             end_of_stream: is_end,
-            _counted: UnsentGuard(unsent.clone(), length),
+            _unsent_guard: UnsentGuard(unsent.clone(), length),
         }
     }
 }
 
-/// Counts bytes and messages that an instance has sent on its streams and the network has not accepted yet.
+/// Counter of the gRPC stream messages of an instance, and their bytes, that the network has not accepted yet.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentMessages {
     bytes: AtomicUsize,
@@ -175,7 +176,7 @@ pub(crate) struct UnsentMessages {
 }
 
 impl UnsentMessages {
-    /// Whether the unsent bytes or messages exceed their limits.
+    /// Whether the unsent messages or their bytes exceed the limits.
     pub(crate) fn exceeds_limits(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
             || self.messages.load(Ordering::Relaxed) > MAX_UNSENT_MESSAGES

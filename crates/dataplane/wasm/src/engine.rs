@@ -44,7 +44,7 @@ impl fmt::Debug for Module {
 /// Reason why a Wasm module cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// The module has this size, which exceeds the limit.
+    /// The module's size in bytes exceeds the limit.
     #[error("the module has {0} bytes, at most {MAX_MODULE_BYTES} are taken")]
     TooLarge(usize),
     /// The bytes are not a valid Wasm module.
@@ -57,15 +57,15 @@ pub enum ModuleError {
     UnsupportedAbi,
     /// The module imports functions that the host does not provide.
     #[error("the module imports what this host does not have: {0}")]
-    Imports(String),
+    UnknownImports(String),
     /// The processor or operating system does not support compilation at run time.
     #[error("WebAssembly cannot be run here: {0}")]
-    Engine(String),
+    CompilationUnsupported(String),
 }
 
 impl Engine {
     /// Interval at which [`Self::tick`] must be called while there are instances of modules.
-    pub const TICK: Duration = EPOCH_TICK;
+    pub const TICK_INTERVAL: Duration = EPOCH_TICK;
 
     /// Creates an engine.
     ///
@@ -79,7 +79,8 @@ impl Engine {
         config.memory_reservation(128 << 20);
         config.memory_guard_size(64 << 10);
         config.wasm_memory64(false);
-        let failed = |error: wasmtime::Error| ModuleError::Engine(format!("{error:#}"));
+        let failed =
+            |error: wasmtime::Error| ModuleError::CompilationUnsupported(format!("{error:#}"));
         let engine = wasmtime::Engine::new(&config).map_err(failed)?;
         let mut linker = Linker::new(&engine);
         host::link(&mut linker).map_err(failed)?;
@@ -115,7 +116,8 @@ impl Engine {
         let mut linker = Linker::clone(&self.linker);
         let linked = host::link_unsupported(&mut linker, &module);
         let instance = linked.and_then(|()| linker.instantiate_pre(&module));
-        let instance = instance.map_err(|error| ModuleError::Imports(format!("{error:#}")))?;
+        let instance =
+            instance.map_err(|error| ModuleError::UnknownImports(format!("{error:#}")))?;
         Ok(Module {
             engine: self.engine.clone(),
             instance,

@@ -9,25 +9,25 @@ pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum linear memory in bytes.
-    pub memory_bytes: usize,
+    pub max_memory_bytes: usize,
     /// Timeout of one callback.
     pub callback_timeout: Duration,
-    /// Timeout of the instance's start, including its configuration.
+    /// Maximum duration of starting an instance, including its configuration.
     pub start_timeout: Duration,
     /// Maximum bytes of a body that the plugin buffers.
-    pub body_bytes: usize,
-    /// Maximum outstanding calls and streams.
-    pub outstanding_calls: usize,
+    pub max_body_bytes: usize,
+    /// Maximum outstanding calls and gRPC streams of the instance.
+    pub max_outstanding_calls: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            memory_bytes: 64 << 20,
+            max_memory_bytes: 64 << 20,
             callback_timeout: Duration::from_millis(100),
             start_timeout: Duration::from_secs(10),
-            body_bytes: 1 << 20,
-            outstanding_calls: 256,
+            max_body_bytes: 1 << 20,
+            max_outstanding_calls: 256,
         }
     }
 }

@@ -33,16 +33,16 @@ impl ProcessMemory {
 /// Limits the linear memory and tables that one instance allocates.
 #[derive(Debug)]
 pub(crate) struct InstanceMemoryLimiter {
-    most: usize,
-    taken: usize,
+    max_bytes: usize,
+    reserved_bytes: usize,
     process: Arc<ProcessMemory>,
 }
 
 impl InstanceMemoryLimiter {
     pub(crate) fn new(most: usize, process: Arc<ProcessMemory>) -> Self {
         Self {
-            most,
-            taken: 0,
+            max_bytes: most,
+            reserved_bytes: 0,
             process,
         }
     }
@@ -50,7 +50,7 @@ impl InstanceMemoryLimiter {
 
 impl Drop for InstanceMemoryLimiter {
     fn drop(&mut self) {
-        self.process.release(self.taken);
+        self.process.release(self.reserved_bytes);
     }
 }
 
@@ -62,10 +62,10 @@ impl ResourceLimiter for InstanceMemoryLimiter {
         _: Option<usize>,
     ) -> wasmtime::Result<bool> {
         let more = desired.saturating_sub(current);
-        if desired > self.most || !self.process.try_reserve(more) {
+        if desired > self.max_bytes || !self.process.try_reserve(more) {
             return Ok(false);
         }
-        self.taken += more;
+        self.reserved_bytes += more;
         Ok(true)
     }
 

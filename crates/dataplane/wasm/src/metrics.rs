@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 const MAX_SERIES: usize = 1024;
 /// Maximum length of a metric's name.
 const MAX_METRIC_NAME_BYTES: usize = 512;
-/// Upper bounds of the histograms' buckets.
+/// Upper bounds of the buckets of plugin histograms.
 pub(crate) const HISTOGRAM_BUCKETS: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
     600_000, 1_800_000, 3_600_000,
@@ -38,7 +38,7 @@ pub enum MetricValue {
     Counter(u64),
     /// Value of a gauge.
     Gauge(u64),
-    /// Cumulative counts of a histogram's buckets by upper bound, number of values, and their sum.
+    /// Value of a histogram: cumulative counts by the buckets' upper bounds, number of observations, and their sum.
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
@@ -92,8 +92,8 @@ impl Metrics {
         self.0.lock().series.get(id as usize).cloned()
     }
 
-    /// Returns all metrics with name and value.
-    pub fn all(&self) -> Vec<(String, MetricValue)> {
+    /// Returns all metrics of the plugin with their names and values.
+    pub fn named_values(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series
             .iter()
@@ -169,8 +169,11 @@ mod tests {
         assert_eq!(clone.define(MetricKind::Gauge, "hits"), None);
         clone.series(id).unwrap().add(2);
         one.series(id).unwrap().add(1);
-        assert_eq!(one.all(), [("hits".to_owned(), MetricValue::Counter(3))]);
-        assert!(other.all().is_empty());
+        assert_eq!(
+            one.named_values(),
+            [("hits".to_owned(), MetricValue::Counter(3))]
+        );
+        assert!(other.named_values().is_empty());
         let defined =
             (0..2 * MAX_SERIES).filter_map(|n| one.define(MetricKind::Gauge, &n.to_string()));
         assert_eq!(defined.count(), MAX_SERIES - 1);
@@ -183,7 +186,7 @@ mod tests {
         for value in [1, 2, 3, u64::MAX / 4] {
             metrics.series(id).unwrap().record(value);
         }
-        let all = metrics.all();
+        let all = metrics.named_values();
         let [(_, MetricValue::Histogram(buckets, 4, sum))] = &all[..] else {
             panic!("{all:?}");
         };

@@ -6,12 +6,12 @@ use bytes::Bytes;
 
 use crate::limits::Limits;
 
-/// Settings of one plugin, for starting an instance.
+/// Settings of one Wasm plugin, from which its instances start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the plugin, which the module can read.
     pub name: String,
-    /// Root id (`plugin_root_id`): selects the plugin within the module.
+    /// Root id (`plugin_root_id`), which selects one of several plugins in the module.
     pub root_id: String,
     /// VM id: plugins with the same VM id share data.
     pub vm_id: String,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::abi::Status;
 
-/// Maximum bytes of the data and queued messages of one `vm_id`.
+/// Maximum bytes of the shared data of one `vm_id`, and separately of the messages in all its queues.
 const MAX_VM_BYTES: usize = 16 << 20;
 /// Maximum bytes of the data and queued messages of all `vm_id`s together.
 const MAX_TOTAL_BYTES: usize = 64 << 20;
@@ -27,9 +27,9 @@ pub struct SharedState(Arc<Mutex<Inner>>);
 #[derive(Debug, Default)]
 struct Inner {
     data: HashMap<String, VmData>,
-    /// Queues by number; numbers are not reused.
+    /// Queues by id; ids are not reused.
     queues: BTreeMap<u32, Queue>,
-    last: u32,
+    last_queue_id: u32,
 }
 
 impl Inner {
@@ -51,7 +51,7 @@ impl Inner {
 struct VmData {
     values: HashMap<Vec<u8>, (Bytes, u32)>,
     bytes: usize,
-    last: u32,
+    last_version: u32,
 }
 
 #[derive(Debug)]
@@ -85,9 +85,9 @@ impl SharedState {
             return Status::InternalFailure;
         }
         // Zero means any version.
-        data.last = data.last.wrapping_add(1).max(1);
+        data.last_version = data.last_version.wrapping_add(1).max(1);
         data.bytes = after;
-        let value = (Bytes::copy_from_slice(value), data.last);
+        let value = (Bytes::copy_from_slice(value), data.last_version);
         data.values.insert(key.to_vec(), value);
         Status::Ok
     }
@@ -105,8 +105,8 @@ impl SharedState {
         if own.count() >= MAX_QUEUES {
             return None;
         }
-        let number = inner.last.checked_add(1)?;
-        inner.last = number;
+        let number = inner.last_queue_id.checked_add(1)?;
+        inner.last_queue_id = number;
         let queue = Queue {
             vm_id: vm_id.to_owned(),
             name: name.to_vec(),

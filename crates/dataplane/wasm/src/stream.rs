@@ -1,4 +1,4 @@
-//! State of one request in an instance, as the plugin sees it.
+//! State of one HTTP request in a plugin instance.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -21,11 +21,11 @@ pub enum Direction {
     Response,
 }
 
-/// Headers of a request or response.
+/// Header section of a request or response, with its pseudo-headers.
 #[derive(Clone, Debug, Default)]
 pub struct HeaderSection {
     /// Pseudo-headers such as `:method`, in any order.
-    pub pseudo: Vec<(&'static str, String)>,
+    pub pseudo_headers: Vec<(&'static str, String)>,
     /// Regular headers, without pseudo-headers.
     pub headers: HeaderMap,
 }
@@ -35,25 +35,25 @@ const PSEUDO_HEADERS: [&str; 5] = [":method", ":scheme", ":authority", ":path", 
 
 impl HeaderSection {
     /// Returns the value of a pseudo-header.
-    pub fn pseudo(&self, name: &str) -> Option<&str> {
-        let mut all = self.pseudo.iter();
+    pub fn pseudo_header(&self, name: &str) -> Option<&str> {
+        let mut all = self.pseudo_headers.iter();
         all.find(|(of, _)| *of == name)
             .map(|(_, value)| value.as_str())
     }
 
     /// Removes a pseudo-header and returns its value.
-    pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
-        let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
-        Some(self.pseudo.swap_remove(index).1)
+    pub fn take_pseudo_header(&mut self, name: &str) -> Option<String> {
+        let index = self.pseudo_headers.iter().position(|(of, _)| *of == name)?;
+        Some(self.pseudo_headers.swap_remove(index).1)
     }
 
-    pub(crate) fn set_pseudo(&mut self, name: &str, value: String) {
+    pub(crate) fn set_pseudo_header(&mut self, name: &str, value: String) {
         let Some(name) = PSEUDO_HEADERS.into_iter().find(|known| *known == name) else {
             return;
         };
-        match self.pseudo.iter_mut().find(|(of, _)| *of == name) {
+        match self.pseudo_headers.iter_mut().find(|(of, _)| *of == name) {
             Some((_, present)) => *present = value,
-            None => self.pseudo.push((name, value)),
+            None => self.pseudo_headers.push((name, value)),
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct LocalResponse {
     /// HTTP status between 200 and 599.
     pub status: u16,
     /// Response-code details for the access log.
-    pub details: String,
+    pub response_code_details: String,
     /// Headers of the response, without connection and framing headers.
     pub headers: HeaderMap,
     /// Body of the response.
@@ -76,15 +76,15 @@ pub struct LocalResponse {
 /// Decision of a plugin on a request or response, after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamDecision {
-    /// The request or response continues.
+    /// The plugin lets the request or response continue.
     Continue,
-    /// The request is paused until the plugin resumes it.
+    /// The plugin pauses the request or response until it resumes it.
     Paused,
     /// The plugin answers the request with its own response.
     LocalResponse(LocalResponse),
     /// The plugin resets the request.
     Reset,
-    /// The plugin buffers more of a body than its limit.
+    /// The body that the plugin buffers exceeds its limit.
     BodyTooLarge,
 }
 
@@ -101,7 +101,7 @@ pub enum PropertyValue {
     Pairs(Vec<(String, String)>),
 }
 
-/// Properties of a request that the proxy resolves for its plugins.
+/// Source of request properties, which the proxy resolves for its plugins.
 pub trait PropertySource: Send + Sync {
     /// Returns the property at a path, such as `["source", "address"]`.
     fn property(&self, path: &[&str]) -> Option<PropertyValue>;
@@ -128,7 +128,7 @@ pub(crate) struct StreamContext {
 
 impl fmt::Debug for StreamContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
+        f.debug_struct("StreamContext")
             .field("request", &self.request_head)
             .finish_non_exhaustive()
     }

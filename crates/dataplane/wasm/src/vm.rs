@@ -26,7 +26,7 @@ use crate::{
 use callbacks::Callbacks;
 pub use failure::VmError;
 
-/// Maximum ended requests whose contexts a module may keep.
+/// Maximum contexts of ended requests whose deletion a module may delay.
 const MAX_UNDELETED_CONTEXTS: usize = 1024;
 
 /// Instance of a module for one plugin and worker.
@@ -34,14 +34,14 @@ pub struct Vm {
     store: Store<Host>,
     callbacks: Callbacks,
     last_context_id: u32,
-    is_dead: bool,
+    has_failed: bool,
 }
 
 impl fmt::Debug for Vm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Vm")
             .field("plugin", &self.store.data().settings.name)
-            .field("is_dead", &self.is_dead)
+            .field("is_dead", &self.has_failed)
             .finish_non_exhaustive()
     }
 }
@@ -74,7 +74,7 @@ impl Vm {
             store,
             callbacks,
             last_context_id: ROOT_CONTEXT.0,
-            is_dead: false,
+            has_failed: false,
         };
         let size = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
         let (initialize, main, start) = (
@@ -92,7 +92,7 @@ impl Vm {
         vm.call_export(
             "proxy_on_context_create",
             limit,
-            callbacks.create.as_ref(),
+            callbacks.context_create.as_ref(),
             (ROOT_CONTEXT.0, 0),
         )?;
         let arguments = (ROOT_CONTEXT.0, size(lengths.0));
@@ -119,8 +119,8 @@ impl Vm {
     }
 
     /// Whether the instance has failed, so that it must not be used any more.
-    pub fn is_dead(&self) -> bool {
-        self.is_dead
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// Whether the module exports the body or trailer callbacks for this direction.
@@ -166,7 +166,7 @@ impl Vm {
             .data_mut()
             .streams
             .insert(id, StreamContext::new(facts));
-        let create = self.callbacks.create.clone();
+        let create = self.callbacks.context_create.clone();
         self.call_in_context(
             "proxy_on_context_create",
             id,
@@ -188,7 +188,7 @@ impl Vm {
         head: HeaderSection,
         is_end: bool,
     ) -> Result<StreamDecision, VmError> {
-        let count = head.pseudo.len() + head.headers.len();
+        let count = head.pseudo_headers.len() + head.headers.len();
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let Some(stream) = self.stream(id) else {
             return Err(VmError::InstanceFailed);
@@ -243,7 +243,7 @@ impl Vm {
         );
         let action = self.call_in_context(name, id, callback.as_ref(), arguments)?;
         let outcome = self.apply_action(of, id, action);
-        let most = self.store.data().settings.limits.body_bytes;
+        let most = self.store.data().settings.limits.max_body_bytes;
         let held = self
             .stream(id)
             .map_or(0, |stream| stream.body_mut(of).len());
@@ -300,7 +300,7 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// Returns the module's decision on a request or response. A response of the plugin is returned once.
+    /// Returns the module's decision about a request or response. A local response is returned only once.
     ///
     /// # Errors
     ///
@@ -310,7 +310,7 @@ impl Vm {
         of: Direction,
         id: ContextId,
     ) -> Result<StreamDecision, VmError> {
-        if self.is_dead {
+        if self.has_failed {
             return Err(VmError::InstanceFailed);
         }
         let Some(stream) = self.stream(id) else {
@@ -324,7 +324,7 @@ impl Vm {
         })
     }
 
-    /// Ends a request: its context is deleted, unless the module delays that.
+    /// Ends a request and deletes its context, unless the module delays the deletion.
     ///
     /// # Errors
     ///
@@ -451,7 +451,7 @@ impl Vm {
         callback: Option<&TypedFunc<P, R>>,
         arguments: P,
     ) -> Result<Option<R>, VmError> {
-        if self.is_dead {
+        if self.has_failed {
             return Err(VmError::InstanceFailed);
         }
         let Some(callback) = callback else {
@@ -462,7 +462,7 @@ impl Vm {
             Ok(result) => Ok(Some(result)),
             Err(error) => {
                 // The module's memory may be inconsistent.
-                self.is_dead = true;
+                self.has_failed = true;
                 Err(match error.downcast_ref::<Trap>() {
                     Some(Trap::Interrupt) => VmError::TimedOut {
                         callback: name,
@@ -478,7 +478,7 @@ impl Vm {
     }
 }
 
-/// Properties of a request that has ended: there are none.
+/// Property source of an ended request, which has no properties.
 struct NoProperties;
 
 impl PropertySource for NoProperties {

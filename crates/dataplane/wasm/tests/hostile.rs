@@ -10,11 +10,11 @@ use ambit_wasm::{
 use bytes::Bytes;
 use http::HeaderMap;
 
-const MEMORY: usize = 64 << 20;
+const MEMORY_LIMIT_BYTES: usize = 64 << 20;
 
-struct NoFacts;
+struct NoProperties;
 
-impl PropertySource for NoFacts {
+impl PropertySource for NoProperties {
     fn property(&self, _: &[&str]) -> Option<PropertyValue> {
         None
     }
@@ -29,11 +29,11 @@ fn settings() -> Arc<Settings> {
         vm_configuration: Bytes::new(),
         environment: BTreeMap::new(),
         limits: Limits {
-            memory_bytes: MEMORY,
+            max_memory_bytes: MEMORY_LIMIT_BYTES,
             callback_timeout: Duration::from_millis(500),
             start_timeout: Duration::from_secs(5),
-            body_bytes: 1 << 20,
-            outstanding_calls: 8,
+            max_body_bytes: 1 << 20,
+            max_outstanding_calls: 8,
         },
     })
 }
@@ -56,7 +56,7 @@ fn on_request(body: &str) -> String {
 }
 
 /// Builds a loop that executes a statement `count` times.
-fn times(count: u32, statement: &str) -> String {
+fn repeat_statement(count: u32, statement: &str) -> String {
     format!(
         "(local.set $n (i32.const {count}))
          (loop $again {statement}
@@ -79,24 +79,24 @@ fn start(engine: &Engine, wat: &str) -> Result<Vm, VmError> {
     )
 }
 
-fn ask(vm: &mut Vm) -> (ContextId, Result<StreamDecision, VmError>) {
+fn send_request(vm: &mut Vm) -> (ContextId, Result<StreamDecision, VmError>) {
     let id = vm
-        .create_stream_context(Arc::new(NoFacts))
+        .create_stream_context(Arc::new(NoProperties))
         .expect("a request");
     let head = HeaderSection {
-        pseudo: vec![(":method", "GET".to_owned()), (":path", "/".to_owned())],
+        pseudo_headers: vec![(":method", "GET".to_owned()), (":path", "/".to_owned())],
         headers: HeaderMap::new(),
     };
     let outcome = vm.on_headers(Direction::Request, id, head, true);
     (id, outcome)
 }
 
-/// Runs a request in a module with one import, data and a statement.
-fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
+/// Runs a request in a module whose request callback executes `statement`, with one import and initial memory `data`.
+fn run_statement(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let engine = engine();
     let wat = module(import, data, &on_request(statement));
     let mut vm = start(&engine, &wat).expect("an instance");
-    let (id, outcome) = ask(&mut vm);
+    let (id, outcome) = send_request(&mut vm);
     assert_eq!(outcome, Ok(StreamDecision::Paused));
     (vm, id)
 }
@@ -110,17 +110,17 @@ fn a_million_headers_are_bounded_in_number_and_bytes() {
             "(drop (call $add (i32.const 0) (i32.const 0) (i32.const 3) (i32.const 1024) (i32.const {length})))"
         );
         let fill = "(memory.fill (i32.const 1024) (i32.const 97) (i32.const 1048576))";
-        let body = format!("{fill} {}", times(100_000, &call));
-        let (mut vm, id) = run(add, "x-a", &body);
+        let body = format!("{fill} {}", repeat_statement(100_000, &call));
+        let (mut vm, id) = run_statement(add, "x-a", &body);
         let head = vm.take_head(Direction::Request, id).expect("a head");
         let bytes: usize = head.headers.values().map(http::HeaderValue::len).sum();
         assert!(head.headers.len() <= 512 && bytes <= 256 << 10, "{bytes}");
     }
     let path = "(drop (call $add (i32.const 0) (i32.const 0) (i32.const 5) (i32.const 1024) (i32.const 1048576)))";
     let fill = "(memory.fill (i32.const 1024) (i32.const 97) (i32.const 1048576))";
-    let (mut vm, id) = run(add, ":path", &format!("{fill} {path}"));
+    let (mut vm, id) = run_statement(add, ":path", &format!("{fill} {path}"));
     let head = vm.take_head(Direction::Request, id).expect("a head");
-    assert_eq!(head.pseudo(":path"), Some("/"));
+    assert_eq!(head.pseudo_header(":path"), Some("/"));
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn properties_of_a_request_are_bounded_in_bytes() {
     let taken = "(if (call $set (i32.const 0) (i32.const 1) (i32.const 1024) (i32.const 60000)) (then (unreachable)))";
     let second = "(if (i32.eqz (call $set (i32.const 1) (i32.const 1) (i32.const 1024) (i32.const 60000))) (then (unreachable)))";
     // The same value again replaces the previous one.
-    run(
+    run_statement(
         imports,
         "ab",
         &format!("{refused} {taken} {taken} {second}"),
     );
 }
 
-const CALLS: &str = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+const CALL_IMPORT: &str = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))";
 
 /// Builds memory data with the name of an upstream, and with the headers of a call at address 16.
@@ -156,7 +156,7 @@ fn call_data() -> (String, usize) {
     )
 }
 
-fn call(length: usize, body: usize) -> String {
+fn call_statement(length: usize, body: usize) -> String {
     format!(
         "(drop (call $call (i32.const 0) (i32.const 8) (i32.const 16) (i32.const {length}) (i32.const 2048) (i32.const {body}) (i32.const 0) (i32.const 0) (i32.const 1000) (i32.const 1024)))"
     )
@@ -167,9 +167,9 @@ fn cancelled_calls_count_until_they_end() {
     let (data, length) = call_data();
     let both = format!(
         "{} (drop (call $cancel (i32.load (i32.const 1024))))",
-        call(length, 0)
+        call_statement(length, 0)
     );
-    let (mut vm, _) = run(CALLS, &data, &times(10_000, &both));
+    let (mut vm, _) = run_statement(CALL_IMPORT, &data, &repeat_statement(10_000, &both));
     let effects = vm.take_effects();
     let calls = |effects: &[Effect]| {
         let calls = effects.iter();
@@ -180,17 +180,21 @@ fn cancelled_calls_count_until_they_end() {
     assert_eq!(calls(&effects), 8);
     assert!(effects.len() <= 16, "{}", effects.len());
     // Rejected while the first calls are outstanding, and accepted afterwards.
-    assert_eq!(ask(&mut vm).1, Ok(StreamDecision::Paused));
+    assert_eq!(send_request(&mut vm).1, Ok(StreamDecision::Paused));
     assert_eq!(calls(&vm.take_effects()), 0);
     drop(effects);
-    assert_eq!(ask(&mut vm).1, Ok(StreamDecision::Paused));
+    assert_eq!(send_request(&mut vm).1, Ok(StreamDecision::Paused));
     assert_eq!(calls(&vm.take_effects()), 8);
 }
 
 #[test]
 fn bytes_of_calls_are_bounded() {
     let (data, length) = call_data();
-    let (mut vm, _) = run(CALLS, &data, &times(1_000, &call(length, 1 << 20)));
+    let (mut vm, _) = run_statement(
+        CALL_IMPORT,
+        &data,
+        &repeat_statement(1_000, &call_statement(length, 1 << 20)),
+    );
     let effects = vm.take_effects();
     let bytes: usize = effects
         .iter()
@@ -212,7 +216,7 @@ fn repeated_events_are_one_effect() {
         (drop (call $register (i32.const 0) (i32.const 1) (i32.const 1024)))
         (drop (call $enqueue (i32.load (i32.const 1024)) (i32.const 0) (i32.const 1)))
         (drop (call $dequeue (i32.load (i32.const 1024)) (i32.const 1028) (i32.const 1032)))";
-    let (mut vm, _) = run(imports, "q", &times(10_000, flood));
+    let (mut vm, _) = run_statement(imports, "q", &repeat_statement(10_000, flood));
     assert_eq!(vm.take_effects().len(), 3);
 }
 
@@ -243,7 +247,7 @@ fn oversized_lengths_are_rejected_without_allocation() {
         format!("(call $poll {huge} (i32.const 0) {huge} (i32.const 0))"),
     ];
     let all: String = calls.iter().map(|call| refused(call)).collect();
-    run(imports, "\\ff\\ff\\ff\\ff\\ff\\ff\\ff\\ff", &all);
+    run_statement(imports, "\\ff\\ff\\ff\\ff\\ff\\ff\\ff\\ff", &all);
 }
 
 #[test]
@@ -254,7 +258,7 @@ fn log_lines_are_rate_limited() {
     let flood = "(drop (call $log (i32.const 2) (i32.const 64) (i32.const 4096)))
         (i32.store (i32.const 0) (i32.const 64)) (i32.store (i32.const 4) (i32.const 1048576))
         (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 32)))";
-    run(imports, "", &times(20, flood));
+    run_statement(imports, "", &repeat_statement(20, flood));
 }
 
 #[test]
@@ -271,7 +275,7 @@ fn instances_share_the_memory_of_the_process() {
         )
     };
     let engine = engine();
-    let most = (MEMORY >> 16) - 17;
+    let most = (MEMORY_LIMIT_BYTES >> 16) - 17;
     let mut running = Vec::new();
     let refused = loop {
         match start(&engine, &grows(most)) {
@@ -303,5 +307,8 @@ fn recursion_through_the_host_traps() {
             (drop (call $again (i32.const 1))) (i32.const 1)))";
     let engine = engine();
     let mut vm = start(&engine, wat).expect("an instance");
-    assert!(matches!(ask(&mut vm).1, Err(VmError::Trapped { .. })));
+    assert!(matches!(
+        send_request(&mut vm).1,
+        Err(VmError::Trapped { .. })
+    ));
 }

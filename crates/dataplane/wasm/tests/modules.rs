@@ -13,9 +13,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 const HEADERS: &str = include_str!("modules/headers.wat");
 
-struct NoFacts;
+struct TestProperties;
 
-impl PropertySource for NoFacts {
+impl PropertySource for TestProperties {
     fn property(&self, path: &[&str]) -> Option<PropertyValue> {
         match path {
             ["source", "address"] => Some(PropertyValue::Text("10.0.0.1:1".to_owned())),
@@ -33,11 +33,11 @@ fn settings(configuration: &str) -> Arc<Settings> {
         vm_configuration: Bytes::new(),
         environment: BTreeMap::new(),
         limits: Limits {
-            memory_bytes: 4 << 20,
+            max_memory_bytes: 4 << 20,
             callback_timeout: Duration::from_millis(50),
             start_timeout: Duration::from_millis(50),
-            body_bytes: 64,
-            outstanding_calls: 2,
+            max_body_bytes: 64,
+            max_outstanding_calls: 2,
         },
     })
 }
@@ -77,45 +77,45 @@ fn on_request(body: &str) -> String {
     format!("(func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32) {body})")
 }
 
-fn head(headers: &[(&'static str, &'static str)]) -> HeaderSection {
+fn request_head(headers: &[(&'static str, &'static str)]) -> HeaderSection {
     let mut all = HeaderMap::new();
     for (name, value) in headers {
         all.append(*name, HeaderValue::from_static(value));
     }
     HeaderSection {
-        pseudo: vec![(":method", "GET".to_owned()), (":path", "/a?b".to_owned())],
+        pseudo_headers: vec![(":method", "GET".to_owned()), (":path", "/a?b".to_owned())],
         headers: all,
     }
 }
 
-fn open(vm: &mut Vm) -> ContextId {
-    vm.create_stream_context(Arc::new(NoFacts))
+fn open_context(vm: &mut Vm) -> ContextId {
+    vm.create_stream_context(Arc::new(TestProperties))
         .expect("a request")
 }
 
-fn ask(
+fn send_request_headers(
     vm: &mut Vm,
     headers: &[(&'static str, &'static str)],
 ) -> (ContextId, Result<StreamDecision, VmError>) {
-    let id = open(vm);
-    let outcome = vm.on_headers(Direction::Request, id, head(headers), true);
+    let id = open_context(vm);
+    let outcome = vm.on_headers(Direction::Request, id, request_head(headers), true);
     (id, outcome)
 }
 
 #[test]
 fn plugin_changes_headers_and_responds() {
     let (_engine, mut vm) = start(HEADERS, "{\"a\":1}").unwrap();
-    let (id, outcome) = ask(&mut vm, &[("x-plugin", "forged")]);
+    let (id, outcome) = send_request_headers(&mut vm, &[("x-plugin", "forged")]);
     assert_eq!(outcome, Ok(StreamDecision::Continue));
     let changed = vm.take_head(Direction::Request, id).unwrap();
     assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
-    assert_eq!(changed.pseudo(":path"), Some("/a?b"));
-    let answer = vm.on_headers(Direction::Response, id, head(&[]), false);
+    assert_eq!(changed.pseudo_header(":path"), Some("/a?b"));
+    let answer = vm.on_headers(Direction::Response, id, request_head(&[]), false);
     assert_eq!(answer, Ok(StreamDecision::Continue));
     let changed = vm.take_head(Direction::Response, id).unwrap();
     assert_eq!(changed.headers["x-plugin"], "{\"a\":1}");
     vm.end_stream(id).unwrap();
-    let (_, outcome) = ask(&mut vm, &[("x-forbidden", "1")]);
+    let (_, outcome) = send_request_headers(&mut vm, &[("x-forbidden", "1")]);
     let Ok(StreamDecision::LocalResponse(answer)) = outcome else {
         panic!("{outcome:?}");
     };
@@ -123,10 +123,10 @@ fn plugin_changes_headers_and_responds() {
         (answer.status, &answer.body[..]),
         (403, &b"forbidden by a plugin\n"[..])
     );
-    assert_eq!(answer.details, "wat_forbidden");
+    assert_eq!(answer.response_code_details, "wat_forbidden");
     // Any number of times, without growing.
     for _ in 0..5000 {
-        let (id, outcome) = ask(&mut vm, &[]);
+        let (id, outcome) = send_request_headers(&mut vm, &[]);
         assert_eq!(outcome, Ok(StreamDecision::Continue));
         vm.end_stream(id).unwrap();
     }
@@ -144,7 +144,7 @@ fn invalid_modules_are_rejected() {
         Err(ModuleError::UnsupportedAbi)
     ));
     let strange = module("(import \"env\" \"proxy_fly\" (func))", "");
-    let Err(ModuleError::Imports(why)) = compile(&strange) else {
+    let Err(ModuleError::UnknownImports(why)) = compile(&strange) else {
         panic!("it was taken");
     };
     assert!(why.contains("proxy_fly"), "{why}");
@@ -170,14 +170,17 @@ fn invalid_modules_are_rejected() {
         ),
     );
     let (_engine, mut vm) = start(&system, "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Continue)
+    );
 }
 
 #[test]
 fn instance_is_unusable_after_a_trap() {
     let wat = module("", &on_request("(unreachable)"));
     let (_engine, mut vm) = start(&wat, "").unwrap();
-    let (id, outcome) = ask(&mut vm, &[]);
+    let (id, outcome) = send_request_headers(&mut vm, &[]);
     assert!(
         matches!(
             outcome,
@@ -188,24 +191,24 @@ fn instance_is_unusable_after_a_trap() {
         ),
         "{outcome:?}"
     );
-    assert!(vm.is_dead());
+    assert!(vm.has_failed());
     assert_eq!(
         vm.stream_decision(Direction::Request, id),
         Err(VmError::InstanceFailed)
     );
     assert_eq!(
-        vm.create_stream_context(Arc::new(NoFacts)),
+        vm.create_stream_context(Arc::new(TestProperties)),
         Err(VmError::InstanceFailed)
     );
 }
 
 /// Runs a function while a thread advances the engine's clock.
-fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
+fn run_while_ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let stopped = stopped;
-            let waits = || stopped.recv_timeout(Engine::TICK);
+            let waits = || stopped.recv_timeout(Engine::TICK_INTERVAL);
             while waits() == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 engine.tick();
             }
@@ -220,13 +223,13 @@ fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
 fn spinning_module_is_interrupted() {
     let wat = module("", &on_request("(loop (br 0)) (i32.const 0)"));
     let (engine, mut vm) = start(&wat, "").unwrap();
-    let (_, outcome) = ticking(&engine, || ask(&mut vm, &[]));
+    let (_, outcome) = run_while_ticking(&engine, || send_request_headers(&mut vm, &[]));
     let callback = "proxy_on_request_headers";
     let limit = Duration::from_millis(50);
     assert_eq!(outcome, Err(VmError::TimedOut { callback, limit }));
     let wat = module("", "(func $spin (loop (br 0))) (start $spin)");
     let (engine, module) = compile(&wat).unwrap();
-    let started = ticking(&engine, || {
+    let started = run_while_ticking(&engine, || {
         Vm::start(
             &module,
             settings(""),
@@ -248,8 +251,14 @@ fn memory_growth_is_limited() {
         )
     };
     let (_engine, mut vm) = start(&grows(32), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
-    assert!(ask(&mut vm, &[]).1.is_err(), "more than its limit");
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Continue)
+    );
+    assert!(
+        send_request_headers(&mut vm, &[]).1.is_err(),
+        "more than its limit"
+    );
     // Also for the initial memory.
     let large =
         "(module (memory (export \"memory\") 100) (func (export \"proxy_abi_version_0_2_1\")))";
@@ -262,7 +271,10 @@ fn memory_growth_is_limited() {
         ),
     );
     let (_engine, mut vm) = start(&recursion, "").unwrap();
-    assert!(matches!(ask(&mut vm, &[]).1, Err(VmError::Trapped { .. })));
+    assert!(matches!(
+        send_request_headers(&mut vm, &[]).1,
+        Err(VmError::Trapped { .. })
+    ));
 }
 
 #[test]
@@ -286,7 +298,7 @@ fn out_of_bounds_pointers_are_rejected() {
             "(i32.ne (call $add (i32.const 0) {arguments}) (i32.const {status})) (if (then (unreachable))) (i32.const 0)"
         );
         let (_engine, mut vm) = start(&module(add, &on_request(&body)), "").unwrap();
-        let (id, outcome) = ask(&mut vm, &[]);
+        let (id, outcome) = send_request_headers(&mut vm, &[]);
         assert_eq!(outcome, Ok(StreamDecision::Continue), "{arguments}");
         assert!(
             vm.take_head(Direction::Request, id)
@@ -306,14 +318,14 @@ fn out_of_bounds_pointers_are_rejected() {
         let wat = module(get, &format!("{data} {}", on_request(&body)));
         let (_engine, mut vm) = start(&wat, "").unwrap();
         assert_eq!(
-            ask(&mut vm, &[]).1,
+            send_request_headers(&mut vm, &[]).1,
             Ok(StreamDecision::Continue),
             "{at} {length_at}"
         );
     }
 }
 
-const PAUSING: &str =
+const PAUSING_IMPORTS: &str =
     "(import \"env\" \"proxy_continue_stream\" (func $continue (param i32) (result i32)))
     (import \"env\" \"proxy_set_tick_period_milliseconds\" (func $period (param i32) (result i32)))
     (import \"env\" \"proxy_set_effective_context\" (func $effective (param i32) (result i32)))";
@@ -329,9 +341,9 @@ fn paused_request_waits_for_its_plugin() {
             (drop (call $continue (i32.const 0))))",
         on_request("(global.set $id (local.get 0)) (i32.const 1)")
     );
-    let (_engine, mut vm) = start(&module(PAUSING, &functions), "").unwrap();
+    let (_engine, mut vm) = start(&module(PAUSING_IMPORTS, &functions), "").unwrap();
     assert_eq!(vm.tick_period(), Some(Duration::from_millis(100)));
-    let (id, outcome) = ask(&mut vm, &[]);
+    let (id, outcome) = send_request_headers(&mut vm, &[]);
     assert_eq!(outcome, Ok(StreamDecision::Paused));
     assert_eq!(
         vm.stream_decision(Direction::Request, id),
@@ -339,7 +351,7 @@ fn paused_request_waits_for_its_plugin() {
     );
     assert!(vm.take_effects().is_empty());
     vm.on_tick().unwrap();
-    assert!(matches!(vm.take_effects()[..], [Effect::OutcomeChanged(of)] if of == id));
+    assert!(matches!(vm.take_effects()[..], [Effect::StreamDecisionChanged(of)] if of == id));
     assert_eq!(
         vm.stream_decision(Direction::Request, id),
         Ok(StreamDecision::Continue)
@@ -361,7 +373,7 @@ fn body_is_held_up_to_the_limit_until_released() {
             (i32.const 0))";
     let (_engine, mut vm) = start(&module(set, functions), "").unwrap();
     assert!(vm.has_body_callback(Direction::Request) && !vm.has_body_callback(Direction::Response));
-    let id = open(&mut vm);
+    let id = open_context(&mut vm);
     assert_eq!(
         vm.on_body(Direction::Request, id, b"ab", false),
         Ok(StreamDecision::Paused)
@@ -376,7 +388,7 @@ fn body_is_held_up_to_the_limit_until_released() {
     );
     assert_eq!(vm.take_body(Direction::Request, id), "newcdef");
     assert_eq!(vm.take_body(Direction::Request, id), "");
-    let id = open(&mut vm);
+    let id = open_context(&mut vm);
     assert_eq!(
         vm.on_body(Direction::Request, id, &[0; 64], false),
         Ok(StreamDecision::Paused)
@@ -413,10 +425,10 @@ fn call_is_an_effect_and_gets_one_response() {
             pairs.len()
         )),
         // The callback runs in the plugin's root context.
-        gives(1, "(local.get 0)"),
+        expect_status(1, "(local.get 0)"),
     );
     let (_engine, mut vm) = start(&module(call, &functions), "").unwrap();
-    let (id, outcome) = ask(&mut vm, &[]);
+    let (id, outcome) = send_request_headers(&mut vm, &[]);
     assert_eq!(outcome, Ok(StreamDecision::Paused));
     let mut effects = vm.take_effects();
     let Some(Effect::StartCall(token, asked)) = effects.pop() else {
@@ -426,10 +438,16 @@ fn call_is_an_effect_and_gets_one_response() {
         (asked.upstream.as_str(), asked.kind, asked.timeout),
         ("auth:80", CallKind::Http, Duration::from_millis(700))
     );
-    assert_eq!(asked.head.pseudo(":path"), Some("/check"));
+    assert_eq!(asked.head.pseudo_header(":path"), Some("/check"));
     // At most two calls are outstanding.
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Paused));
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Paused)
+    );
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Continue)
+    );
     let response = || CallResponse {
         body: Bytes::from_static(b"ok"),
         ..CallResponse::default()
@@ -447,23 +465,23 @@ fn call_is_an_effect_and_gets_one_response() {
     assert!(
         matches!(
             effects[..],
-            [Effect::StartCall(..), Effect::OutcomeChanged(_)]
+            [Effect::StartCall(..), Effect::StreamDecisionChanged(_)]
         ),
         "{effects:?}"
     );
 }
 
-const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
+const STREAM_IMPORT: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import \"env\" \"proxy_grpc_send\" (func $send (param i32 i32 i32 i32) (result i32)))
     (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))
     (import \"env\" \"proxy_grpc_close\" (func $close (param i32) (result i32)))
     (import \"env\" \"proxy_get_status\" (func $status (param i32 i32 i32) (result i32)))";
 
 /// Statement that opens a stream and writes its number to address 1024.
-const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
+const OPEN_STREAM_STATEMENT: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
 
 /// Builds a statement that calls a function and traps unless it returns `status`.
-fn gives(status: u32, call: &str) -> String {
+fn expect_status(status: u32, call: &str) -> String {
     format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
 }
 
@@ -472,13 +490,16 @@ fn empty_messages_are_bounded() {
     let send = "(call $send (i32.load (i32.const 1024)) (i32.const 0) (i32.const 0) (i32.const 0))";
     let sends = on_request(&format!(
         "{} (loop $again (br_if $again (i32.eqz {send}))) {} (i32.const 1)",
-        gives(0, OPEN),
-        gives(10, send),
+        expect_status(0, OPEN_STREAM_STATEMENT),
+        expect_status(10, send),
     ));
     let functions =
         format!("(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\") {sends}");
-    let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Paused));
+    let (_engine, mut vm) = start(&module(STREAM_IMPORT, &functions), "").unwrap();
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Paused)
+    );
     let sent = vm.take_effects().into_iter();
     let sent = sent.filter(|effect| matches!(effect, Effect::SendMessage(..)));
     assert_eq!(sent.count(), 1024);
@@ -492,17 +513,17 @@ fn stream_events_are_reported_until_it_closes() {
     };
     let opens = on_request(&format!(
         "{} {} {} {} (i32.const 1)",
-        gives(0, OPEN),
-        gives(0, &send(7, 0)),
+        expect_status(0, OPEN_STREAM_STATEMENT),
+        expect_status(0, &send(7, 0)),
         // At most the limit of 64 bytes waits to be sent.
-        gives(10, &send(58, 0)),
-        gives(
+        expect_status(10, &send(58, 0)),
+        expect_status(
             1,
             "(call $send (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 0))"
         ),
     ));
     // All callbacks run in the plugin's root context.
-    let own = gives(1, "(local.get 0)");
+    let own = expect_status(1, "(local.get 0)");
     // The module ends the stream when a message arrives; later messages are ignored.
     let functions = format!(
         "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")
@@ -511,28 +532,28 @@ fn stream_events_are_reported_until_it_closes() {
          (func (export \"proxy_on_grpc_receive\") (param i32 i32 i32) {own} {} {} {} {})
          (func (export \"proxy_on_grpc_receive_trailing_metadata\") (param i32 i32 i32) {own} {})
          (func (export \"proxy_on_grpc_close\") (param i32 i32 i32) {own} {} {} {})",
-        gives(1, "(local.get 2)"),
-        gives(5, "(local.get 2)"),
-        gives(0, &format!("(call $close {token})")),
-        gives(0, &format!("(call $close {token})")),
-        gives(2, &send(1, 0)),
-        gives(2, "(local.get 2)"),
-        gives(9, "(local.get 2)"),
-        gives(
+        expect_status(1, "(local.get 2)"),
+        expect_status(5, "(local.get 2)"),
+        expect_status(0, &format!("(call $close {token})")),
+        expect_status(0, &format!("(call $close {token})")),
+        expect_status(2, &send(1, 0)),
+        expect_status(2, "(local.get 2)"),
+        expect_status(9, "(local.get 2)"),
+        expect_status(
             0,
             "(call $status (i32.const 2048) (i32.const 2052) (i32.const 2056))"
         ),
-        gives(9, "(i32.load (i32.const 2048))"),
+        expect_status(9, "(i32.load (i32.const 2048))"),
     );
-    let (_engine, mut vm) = start(&module(STREAM, &functions), "").unwrap();
-    let (id, outcome) = ask(&mut vm, &[]);
+    let (_engine, mut vm) = start(&module(STREAM_IMPORT, &functions), "").unwrap();
+    let (id, outcome) = send_request_headers(&mut vm, &[]);
     assert_eq!(outcome, Ok(StreamDecision::Paused));
     let mut effects = vm.take_effects().into_iter();
     let Some(Effect::OpenStream(token, call)) = effects.next() else {
         panic!("no stream");
     };
     assert_eq!(
-        (call.kind, call.head.pseudo(":path")),
+        (call.kind, call.head.pseudo_header(":path")),
         (CallKind::Grpc, Some("/s/m"))
     );
     let Some(Effect::SendMessage(to, message)) = effects.next() else {
@@ -572,7 +593,7 @@ fn stream_events_are_reported_until_it_closes() {
     // Calls of a request are cancelled with it.
     vm.end_stream(id).unwrap();
     assert!(vm.take_effects().is_empty());
-    let id = ask(&mut vm, &[]).0;
+    let id = send_request_headers(&mut vm, &[]).0;
     vm.end_stream(id).unwrap();
     let effects = vm.take_effects();
     assert!(
@@ -592,19 +613,23 @@ fn stream_events_are_reported_until_it_closes() {
 fn stream_is_reset_once() {
     let cancels = on_request(&format!(
         "{} {} {} (i32.const 0)",
-        gives(0, OPEN),
-        gives(
+        expect_status(0, OPEN_STREAM_STATEMENT),
+        expect_status(
             0,
             &format!(
                 "(call $cancel {token_at})",
                 token_at = "(i32.load (i32.const 1024))"
             )
         ),
-        gives(1, "(call $cancel (i32.load (i32.const 1024)))"),
+        expect_status(1, "(call $cancel (i32.load (i32.const 1024)))"),
     ));
     let data = "(data (i32.const 0) \"auth:80\") (data (i32.const 16) \"sm\")";
-    let (_engine, mut vm) = start(&module(STREAM, &format!("{data} {cancels}")), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
+    let (_engine, mut vm) =
+        start(&module(STREAM_IMPORT, &format!("{data} {cancels}")), "").unwrap();
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Continue)
+    );
     let effects = vm.take_effects();
     assert!(
         matches!(effects[..], [Effect::OpenStream(..), Effect::CancelCall(_)]),
@@ -620,14 +645,17 @@ fn poll_never_blocks_and_files_are_unsupported() {
         "(i64.store (i32.const 0) (i64.const 7)) (i64.store (i32.const 24) (i64.const 3600000000000))
          (i64.store (i32.const 48) (i64.const 8)) (i32.store8 (i32.const 56) (i32.const 1))
          {} {} {} {} {} {} {} (i32.const 0)",
-        gives(0, "(call $poll (i32.const 0) (i32.const 1024) (i32.const 2) (i32.const 2048))"),
-        gives(2, "(i32.load (i32.const 2048))"),
-        gives(7, "(i32.load (i32.const 1024))"),
-        gives(0, "(i32.load16_u (i32.const 1032))"),
-        gives(8, "(i32.load (i32.const 1056))"),
-        gives(8, "(i32.load16_u (i32.const 1064))"),
-        gives(21, "(call $poll (i32.const 65530) (i32.const 1024) (i32.const 1) (i32.const 2048))"),
+        expect_status(0, "(call $poll (i32.const 0) (i32.const 1024) (i32.const 2) (i32.const 2048))"),
+        expect_status(2, "(i32.load (i32.const 2048))"),
+        expect_status(7, "(i32.load (i32.const 1024))"),
+        expect_status(0, "(i32.load16_u (i32.const 1032))"),
+        expect_status(8, "(i32.load (i32.const 1056))"),
+        expect_status(8, "(i32.load16_u (i32.const 1064))"),
+        expect_status(21, "(call $poll (i32.const 65530) (i32.const 1024) (i32.const 1) (i32.const 2048))"),
     );
     let (_engine, mut vm) = start(&module(poll, &on_request(&body)), "").unwrap();
-    assert_eq!(ask(&mut vm, &[]).1, Ok(StreamDecision::Continue));
+    assert_eq!(
+        send_request_headers(&mut vm, &[]).1,
+        Ok(StreamDecision::Continue)
+    );
 }

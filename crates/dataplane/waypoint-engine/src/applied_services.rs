@@ -1,5 +1,6 @@
-//! Services whose attachments a waypoint has already applied. It names them in the header of its tunnel to the
-//! endpoint's waypoint, so that these attachments are not applied twice.
+//! Services whose attachments (policies, tokens, limits, plugins) a waypoint has already applied to a request. The
+//! waypoint names these services in a header of its tunnel to the next waypoint, so that the next one does not apply
+//! the attachments again.
 //!
 //! A waypoint forwards requests of every service, also of tenants who give their own service the address of another
 //! tenant's pod. The next waypoint therefore trusts a sender only for services whose waypoint the sender is: it must be
@@ -19,7 +20,7 @@ const MAX_SERVICES: usize = 2;
 pub(crate) struct AppliedServices(Vec<NamespacedHostname>);
 
 impl AppliedServices {
-    /// Builds the set from service names.
+    /// Builds the set of applied services from their names.
     pub(crate) fn from_services(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let mut services: Vec<_> = services.into_iter().collect();
         services.sort_unstable();
@@ -27,7 +28,8 @@ impl AppliedServices {
         Self(services)
     }
 
-    /// Parses the header of a CONNECT. A malformed header yields an empty set, so that all attachments apply.
+    /// Parses the `x-ambit-applied-services` header of a CONNECT. A malformed header yields an empty set, so that all
+    /// attachments apply.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(HEADER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
@@ -42,7 +44,7 @@ impl AppliedServices {
         Self(names.collect())
     }
 
-    /// Writes the services to the header of a CONNECT.
+    /// Writes the set as `x-ambit-applied-services` header of a CONNECT.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         if self.0.is_empty() {
             return;
@@ -53,7 +55,7 @@ impl AppliedServices {
         }
     }
 
-    /// Whether the attachments of a service have been applied.
+    /// Whether a previous waypoint has applied the policies, tokens, limits and plugins of a service.
     pub(crate) fn contains(&self, service: &NamespacedHostname) -> bool {
         self.0.contains(service)
     }

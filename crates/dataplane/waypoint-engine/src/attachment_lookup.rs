@@ -1,11 +1,12 @@
-//! Finds the attachments for the target of a tunnel. For a pod they come from the services that forward to it according
-//! to the waypoint's view of the mesh, and from the protocol that these services declare for the requested port.
+//! Finds the attachments (policies, tokens, limits, plugins) for the target of a tunnel. The attachments of a pod are
+//! those of the services that forward to it according to the waypoint's view of the mesh. The protocol that these
+//! services declare for the requested port is found in the same way.
 
 use std::net::{IpAddr, SocketAddr};
 
 use ambit_l7::authz::ServicePort;
 use ambit_model::{
-    AppProtocol, Destination, GatewayAddress, NamespacedHostname, NetworkAddress, Service,
+    AppProtocol, GatewayAddress, GatewayDestination, NamespacedHostname, NetworkAddress, Service,
 };
 use ambit_route::{MeshTable, WorkloadRef};
 
@@ -30,8 +31,8 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
     }
 }
 
-/// Finds the attachments of requests to a port of a service. A headless service has the attachments of its endpoints'
-/// addresses: clients connect to these unless they send the service's name to the waypoint.
+/// Finds the attachments of requests to a port of a service. Requests to a headless service have the attachments of its
+/// endpoints: clients connect to the endpoints' addresses, unless they send the service's name to the waypoint.
 pub(crate) fn service_attachments(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
@@ -103,7 +104,8 @@ fn headless_endpoints(
     all
 }
 
-/// Returns the service ports that forward to a port of a pod, except those whose attachments the sender has applied.
+/// Returns the service ports that forward to a port of a pod, except those whose attachments the sending waypoint has
+/// already applied.
 fn workload_service_ports(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -116,7 +118,7 @@ fn workload_service_ports(
     let table = waypoint.state.table();
     // The current record: that of the tunnel may be outdated.
     let workload = table.workload(workload.uid()).unwrap_or(workload);
-    let sender = sender(waypoint, &table, caller);
+    let sender = verified_sender(waypoint, &table, caller);
     let leading = service_ports(&table, workload, address);
     let ports = leading.into_iter().filter_map(|(name, port)| {
         let served = waypoint.published.service(name)?;
@@ -125,7 +127,7 @@ fn workload_service_ports(
         }
         let service = table.service(name);
         let is_applied = service.zip(sender).is_some_and(|(service, sender)| {
-            is_applied_by_sender(service, &waypoint.address, sender, &caller.applied)
+            is_applied_by_sender(service, &waypoint.address, sender, &caller.applied_services)
         });
         let vip = service.and_then(|service| service.vips.first());
         let ip = vip.map_or_else(|| address.ip(), |vip| vip.address);
@@ -137,9 +139,9 @@ fn workload_service_ports(
     ports.collect()
 }
 
-/// Returns the declared protocol of a tunnel's target: by the service; for a pod, by all services that forward to the
-/// port, if they agree that it is not HTTP. Besides services with applicable attachments, all services of the pod's own
-/// namespace that select it count. No other namespace can declare a pod's protocol.
+/// Returns the declared protocol of a tunnel's target. A service declares its own. A pod's port is TCP or TLS if all
+/// services that forward to the port declare the same, else its protocol is unknown. Services in the pod's own
+/// namespace that select it count even without applicable attachments. No other namespace can declare a pod's protocol.
 pub(crate) fn declared_protocol(
     waypoint: &Waypoint,
     target: &Target,
@@ -196,7 +198,7 @@ fn service_ports<'a>(
     workload: &'a WorkloadRef,
     address: SocketAddr,
 ) -> Vec<(&'a NamespacedHostname, u16)> {
-    let mut ports: Vec<_> = endpoints(table, workload, address.ip())
+    let mut ports: Vec<_> = endpoints_sharing_addresses(table, workload, address.ip())
         .flat_map(|endpoint| endpoint.service_ports(address.port()))
         .collect();
     ports.sort_unstable();
@@ -205,13 +207,13 @@ fn service_ports<'a>(
 }
 
 /// Returns a workload and all hand-written endpoints that have one of its addresses.
-fn endpoints<'a>(
+fn endpoints_sharing_addresses<'a>(
     table: &'a MeshTable,
     workload: &'a WorkloadRef,
-    dialled: IpAddr,
+    requested_ip: IpAddr,
 ) -> impl Iterator<Item = &'a WorkloadRef> {
     // The requested address may no longer be one of the workload's.
-    let dialled = (!workload.ips().contains(&dialled)).then_some(dialled);
+    let dialled = (!workload.ips().contains(&requested_ip)).then_some(requested_ip);
     let all = workload.ips().iter().copied().chain(dialled);
     let others = all.flat_map(|ip| table.endpoints_at(workload.network(), ip));
     let others = others.filter(|endpoint| !endpoint.is_pod());
@@ -252,7 +254,7 @@ pub(crate) async fn request_sender_record(waypoint: &Waypoint, target: &Target, 
 }
 
 /// Returns the workload at the sender's address, if it has the sender's verified identity.
-fn sender<'a>(
+fn verified_sender<'a>(
     waypoint: &Waypoint,
     table: &'a MeshTable,
     caller: &Caller,
@@ -262,7 +264,7 @@ fn sender<'a>(
     sender.has_identity(identity).then_some(sender)
 }
 
-/// Returns the waypoints of a service except this one.
+/// Returns the other waypoints of a service, without this waypoint.
 fn other_waypoints<'a>(
     service: &'a Service,
     own: &'a GatewayAddress,
@@ -275,7 +277,7 @@ fn other_waypoints<'a>(
 
 /// Whether a pod belongs to a waypoint, as an endpoint of the waypoint's own service.
 fn is_waypoint_pod(pod: &WorkloadRef, waypoint: &GatewayAddress) -> bool {
-    let Destination::Hostname(name) = &waypoint.destination else {
+    let GatewayDestination::Hostname(name) = &waypoint.destination else {
         return false;
     };
     pod.services().any(|service| service == name)
@@ -296,7 +298,7 @@ mod tests {
 
     fn gateway(of: &str) -> GatewayAddress {
         GatewayAddress {
-            destination: Destination::Hostname(name("shop", of)),
+            destination: GatewayDestination::Hostname(name("shop", of)),
             hbone_mtls_port: 15008,
         }
     }

@@ -24,13 +24,13 @@ pub(crate) enum Attachments {
         /// Requested port of the service.
         port: u16,
     },
-    /// Attachments of a pod: those of the services that forward to it.
+    /// Attachments of requests to a pod, collected from the services that forward to it.
     Pod {
         /// Requested port of the pod.
         port: u16,
         /// Service ports that forward to the pod's port.
         ports: Vec<ServicePort>,
-        /// Services of `ports`, each once.
+        /// Distinct services to which the service ports in `ports` belong.
         services: Vec<NamespacedHostname>,
     },
 }
@@ -48,7 +48,8 @@ impl Attachments {
         }
     }
 
-    /// Returns the scope by which authorization policies are selected for the requests.
+    /// Returns the scope (service, or service ports of a pod) by which authorization policies for the requests are
+    /// selected.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match self {
             Self::Service { service, .. } => Scope::Service(service),

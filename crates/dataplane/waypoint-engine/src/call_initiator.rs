@@ -1,4 +1,4 @@
-//! Callers whose requests cause calls of the waypoint itself.
+//! Callers whose requests make the waypoint itself call a service, such as an authorization provider.
 
 use std::net::IpAddr;
 

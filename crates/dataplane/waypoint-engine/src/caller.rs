@@ -12,7 +12,7 @@ use http::HeaderMap;
 
 use crate::{applied_services::AppliedServices, target::Target};
 
-/// Verified identity and address of the client that opened a tunnel.
+/// Client that opened a tunnel, with its verified identity and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Verified identity; `None` for plaintext from outside of the mesh.
@@ -20,10 +20,10 @@ pub(crate) struct Caller {
     /// Source address of the caller's connection, as its node proxy reports it; the IP address is the tunnel's.
     pub(crate) address: SocketAddr,
     /// Services whose attachments the sender claims to have applied; only accepted from waypoints of these services.
-    pub(crate) applied: AppliedServices,
+    pub(crate) applied_services: AppliedServices,
 }
 
-/// Error of a CONNECT with an original-peer header that is malformed, or that its sender may not send.
+/// Reason why the original-peer header of a CONNECT is rejected: it is malformed, or its sender may not send it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
     #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
@@ -45,7 +45,7 @@ impl Caller {
 
     /// Whether the caller is a waypoint that calls on behalf of an object of this namespace, under the identity
     /// reserved for such calls.
-    pub(crate) fn acts_for(&self, namespace: &str) -> bool {
+    pub(crate) fn calls_on_behalf_of(&self, namespace: &str) -> bool {
         self.identity.as_ref().is_some_and(|identity| {
             identity.is_for_waypoint_calls() && identity.namespace == namespace
         })
@@ -62,14 +62,14 @@ impl Caller {
         let forwarded = headers
             .get(http::header::FORWARDED)
             .and_then(|value| Forwarded::parse(value.as_bytes()).ok())
-            .map(|forwarded| ambit_model::canonical_socket(forwarded.client));
+            .map(|forwarded| ambit_model::canonical_socket_address(forwarded.client));
         let Some(original) = values.next() else {
             // The peer's own port is that of the HBONE connection, which carries many connections.
             let own = forwarded.filter(|client| client.ip() == address.ip());
             return Ok(Self {
                 identity,
                 address: own.unwrap_or(address),
-                applied: AppliedServices::from_headers(headers),
+                applied_services: AppliedServices::from_headers(headers),
             });
         };
         if values.next().is_some() {
@@ -84,7 +84,7 @@ impl Caller {
             identity: original,
             address: forwarded.ok_or(CallerError::NoOriginalAddress)?,
             // Node proxies apply no attachments.
-            applied: AppliedServices::default(),
+            applied_services: AppliedServices::default(),
         })
     }
 }
@@ -144,18 +144,23 @@ mod tests {
         headers
     }
 
-    fn from(ip: &str) -> SocketAddr {
+    fn source_address(ip: &str) -> SocketAddr {
         SocketAddr::new(ip.parse().unwrap(), 40000)
     }
 
     #[test]
     fn without_the_header_the_peer_is_the_caller() {
         let target = pod(|_| {});
-        let caller = Caller::resolve(&HeaderMap::new(), identity("a"), from("10.0.0.5"), &target);
+        let caller = Caller::resolve(
+            &HeaderMap::new(),
+            identity("a"),
+            source_address("10.0.0.5"),
+            &target,
+        );
         let expected = Caller {
             identity: identity("a"),
-            address: from("10.0.0.5"),
-            applied: AppliedServices::default(),
+            address: source_address("10.0.0.5"),
+            applied_services: AppliedServices::default(),
         };
         assert_eq!(caller, Ok(expected));
     }
@@ -171,7 +176,8 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(http::header::FORWARDED, HeaderValue::from_static(forwarded));
-            let caller = Caller::resolve(&headers, identity("a"), from("10.0.0.5"), &target);
+            let caller =
+                Caller::resolve(&headers, identity("a"), source_address("10.0.0.5"), &target);
             let address = caller.map(|caller| caller.address);
             assert_eq!(address, Ok(expected.parse().unwrap()), "{forwarded}");
         }
@@ -190,7 +196,7 @@ mod tests {
             let caller = Caller::resolve(
                 &original_peer(original),
                 identity("web"),
-                from("10.0.0.1"),
+                source_address("10.0.0.1"),
                 &target,
             );
             let caller = caller.unwrap();
@@ -233,7 +239,8 @@ mod tests {
             ),
         ];
         for (what, identity, ip, target) in cases {
-            let caller = Caller::resolve(&original_peer("none"), identity, from(ip), target);
+            let caller =
+                Caller::resolve(&original_peer("none"), identity, source_address(ip), target);
             assert_eq!(caller, Err(CallerError::NotFromPod), "{what}");
         }
     }
@@ -242,7 +249,12 @@ mod tests {
     fn repeated_or_malformed_headers_are_rejected() {
         let target = pod(|_| {});
         let of = |headers: &HeaderMap| {
-            Caller::resolve(headers, identity("web"), from("10.0.0.1"), &target)
+            Caller::resolve(
+                headers,
+                identity("web"),
+                source_address("10.0.0.1"),
+                &target,
+            )
         };
         assert_eq!(
             of(&original_peer("somebody")),

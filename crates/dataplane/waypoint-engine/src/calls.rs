@@ -26,7 +26,7 @@ use crate::{
     destination::{DestinationPort, NoUpstream},
     hops::Hops,
     message::{self, Body, Version},
-    origination::TlsUpstream,
+    tls_origination::TlsUpstream,
     upstream::{
         ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, ReuseLimits, Upstream,
         UpstreamError, forwarded_for_waypoint,
@@ -35,10 +35,10 @@ use crate::{
     waypoint::Shard,
 };
 
-pub(crate) use charge::{CallCharge, CollectError};
+pub(crate) use charge::{CallCharge, CallResponseError};
 pub use identities::maintain_certificates;
 
-/// Error of a call without a response.
+/// Reason why a call that the waypoint itself makes has no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the control plane does not name the waypoint's own pod")]
@@ -51,13 +51,13 @@ pub(crate) enum CallError {
     Http(#[from] hyper::Error),
 }
 
-/// Service that the waypoint itself calls.
+/// Service that the waypoint itself calls, with the parameters of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallIdentity<'a>,
-    /// Number of waypoints that the causing request has passed, to end routing loops.
+    /// Number of waypoints that the client's request behind the call has passed, to end routing loops.
     pub(crate) hops: Hops,
     /// Caller for whose request the waypoint calls: the caller's memory budget is charged, and HTTP/2 connections,
     /// whose receive windows are shared, are used for this caller alone.
@@ -67,9 +67,9 @@ pub(crate) struct Callee<'a> {
 /// Party on whose behalf a call is made, which decides the identity of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallIdentity<'a> {
-    /// The mesh's administrator: a call that the mesh's settings name, under the waypoint's own identity.
+    /// Administrator of the mesh: the mesh's settings name the callee, and the call uses the waypoint's own identity.
     Waypoint,
-    /// An object of this namespace: the call uses the identity reserved for the namespace.
+    /// Namespace whose object names the callee: the call uses the identity reserved for the namespace.
     Namespace(&'a str),
 }
 
@@ -106,7 +106,7 @@ pub(crate) async fn request(
         let port = destination_rule_port(shard, callee, &upstream)?;
         let over = tls_upstream(shard, callee, version, port.as_deref());
         let key = HttpKey::new(&upstream, version).with_tls(over.map(|over| over.key()));
-        let preamble = preamble(&own, port.as_deref(), &upstream);
+        let preamble = proxy_protocol_header(&own, port.as_deref(), &upstream);
         let key = key
             .with_identity(identity.clone())
             .with_preamble(preamble.clone());
@@ -115,7 +115,7 @@ pub(crate) async fn request(
             None => key,
         };
         let applied = upstream.applied_services(None);
-        let key = key.with_applied(applied.clone());
+        let key = key.with_applied_services(applied.clone());
         if over.is_some() && version == Version::Http2 {
             message::set_https_scheme(&mut request);
         }
@@ -124,10 +124,10 @@ pub(crate) async fn request(
             .hops
             .write(request.headers_mut(), upstream.is_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
-        while let Some(pooled) = pool.take(&key, &DestinationLimits::default()) {
+        while let Some(pooled) = pool.check_out(&key, &DestinationLimits::default()) {
             match pooled.send(pool, request, None).await {
                 Ok(response) => return Ok(response),
-                Err(error) => match error.unsent {
+                Err(error) => match error.unsent_request {
                     Some(unsent) => request = unsent,
                     None => return Err(error.error.into()),
                 },
@@ -135,9 +135,9 @@ pub(crate) async fn request(
         }
         let connect = ConnectParameters {
             upstream: &upstream,
-            own: &own,
+            own_pod: &own,
             forwarded: &forwarded_for_waypoint(&own),
-            applied: &applied,
+            applied_services: &applied,
             options: ConnectOptions {
                 limits: &DestinationLimits::default(),
                 tls: over,
@@ -155,7 +155,7 @@ pub(crate) async fn request(
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }
-            Err(error) => try_another(&upstream, &mut failed, error)?,
+            Err(error) => exclude_failed_endpoint(&upstream, &mut failed, error)?,
         }
     }
 }
@@ -166,7 +166,7 @@ async fn own_workload(shard: &Shard) -> Result<Arc<LocalPod>, CallError> {
     shard
         .waypoint
         .local
-        .wait_until_known()
+        .wait_until_published()
         .await
         .ok_or(CallError::NoOwnWorkload)
 }
@@ -214,7 +214,7 @@ async fn choose_upstream(
         caller,
         ..
     }: Callee<'_>,
-    failed: &[ArcStr],
+    failed_workloads: &[ArcStr],
 ) -> Result<Upstream, CallError> {
     let waypoint = &shard.waypoint;
     waypoint.request_service_record(service).await;
@@ -223,16 +223,16 @@ async fn choose_upstream(
     let look = || {
         let request = BackendRequest {
             waypoint: &own.workload,
-            own: match caller {
+            own_address: match caller {
                 CallIdentity::Waypoint => Some(&waypoint.address),
                 CallIdentity::Namespace(_) => None,
             },
-            is_target: false,
-            failed,
-            dialled: None,
+            is_called_service: false,
+            failed_workloads,
+            dialed_ip: None,
         };
         let table = waypoint.state.table();
-        table.backend(&request, service, port, Some(&load), &mut rand::rng())
+        table.route_to_backend(&request, service, port, Some(&load), &mut rand::rng())
     };
     let route = waypoint.find_complete_route(look).await;
     let route = route.map_err(UpstreamError::from)?;
@@ -240,7 +240,7 @@ async fn choose_upstream(
 }
 
 /// Returns the PROXY protocol header with the waypoint's own address, if the callee's rule requires one.
-fn preamble(
+fn proxy_protocol_header(
     own: &LocalPod,
     port: Option<&DestinationPort>,
     upstream: &Upstream,
@@ -253,15 +253,16 @@ fn preamble(
     )
 }
 
-/// Excludes an unreachable endpoint from the next attempt; returns the error after the second unreachable endpoint.
-fn try_another(
+/// Excludes an unreachable endpoint, so that the call is retried at another one. Returns the error after the second
+/// unreachable endpoint.
+fn exclude_failed_endpoint(
     upstream: &Upstream,
-    failed: &mut Vec<ArcStr>,
+    failed_workloads: &mut Vec<ArcStr>,
     error: UpstreamError,
 ) -> Result<(), CallError> {
     match upstream.workload() {
-        Some(workload) if failed.is_empty() => {
-            failed.push(workload.uid().clone());
+        Some(workload) if failed_workloads.is_empty() => {
+            failed_workloads.push(workload.uid().clone());
             Ok(())
         }
         _ => Err(error.into()),

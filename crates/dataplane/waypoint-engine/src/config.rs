@@ -1,18 +1,18 @@
-//! Configuration from the environment, read once and typed: variables common with node proxies, and those of waypoints
-//! alone.
+//! Typed configuration of the waypoint, read once from environment variables. Some variables are common with node
+//! proxies, others only configure waypoints.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use ambit_certificates::SpiffeSocket;
 use ambit_hbone::Settings;
 use ambit_model::{
-    ArcStr, Destination, GatewayAddress, GatewayName, HBONE_PORT, Identity, NamespacedHostname,
-    PodName,
+    ArcStr, GatewayAddress, GatewayDestination, GatewayName, HBONE_PORT, Identity,
+    NamespacedHostname, PodName,
 };
 use ambit_proxy::{
     SetupLimits,
-    control_plane::Upstream,
-    environment::{self, SettingError, first_set, upstream},
+    control_plane::ControlPlaneService,
+    environment::{self, SettingError, control_plane_service, first_set},
     flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline, limits};
@@ -51,9 +51,9 @@ pub struct Config {
     /// Domain of the cluster (`CLUSTER_DOMAIN`).
     pub cluster_domain: ArcStr,
     /// Address and TLS of the xDS server (`XDS_ADDRESS` and companions).
-    pub xds: Upstream,
+    pub xds: ControlPlaneService,
     /// Address and TLS of the CA (`CA_ADDRESS` and companions).
-    pub ca: Upstream,
+    pub ca: ControlPlaneService,
     /// `SPIFFE_ENDPOINT_SOCKET`: socket of SPIFFE's Workload API (`unix:///PATH`), from which certificates come in
     /// place of the CA.
     pub spiffe_socket: Option<SpiffeSocket>,
@@ -74,7 +74,7 @@ pub struct Config {
     pub http2: Arc<Settings>,
     /// Maximum concurrent connection setups (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
     pub setup_limits: SetupLimits,
-    /// Number of worker threads.
+    /// Number of worker threads that serve connections.
     pub workers: usize,
     /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: time that requests have to finish during
     /// shutdown.
@@ -90,7 +90,7 @@ pub struct Config {
     pub memory_limit: usize,
     /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when stalled, idle and
     /// abandoned requests are cancelled.
-    pub streams: Streams,
+    pub streams: StreamSettings,
     /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 connections may be upgraded to, separated by commas, in lower case; or
     /// `none`.
     pub upgrades: Vec<ArcStr>,
@@ -103,7 +103,7 @@ pub struct Config {
     /// for all.
     pub insecure_registries: Vec<String>,
     /// `AMBIT_WASM_*_TIMEOUT`: timeouts of plugins.
-    pub plugins: PluginTimes,
+    pub plugins: PluginTimeouts,
     /// `AMBIT_WILDCARD_ADDRESSES`: addresses and prefixes, separated by commas, that hosts below wildcards may resolve
     /// to although they belong to the mesh or the node.
     pub allowed_hosts: Vec<IpNet>,
@@ -151,7 +151,7 @@ impl Default for HeaderLimits {
 /// Settings by which stalled and abandoned requests are cancelled.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Streams {
+pub struct StreamSettings {
     /// `AMBIT_STREAM_STALL_TIMEOUT`: time for which a client or an application may leave available body data unread;
     /// zero disables it. Idle streams never stall.
     pub stall_timeout: Duration,
@@ -163,7 +163,7 @@ pub struct Streams {
     pub cancel_on_half_close: bool,
 }
 
-impl Default for Streams {
+impl Default for StreamSettings {
     fn default() -> Self {
         Self {
             stall_timeout: Duration::from_secs(60),
@@ -176,7 +176,7 @@ impl Default for Streams {
 /// Timeouts of plugins.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PluginTimes {
+pub struct PluginTimeouts {
     /// Timeout of fetching a plugin's module (`AMBIT_WASM_FETCH_TIMEOUT`).
     pub fetch: Duration,
     /// Timeout of starting and configuring a plugin instance (`AMBIT_WASM_START_TIMEOUT`).
@@ -187,29 +187,29 @@ pub struct PluginTimes {
     pub hold: Duration,
 }
 
-/// Error of the environment variables.
+/// Reason why the environment variables are rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Invalid setting that is common to all proxies.
+    /// Invalid environment variable of a setting that all proxies have in common.
     #[error(transparent)]
-    Setting(#[from] SettingError),
+    InvalidSetting(#[from] SettingError),
     /// Invalid environment variable.
     #[error(transparent)]
-    Variable(#[from] EnvError),
-    /// Required variable that is not set.
+    InvalidVariable(#[from] EnvError),
+    /// Required environment variable that is not set.
     #[error("{0} is not set: a waypoint has to know its own pod and Gateway")]
-    Missing(&'static str),
+    MissingVariable(&'static str),
 }
 
 impl Config {
-    /// Reads the environment.
+    /// Reads the configuration from environment variables.
     ///
     /// # Errors
-    /// When a value is missing or cannot be used; the error names it.
+    /// When a variable is missing or invalid; the error names it.
     pub fn from_env(env: &Env) -> Result<Self, ConfigError> {
         let text = |name: &str| ArcStr::from(env.get(name).unwrap_or_default());
         let needed = |name: &'static str| match env.get(name) {
-            None | Some("") => Err(ConfigError::Missing(name)),
+            None | Some("") => Err(ConfigError::MissingVariable(name)),
             Some(text) => Ok(ArcStr::from(text)),
         };
         let own = PodName {
@@ -227,8 +227,8 @@ impl Config {
             network: text("NETWORK"),
             cluster_id: first_set(env, &["ISTIO_META_CLUSTER_ID", "CLUSTER_ID"], "Kubernetes"),
             cluster_domain: env.text("CLUSTER_DOMAIN", "cluster.local").into(),
-            xds: upstream(env, "XDS", None)?,
-            ca: upstream(env, "CA", None)?,
+            xds: control_plane_service(env, "XDS", None)?,
+            ca: control_plane_service(env, "CA", None)?,
             spiffe_socket: env.parse("SPIFFE_ENDPOINT_SOCKET", "unix:///PATH")?,
             auth_token: environment::auth_token(env),
             secret_ttl: env
@@ -236,8 +236,8 @@ impl Config {
                 .unwrap_or(Duration::from_secs(24 * 3600)),
             crl_path: environment::path_variable(env, "CRL_PATH"),
             trust_domains_path: environment::path_variable(env, "AMBIT_TRUST_DOMAINS_PATH"),
-            tuning: environment::tuning(env)?,
-            http2: Arc::new(environment::http2(env)?),
+            tuning: environment::tcp_tuning(env)?,
+            http2: Arc::new(environment::http2_settings(env)?),
             setup_limits: environment::setup_limits(env)?,
             workers: environment::threads::worker_count(env, None)?,
             termination_deadline: termination_deadline(
@@ -252,12 +252,12 @@ impl Config {
                 .unwrap_or(Duration::from_secs(60)),
             headers: header_limits(env)?,
             memory_limit: memory_limit(env)?,
-            streams: streams(env)?,
+            streams: stream_settings(env)?,
             upgrades: upgrades(env)?,
             access_log: access_log(env)?,
             modules: env.text("AMBIT_WASM_CACHE", "/tmp/ambit-wasm").into(),
             insecure_registries: insecure_registries(env),
-            plugins: plugin_times(env)?,
+            plugins: plugin_timeouts(env)?,
             allowed_hosts: allowed_hosts(env)?,
             tls: TlsSettings::from_env(env)?,
             tls_files: env.text("AMBIT_TLS_FILES", "/etc/certs").into(),
@@ -273,8 +273,8 @@ impl Config {
     /// Returns the control plane's access to flow events, if configured.
     pub fn flow_access(&self) -> Option<FlowAccess> {
         Some(FlowAccess {
-            own: self.identity(),
-            reader: self.flow_reader.clone()?,
+            proxy_identity: self.identity(),
+            reader_identity: self.flow_reader.clone()?,
         })
     }
 
@@ -292,7 +292,7 @@ impl Config {
         let GatewayName { namespace, name } = &self.gateway;
         let hostname = arcstr::format!("{name}.{namespace}.svc.{}", self.cluster_domain);
         GatewayAddress {
-            destination: Destination::Hostname(NamespacedHostname::new(
+            destination: GatewayDestination::Hostname(NamespacedHostname::new(
                 namespace.clone(),
                 hostname,
             )),
@@ -301,7 +301,7 @@ impl Config {
     }
 }
 
-fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
+fn plugin_timeouts(env: &Env) -> Result<PluginTimeouts, EnvError> {
     let limits = Limits::default();
     let read = |name: &str, default: Duration| {
         let read = env.duration(name)?.unwrap_or(default);
@@ -314,7 +314,7 @@ fn plugin_times(env: &Env) -> Result<PluginTimes, EnvError> {
         }
         Ok(read)
     };
-    Ok(PluginTimes {
+    Ok(PluginTimeouts {
         fetch: read("AMBIT_WASM_FETCH_TIMEOUT", Duration::from_secs(120))?,
         start: read("AMBIT_WASM_START_TIMEOUT", limits.start_timeout)?,
         callback: read("AMBIT_WASM_CALLBACK_TIMEOUT", limits.callback_timeout)?,
@@ -351,9 +351,9 @@ fn header_limits(env: &Env) -> Result<HeaderLimits, EnvError> {
     })
 }
 
-fn streams(env: &Env) -> Result<Streams, EnvError> {
-    let defaults = Streams::default();
-    Ok(Streams {
+fn stream_settings(env: &Env) -> Result<StreamSettings, EnvError> {
+    let defaults = StreamSettings::default();
+    Ok(StreamSettings {
         stall_timeout: env
             .duration("AMBIT_STREAM_STALL_TIMEOUT")?
             .unwrap_or(defaults.stall_timeout),
@@ -506,9 +506,9 @@ mod tests {
     #[test]
     fn plugin_timeouts_must_not_be_zero() {
         let with = |name: &str, value: &str| {
-            plugin_times(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
+            plugin_timeouts(&Env::from_pairs(vec![(name.to_owned(), value.to_owned())]))
         };
-        let all = |times: PluginTimes| {
+        let all = |times: PluginTimeouts| {
             [times.fetch, times.start, times.callback, times.hold].map(|time| time.as_millis())
         };
         let defaults = [120_000, 10_000, 100, 30_000];

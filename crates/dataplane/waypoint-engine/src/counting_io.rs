@@ -20,12 +20,12 @@ const RESET_GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct CountingIo<'a, IO, F> {
     io: &'a Mutex<IO>,
-    count: F,
+    on_read: F,
 }
 
 impl<'a, IO, F: Fn(u64)> CountingIo<'a, IO, F> {
     pub(crate) fn new(io: &'a Mutex<IO>, count: F) -> Self {
-        Self { io, count }
+        Self { io, on_read: count }
     }
 }
 
@@ -51,7 +51,7 @@ impl<IO: AsyncRead + Unpin, F: Fn(u64) + Unpin> AsyncRead for CountingIo<'_, IO,
         let before = buf.filled().len();
         ready!(Pin::new(&mut *this.io.lock()).poll_read(cx, buf))?;
         let read = buf.filled().len().saturating_sub(before);
-        (this.count)(u64::try_from(read).unwrap_or(u64::MAX));
+        (this.on_read)(u64::try_from(read).unwrap_or(u64::MAX));
         Poll::Ready(Ok(()))
     }
 }

@@ -13,8 +13,8 @@ use ambit_model::{
 };
 use ambit_proxy::state::SharedState;
 use ambit_resilience::{
-    Candidate, Destination, EndpointOutcome, EndpointState, LimitPermit, NoEndpoint, OutlierCause,
-    Overflow, PickRequest, PickedEndpoint, Topology, hash,
+    CircuitBreakerLimit, Destination, EndpointCandidate, EndpointOutcome, EndpointState,
+    LimitPermit, NoEndpoint, OutlierCause, PickRequest, PickedEndpoint, Topology, hash,
 };
 use ambit_route::{BackendEndpoint, BackendRequest, Route, RouteError};
 use ambit_telemetry::http::HttpMetrics;
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{origination::TlsOrigination, record_store::to_json};
+use crate::{record_store::to_json, tls_origination::TlsOrigination};
 
 /// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct DestinationRuleContext<'a> {
 /// Key of a port's state: subset, if any, and port number.
 type PortKey = (Option<ArcStr>, u16);
 
-/// Service with a `DestinationRule` or `BackendTLSPolicy`, and the state of its ports.
+/// State of a service with a `DestinationRule` or `BackendTLSPolicy`: its record, and the state of its ports.
 #[derive(Debug)]
 pub(crate) struct DestinationRuleState {
     record: WaypointDestination,
@@ -61,7 +61,7 @@ pub(crate) struct DestinationPort {
 struct SubsetMembers {
     uids: BTreeSet<ArcStr>,
     /// Hash of the uids, by which load balancers recognise a changed subset.
-    mark: u64,
+    uids_hash: u64,
 }
 
 impl SubsetMembers {
@@ -73,37 +73,39 @@ impl SubsetMembers {
         }
         Arc::new(Self {
             uids: subset.workloads.clone(),
-            mark: hash(text.as_bytes()),
+            uids_hash: hash(text.as_bytes()),
         })
     }
 }
 
 #[derive(Clone, Debug)]
 struct ConnectionLimit {
-    most: u32,
-    free: Arc<Semaphore>,
+    max_connections: u32,
+    permits: Arc<Semaphore>,
 }
 
 impl ConnectionLimit {
-    /// Builds the limiter of connections; reuses `before`, with its permits in use, if the limit is unchanged.
+    /// Builds the connection limiter of a port. If the limit is unchanged, it reuses `before` with the permits in use.
     fn from_limits(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
         let most = limits.connections;
         if most == 0 {
             return None;
         }
-        let before = before.filter(|before| before.most == most).cloned();
+        let before = before
+            .filter(|before| before.max_connections == most)
+            .cloned();
         Some(before.unwrap_or_else(|| {
             let permits = usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS);
             Self {
-                most,
-                free: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+                max_connections: most,
+                permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
             }
         }))
     }
 }
 
 impl DestinationRuleState {
-    /// Applies a changed record, and keeps the endpoints' state of `before`.
+    /// Builds the state for a changed record. The ports keep the endpoint states and limits of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
@@ -207,11 +209,11 @@ pub(crate) enum NoUpstream {
     #[error("{0}")]
     Unsupported(ArcStr),
     #[error("the limit of the DestinationRule is reached: {}", .0.as_str())]
-    Overflow(Overflow),
+    Overflow(CircuitBreakerLimit),
     #[error("all endpoints of {0} are ejected")]
-    Ejected(NamespacedHostname),
+    AllEndpointsEjected(NamespacedHostname),
     #[error("this waypoint does not choose among endpoints of {0} by the subset {1}")]
-    Subset(String, ArcStr),
+    UnusableSubset(String, ArcStr),
     #[error(transparent)]
     Route(#[from] RouteError),
 }
@@ -220,7 +222,7 @@ pub(crate) enum NoUpstream {
 #[derive(Debug)]
 pub(crate) struct EndpointLease {
     port: Arc<DestinationPort>,
-    chosen: PickedEndpoint<BackendEndpoint>,
+    picked_endpoint: PickedEndpoint<BackendEndpoint>,
 }
 
 impl DestinationPort {
@@ -240,7 +242,7 @@ impl DestinationPort {
         let all = self.destination.endpoints(now);
         let one = |of: &EndpointState| {
             let rest = of.ejected_for.map(|rest| format!("{}s", rest.as_secs()));
-            json!({"uid": of.uid.as_str(), "requests": of.requests, "ejectedFor": rest})
+            json!({"uid": of.uid.as_str(), "requests": of.active_requests, "ejectedFor": rest})
         };
         all.iter().map(one).collect()
     }
@@ -267,7 +269,7 @@ impl DestinationPort {
     fn record_overflow(
         &self,
         rule_context: DestinationRuleContext<'_>,
-        limit: Overflow,
+        limit: CircuitBreakerLimit,
     ) -> NoUpstream {
         let metrics = &rule_context.metrics.destinations;
         metrics.count_overflow(&self.service.hostname, limit.as_str());
@@ -301,9 +303,9 @@ impl DestinationPort {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
-        let permit = connections.free.clone().try_acquire_owned();
-        let permit =
-            permit.map_err(|_| self.record_overflow(rule_context, Overflow::Connections))?;
+        let permit = connections.permits.clone().try_acquire_owned();
+        let permit = permit
+            .map_err(|_| self.record_overflow(rule_context, CircuitBreakerLimit::Connections))?;
         Ok(Some(permit))
     }
 
@@ -315,17 +317,17 @@ impl DestinationPort {
         let Some(connections) = &self.connections else {
             return Ok(None);
         };
-        if let Ok(permit) = connections.free.clone().try_acquire_owned() {
+        if let Ok(permit) = connections.permits.clone().try_acquire_owned() {
             return Ok(Some(permit));
         }
         let waiting = self.destination.limits().acquire_pending(self.limits());
         let _waiting = waiting.map_err(|limit| self.record_overflow(rule_context, limit))?;
         // The semaphore is never closed.
-        Ok(connections.free.clone().acquire_owned().await.ok())
+        Ok(connections.permits.clone().acquire_owned().await.ok())
     }
 
-    /// Chooses an endpoint, and returns the route to it with a lease that counts against the endpoint's limits. The
-    /// lease has no endpoint if the service's own waypoint chooses one.
+    /// Chooses an endpoint. Returns the route to the endpoint, and a lease that counts against its limits. The lease
+    /// has no endpoint if the service's own waypoint chooses one.
     pub(crate) fn route(
         self: &Arc<Self>,
         rule_context: DestinationRuleContext<'_>,
@@ -340,10 +342,10 @@ impl DestinationPort {
         let Some(revision) = revision else {
             return Ok(None);
         };
-        let candidate = |endpoint: BackendEndpoint| Candidate {
+        let candidate = |endpoint: BackendEndpoint| EndpointCandidate {
             uid: endpoint.workload.uid().clone(),
             weight: endpoint.weight,
-            rank: endpoint.rank,
+            locality_rank: endpoint.rank,
             topology: Topology {
                 locality: endpoint.workload.locality().clone(),
                 node: endpoint.workload.node().clone(),
@@ -353,7 +355,7 @@ impl DestinationPort {
             endpoint,
         };
         let members = self.members.as_deref();
-        let revision = revision ^ members.map_or(0, |members| members.mark);
+        let revision = revision ^ members.map_or(0, |members| members.uids_hash);
         let is_member = |endpoint: &BackendEndpoint| {
             members.is_none_or(|members| members.uids.contains(endpoint.workload.uid()))
         };
@@ -375,13 +377,19 @@ impl DestinationPort {
         };
         let chosen = self.destination.pick_endpoint(wish, now, &mut rng);
         let chosen = chosen.map_err(|error| match error {
-            NoEndpoint::AllEjected => NoUpstream::Ejected(self.service.clone()),
+            NoEndpoint::AllEjected => NoUpstream::AllEndpointsEjected(self.service.clone()),
             NoEndpoint::NoCandidates => none().into(),
         })?;
         let endpoint = chosen.endpoint().ok_or_else(none)?;
         let route = table.route_to_endpoint(&request, &self.service, endpoint, &mut rng)?;
         let port = self.clone();
-        Ok(Some((route, EndpointLease { port, chosen })))
+        Ok(Some((
+            route,
+            EndpointLease {
+                port,
+                picked_endpoint: chosen,
+            },
+        )))
     }
 }
 
@@ -392,21 +400,21 @@ impl EndpointLease {
         rule_context: DestinationRuleContext<'_>,
         outcome: EndpointOutcome,
     ) {
-        let Some(ejection) = self.chosen.report_outcome(outcome, Instant::now()) else {
+        let Some(ejection) = self.picked_endpoint.report_outcome(outcome, Instant::now()) else {
             return;
         };
-        let (service, endpoint) = (&self.port.service, self.chosen.uid());
-        let (cause, duration) = (ejection.fault.as_str(), ejection.duration);
+        let (service, endpoint) = (&self.port.service, self.picked_endpoint.uid());
+        let (cause, duration) = (ejection.cause.as_str(), ejection.duration);
         tracing::warn!(%service, %endpoint, cause, ?duration, "an endpoint is ejected for errors in a row");
         let metrics = &rule_context.metrics.destinations;
         metrics.count_ejection(&service.hostname, cause);
     }
 }
 
-/// Removes the ejection and overflow metrics of a service whose rule was removed.
-pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
+/// Removes the ejection and overflow metrics of a service whose `DestinationRule` was removed.
+pub(crate) fn remove_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
     let causes = OutlierCause::ALL.map(OutlierCause::as_str);
-    let limits = Overflow::ALL.map(Overflow::as_str);
+    let limits = CircuitBreakerLimit::ALL.map(CircuitBreakerLimit::as_str);
     metrics
         .destinations
         .remove_destination(&service.hostname, &causes, &limits);
@@ -414,10 +422,10 @@ pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname
 
 /// Limits a connection attempt to the rule's connect timeout, if the rule sets one.
 pub(crate) async fn with_connect_timeout<T>(
-    most: Option<Duration>,
+    timeout: Option<Duration>,
     connecting: impl Future<Output = T>,
 ) -> Result<T, Duration> {
-    match most {
+    match timeout {
         None => Ok(connecting.await),
         Some(most) => {
             let timed = tokio::time::timeout(most, connecting);

@@ -15,10 +15,10 @@ mod endpoints;
 mod extensions;
 mod listeners;
 mod names;
+mod proto_json;
 mod routes;
 mod secrets;
 mod selection;
-mod shape;
 mod snapshot;
 
 use std::{sync::Arc, time::Instant};

@@ -24,32 +24,32 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Source port that a predicted connection has if the query names none.
+/// Source port of the predicted connection if the query names none.
 const UNKNOWN_PORT: u16 = 1024;
 
 /// Handler of `POST /explain`, which predicts how requests are handled.
 #[derive(Debug)]
 pub struct Explainer {
-    /// State of a worker without connections: the functions that serve requests need one.
+    /// Worker state that the functions of the data path need. It has no connections.
     shard: Arc<Shard>,
 }
 
-/// Invalid part of an explain query. The error contains no value of the query, since it may be a token.
+/// Invalid part of a query to `POST /explain`. The error contains no value of the query, since it may be a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// Authority (`host:port`) of the CONNECT.
+    /// Invalid authority (`host:port`) of the CONNECT.
     #[error("the authority of the tunnel is no host or address with a port")]
     Authority,
-    /// Identity of the caller or of the original peer.
+    /// Invalid identity of the caller or of the original peer.
     #[error("an identity is no SPIFFE id of a service account")]
     Identity,
-    /// HTTP method of the request.
+    /// Invalid HTTP method of the request.
     #[error("the method is not valid in HTTP")]
     Method,
-    /// Path and query of the request.
+    /// Invalid path or query string of the request.
     #[error("the path is not valid in HTTP")]
     Path,
-    /// `Host` or another header of the request.
+    /// Invalid `Host` or other header of the request.
     #[error("the name or value of a header is not valid in HTTP")]
     Header,
 }
@@ -62,7 +62,7 @@ impl Explainer {
         }
     }
 
-    /// Serves `POST /explain` with this request body.
+    /// Responds to `POST /explain` with a request body of this content.
     pub async fn respond(&self, body: &[u8]) -> Response {
         let query: WaypointQuery = match shared::parse_query(body) {
             Ok(query) => query,
@@ -77,7 +77,7 @@ impl Explainer {
     /// Predicts how the waypoint handles the request that a query describes.
     ///
     /// # Errors
-    /// With the invalid part of the query.
+    /// When a part of the query is invalid; the error names the part.
     pub async fn explain(&self, query: &WaypointQuery) -> Result<Explanation, QueryError> {
         let authority = Authority::parse(query.authority.as_bytes());
         let authority = authority.map_err(|_| QueryError::Authority)?;
@@ -114,8 +114,8 @@ impl Explainer {
     }
 }
 
-fn parse_identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
-    let identity = of.identity.as_ref().map(|text| text.parse());
+fn parse_identity(peer: &Peer) -> Result<Option<Identity>, QueryError> {
+    let identity = peer.identity.as_ref().map(|text| text.parse());
     identity.transpose().map_err(|_| QueryError::Identity)
 }
 
@@ -138,16 +138,16 @@ fn build_tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError
     Ok(headers)
 }
 
-fn build_request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
+fn build_request(query: &HttpQuery) -> Result<Request<()>, QueryError> {
     let mut request = Request::new(());
-    let method = Method::from_bytes(of.method.as_bytes());
+    let method = Method::from_bytes(query.method.as_bytes());
     *request.method_mut() = method.map_err(|_| QueryError::Method)?;
-    let path = PathAndQuery::try_from(of.path.as_str());
+    let path = PathAndQuery::try_from(query.path.as_str());
     *request.uri_mut() = Uri::from(path.map_err(|_| QueryError::Path)?);
     let headers = request.headers_mut();
-    let host = HeaderValue::from_str(&of.host);
+    let host = HeaderValue::from_str(&query.host);
     headers.insert(HOST, host.map_err(|_| QueryError::Header)?);
-    for (name, value) in &of.headers {
+    for (name, value) in &query.headers {
         let name = HeaderName::try_from(name).map_err(|_| QueryError::Header)?;
         let value = HeaderValue::from_str(value).map_err(|_| QueryError::Header)?;
         headers.append(name, value);
@@ -181,7 +181,8 @@ fn tunnel_step(caller: &Caller, target: &Target) -> Step {
 fn opaque_connection(session: &Session) -> Explanation {
     let attachments = session.attachments();
     let policies = session.shard.waypoint.published.policies();
-    let decision = policies.evaluate_connection(attachments.scope(), &session.connection(None));
+    let decision =
+        policies.evaluate_connection(attachments.scope(), &session.connection_attributes(None));
     let why = "the port is declared to be no HTTP: the connection is passed through";
     let form = Step::new(StepKind::RequestValidity, StepResult::Passed, why);
     let why = decision.to_string();

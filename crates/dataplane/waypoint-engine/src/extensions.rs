@@ -1,8 +1,8 @@
 //! Configured plugins and their instances, one per worker and plugin.
 //!
-//! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO); [`crate::plugins`] fetches and
-//! compiles their modules on the main thread; each worker has a `slot` for each of them. `http::extension` calls them
-//! for requests.
+//! Records of the control plane become [`Plugin`]s ([`Extensions`], which does no IO). [`crate::plugins`] fetches and
+//! compiles their modules on the main thread. Each worker has one `slot` per plugin. `http::extension` runs the plugins
+//! on requests.
 
 mod slot;
 
@@ -30,15 +30,15 @@ pub(crate) use slot::{
     WakeSignal,
 };
 
-/// One version of a plugin.
+/// One version of a configured plugin, created anew when its configuration changes.
 pub(crate) struct Plugin {
     /// Number that is unique for each version of each plugin.
-    pub(crate) number: u64,
+    pub(crate) version_id: u64,
     pub(crate) config: WaypointExtension,
     /// Key of the plugin's Kubernetes object, `namespace/name`.
     pub(crate) key: String,
     pub(crate) settings: Arc<Settings>,
-    /// Metrics that the module defines; they survive new versions.
+    /// Metrics that the plugin's module defines. They are kept when the plugin is replaced by a new version.
     pub(crate) metrics: Metrics,
     pub(crate) counts: Arc<PluginCounters>,
     state: watch::Sender<PluginState>,
@@ -50,14 +50,14 @@ pub(crate) struct PluginCounters {
     /// Number of plugin instances that failed.
     pub(crate) failures: AtomicU64,
     /// Number of requests rejected because the plugin failed.
-    pub(crate) refused: AtomicU64,
+    pub(crate) rejected_requests: AtomicU64,
     /// Number of requests that bypassed the plugin because it failed.
-    pub(crate) passed: AtomicU64,
+    pub(crate) bypassed_requests: AtomicU64,
 }
 
 impl PluginCounters {
-    pub(crate) fn increment(of: &AtomicU64) {
-        of.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn increment(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -100,7 +100,7 @@ impl Plugin {
             None => PluginState::Loading,
         };
         Self {
-            number,
+            version_id: number,
             key: config.key(),
             config,
             settings: Arc::new(settings),
@@ -118,11 +118,11 @@ impl Plugin {
         self.state.borrow().clone()
     }
 
-    pub(crate) fn watch(&self) -> watch::Receiver<PluginState> {
+    pub(crate) fn watch_state(&self) -> watch::Receiver<PluginState> {
         self.state.subscribe()
     }
 
-    pub(crate) fn set(&self, state: PluginState) {
+    pub(crate) fn set_state(&self, state: PluginState) {
         self.state.send_replace(state);
     }
 
@@ -162,8 +162,8 @@ impl Plugin {
             "state": state,
             "error": error,
             "failures": count(&self.counts.failures),
-            "requestsRefused": count(&self.counts.refused),
-            "requestsPassed": count(&self.counts.passed),
+            "requestsRefused": count(&self.counts.rejected_requests),
+            "requestsPassed": count(&self.counts.bypassed_requests),
         })
     }
 }
@@ -193,15 +193,15 @@ pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, PluginEntry>,
     /// Memory and time limits of each plugin instance.
     pub(crate) limits: Limits,
-    last: u64,
+    last_version_id: u64,
     chain: Arc<PluginChain>,
 }
 
 #[derive(Debug)]
 struct PluginEntry {
     desired: Arc<Plugin>,
-    /// Last version whose module has been loaded: it serves until the desired version is ready.
-    good: Option<Arc<Plugin>>,
+    /// Last version whose module has been loaded. Requests use it until the desired version is ready.
+    last_loaded: Option<Arc<Plugin>>,
 }
 
 impl RecordStore for Extensions {
@@ -218,18 +218,29 @@ impl RecordStore for Extensions {
         if let (true, Some(before)) = (same, before.as_ref()) {
             let entry = PluginEntry {
                 desired: before.desired.clone(),
-                good: before.good.clone(),
+                last_loaded: before.last_loaded.clone(),
             };
             self.entries.insert(record, entry);
             return;
         }
-        self.last += 1;
+        self.last_version_id += 1;
         let good = before.and_then(|before| match before.desired.state() {
             PluginState::Ready(_) => Some(before.desired),
-            _ => before.good,
+            _ => before.last_loaded,
         });
-        let desired = Arc::new(Plugin::new(self.last, config, self.limits, good.as_deref()));
-        self.entries.insert(record, PluginEntry { desired, good });
+        let desired = Arc::new(Plugin::new(
+            self.last_version_id,
+            config,
+            self.limits,
+            good.as_deref(),
+        ));
+        self.entries.insert(
+            record,
+            PluginEntry {
+                desired,
+                last_loaded: good,
+            },
+        );
         self.rebuild_chain();
     }
 
@@ -243,7 +254,7 @@ impl RecordStore for Extensions {
     fn dump(&self) -> Value {
         let all = self.entries.values().map(|entry| {
             let mut one = entry.desired.dump();
-            let runs_older = entry.good.is_some();
+            let runs_older = entry.last_loaded.is_some();
             if let (true, Some(fields)) = (runs_older, one.as_object_mut()) {
                 fields.insert(
                     "runs".to_owned(),
@@ -264,7 +275,7 @@ impl Extensions {
             .values_mut()
             .map(PluginEntry::effective_plugin)
             .collect();
-        plugins.sort_by(|a, b| a.config.order().cmp(&b.config.order()));
+        plugins.sort_by(|a, b| a.config.sort_key().cmp(&b.config.sort_key()));
         self.chain = Arc::new(PluginChain(plugins));
     }
 
@@ -286,8 +297,8 @@ impl PluginEntry {
         // A plugin with an unsupported configuration does not fall back to its previous version.
         let is_final = self.desired.config.unsupported.is_some();
         if is_final || matches!(self.desired.state(), PluginState::Ready(_)) {
-            self.good = None;
+            self.last_loaded = None;
         }
-        self.good.as_ref().unwrap_or(&self.desired).clone()
+        self.last_loaded.as_ref().unwrap_or(&self.desired).clone()
     }
 }

@@ -26,7 +26,7 @@ const CPU_QUANTUM: Duration = Duration::from_millis(1);
 /// wait again.
 const MAX_WOKEN_TASKS: usize = 16;
 
-/// Identity and address of a caller.
+/// Key of a CPU share: identity and address of the caller.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Live shares of one worker by caller. A share lives as long as one of its tasks.
@@ -52,11 +52,11 @@ struct ShareEntry {
 /// timer: a pass of the worker's task queue separates them.
 #[derive(Debug, Default)]
 struct CpuUsage {
-    used: Duration,
+    used_time: Duration,
     /// Tasks in the order in which they began to wait, each once.
     waiting: VecDeque<Arc<Waiter>>,
     /// Whether a task is scheduled to start the next quantum after the other ready tasks of the worker.
-    is_renewed: bool,
+    is_renewal_scheduled: bool,
 }
 
 /// Queue entry of a task that waits for the next quantum; one per task, however often the task is polled meanwhile.
@@ -86,8 +86,8 @@ impl Waiter {
 }
 
 impl CpuUsage {
-    fn has_time(&self) -> bool {
-        self.used < CPU_QUANTUM
+    fn has_remaining_time(&self) -> bool {
+        self.used_time < CPU_QUANTUM
     }
 
     /// Enqueues a task for the next quantum. Returns true if the calling code must schedule the start of that quantum.
@@ -95,12 +95,12 @@ impl CpuUsage {
         if !waiter.is_queued.swap(true, Relaxed) {
             self.waiting.push_back(waiter.clone());
         }
-        !std::mem::replace(&mut self.is_renewed, true)
+        !std::mem::replace(&mut self.is_renewal_scheduled, true)
     }
 
     /// Starts a quantum, and returns the waiting tasks to wake; `None` if no task waits.
     fn start_quantum(&mut self) -> Option<Vec<Arc<Waiter>>> {
-        self.used = Duration::ZERO;
+        self.used_time = Duration::ZERO;
         let mut woken = Vec::new();
         while woken.len() < MAX_WOKEN_TASKS
             && let Some(waiter) = self.waiting.pop_front()
@@ -109,8 +109,8 @@ impl CpuUsage {
                 woken.push(waiter);
             }
         }
-        self.is_renewed = !woken.is_empty();
-        self.is_renewed.then_some(woken)
+        self.is_renewal_scheduled = !woken.is_empty();
+        self.is_renewal_scheduled.then_some(woken)
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) struct SharedTask<F> {
     waiter: Option<(Weak<ShareEntry>, Arc<Waiter>)>,
 }
 
-/// Returns the task's queue entry, if the task waited last in this share.
+/// Returns the task's queue entry if the task waited last in this share, and otherwise creates one.
 fn get_or_insert_waiter<'a>(
     known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,
@@ -241,7 +241,7 @@ impl<F: Future> Future for SharedTask<F> {
             }
         };
         let mut usage = share.0.usage.lock();
-        if !usage.has_time() {
+        if !usage.has_remaining_time() {
             let begins = usage.wait(get_or_insert_waiter(&mut this.waiter, share, cx.waker()));
             drop(usage);
             if begins {
@@ -252,7 +252,7 @@ impl<F: Future> Future for SharedTask<F> {
         drop(usage);
         let began = Instant::now();
         let polled = this.task.as_mut().poll(cx);
-        share.0.usage.lock().used += began.elapsed();
+        share.0.usage.lock().used_time += began.elapsed();
         polled
     }
 }
@@ -268,16 +268,16 @@ mod tests {
 
     const IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    fn name(account: &str) -> Option<Identity> {
+    fn identity(account: &str) -> Option<Identity> {
         Some(Identity::new("td", "ns", account))
     }
 
     #[test]
     fn tasks_wait_for_the_next_quantum_in_order() {
         let mut usage = CpuUsage::default();
-        assert!(usage.has_time());
-        usage.used = CPU_QUANTUM;
-        assert!(!usage.has_time());
+        assert!(usage.has_remaining_time());
+        usage.used_time = CPU_QUANTUM;
+        assert!(!usage.has_remaining_time());
         let waiters: Vec<_> = (0..=MAX_WOKEN_TASKS)
             .map(|_| Waiter::new(Waker::noop()))
             .collect();
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(usage.waiting.len(), waiters.len());
 
         let woken = usage.start_quantum().unwrap();
-        assert!(usage.has_time());
+        assert!(usage.has_remaining_time());
         assert_eq!(woken.len(), MAX_WOKEN_TASKS);
         woken.iter().for_each(|waiter| waiter.wake());
         assert!(!usage.wait(&waiters[0]));
@@ -314,10 +314,10 @@ mod tests {
     #[test]
     fn all_tasks_of_a_caller_have_the_same_share() {
         let shares = FairShares::default();
-        let one = shares.for_caller(name("a").as_ref(), IP);
-        let same = shares.for_caller(name("a").as_ref(), IP);
+        let one = shares.for_caller(identity("a").as_ref(), IP);
+        let same = shares.for_caller(identity("a").as_ref(), IP);
         assert!(Arc::ptr_eq(&one.0, &same.0));
-        let other = shares.for_caller(name("b").as_ref(), IP);
+        let other = shares.for_caller(identity("b").as_ref(), IP);
         assert!(!Arc::ptr_eq(&one.0, &other.0));
         assert_eq!(shares.0.lock().len(), 2);
         drop((one, other));
@@ -338,8 +338,8 @@ mod tests {
     #[tokio::test]
     async fn single_task_runs_between_quanta_of_a_busy_caller() {
         let shares = FairShares::default();
-        let heavy = shares.for_caller(name("heavy").as_ref(), IP);
-        let light = shares.for_caller(name("light").as_ref(), IP);
+        let heavy = shares.for_caller(identity("heavy").as_ref(), IP);
+        let light = shares.for_caller(identity("light").as_ref(), IP);
         let turns = Arc::new(AtomicUsize::new(0));
         for _ in 0..20 {
             let turns = turns.clone();

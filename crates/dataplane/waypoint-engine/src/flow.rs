@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use ambit_flow::{Event, Flow, Peer, ReporterKind, ServiceName, Transport};
+use ambit_flow::{Flow, FlowEventKind, Peer, ReporterKind, ServiceName, Transport};
 use ambit_model::Service;
 use ambit_proxy::flow;
 use ambit_route::WorkloadRef;
@@ -17,10 +17,11 @@ pub(crate) struct FlowUpstream<'a> {
     pub(crate) service: Option<&'a Arc<Service>>,
 }
 
-/// Sends a flow event to the readers, if there are any. `complete` sets the fields of its kind.
+/// Sends a flow event to the readers of flow events, if there are any. `complete` sets the fields that only events of
+/// this kind have.
 pub(crate) fn report(
     session: &Session,
-    event: Event,
+    event: FlowEventKind,
     server: FlowUpstream<'_>,
     complete: impl FnOnce(&mut Flow),
 ) {
@@ -45,7 +46,7 @@ pub(crate) fn report(
             None => Transport::Plaintext,
         },
         waypoint: Some(format!("{}/{}", gateway.namespace, gateway.name)),
-        ..flow::flow_now(event, reporter)
+        ..flow::new_flow(event, reporter)
     };
     complete(&mut event);
     flows.report(event);

@@ -63,8 +63,8 @@ const FORWARDING_HEADERS: [&str; 9] = [
 /// change.
 const CLIENT_ADDRESS_HEADERS: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
-/// Whether only proxies of the mesh may send this header, in any spelling, or its name with underscores duplicates a
-/// forwarding or framing header for CGI-style applications, which read both alike.
+/// Whether clients may not send a header. Only proxies of the mesh may send some headers, in any spelling. Other names,
+/// with underscores read as hyphens, duplicate a forwarding or framing header: CGI-style applications read both alike.
 pub(crate) fn is_mesh_only_header(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
         || underscores_to_hyphens(name).is_some_and(|name| {
@@ -207,10 +207,10 @@ pub(crate) fn remove_mesh_only_response_headers(headers: &mut HeaderMap) {
 }
 
 /// Restores the `forwarded` and `x-forwarded-for` headers that a plugin may have changed.
-pub(crate) fn restore_client_address_headers(headers: &mut HeaderMap, came: &HeaderMap) {
+pub(crate) fn restore_client_address_headers(headers: &mut HeaderMap, original: &HeaderMap) {
     for name in CLIENT_ADDRESS_HEADERS {
         headers.remove(&name);
-        for line in came.get_all(&name) {
+        for line in original.get_all(&name) {
             headers.append(name.clone(), line.clone());
         }
     }
@@ -218,7 +218,7 @@ pub(crate) fn restore_client_address_headers(headers: &mut HeaderMap, came: &Hea
 
 /// Appends the caller's address to `x-forwarded-for`, and adds `x-forwarded-proto`, `x-request-id` and `traceparent`
 /// where they are missing.
-pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
+pub(crate) fn add_forwarding_headers(headers: &mut HeaderMap, caller: IpAddr) {
     let mut chain = Vec::new();
     for value in headers.get_all(X_FORWARDED_FOR) {
         chain.extend_from_slice(value.as_bytes());
@@ -252,8 +252,8 @@ pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
     }
 }
 
-/// Adds `x-forwarded-client-cert` with the identities of the waypoint and of the client. Only for waypoints that are
-/// configured to set it.
+/// Adds `x-forwarded-client-cert` with the identities of the waypoint and of the client, if the waypoint is configured
+/// to set this header.
 pub(crate) fn add_client_identity(
     headers: &mut HeaderMap,
     waypoint: &Identity,
@@ -277,7 +277,7 @@ pub(crate) fn header_memory_bytes(headers: &HeaderMap) -> usize {
 mod tests {
     use super::*;
 
-    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn header_map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_static(value));
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn hop_by_hop_headers_are_removed() {
-        let mut headers = map(&[
+        let mut headers = header_map(&[
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
             ("keep-alive", "timeout=5"),
@@ -296,7 +296,7 @@ mod tests {
             ("x-stays", "1"),
         ]);
         remove_hop_by_hop(&mut headers).unwrap();
-        assert_eq!(headers, map(&[("te", "trailers"), ("x-stays", "1")]));
+        assert_eq!(headers, header_map(&[("te", "trailers"), ("x-stays", "1")]));
     }
 
     #[test]
@@ -319,16 +319,16 @@ mod tests {
 
     #[test]
     fn callers_address_is_appended_to_forwarded_for() {
-        let mut headers = map(&[
+        let mut headers = header_map(&[
             ("x-forwarded-for", "1.1.1.1"),
             ("x-forwarded-for", "2.2.2.2"),
         ]);
-        add_forwarding(&mut headers, "10.0.0.1".parse().unwrap());
+        add_forwarding_headers(&mut headers, "10.0.0.1".parse().unwrap());
         let all: Vec<_> = headers.get_all("x-forwarded-for").iter().collect();
         assert_eq!(all, ["1.1.1.1, 2.2.2.2, 10.0.0.1"]);
         assert!(headers.contains_key("x-request-id") && headers.contains_key("traceparent"));
         let before = headers.clone();
-        add_forwarding(&mut headers, "10.0.0.1".parse().unwrap());
+        add_forwarding_headers(&mut headers, "10.0.0.1".parse().unwrap());
         for kept in ["x-request-id", "traceparent"] {
             assert_eq!(headers[kept], before[kept]);
         }
@@ -373,7 +373,7 @@ mod tests {
             ("x-user", false),
             ("x_user", false),
         ] {
-            let mut headers = map(&[(name, "1")]);
+            let mut headers = header_map(&[(name, "1")]);
             remove_mesh_only_headers(&mut headers);
             assert_eq!(headers.is_empty(), is_claim, "{name}");
         }
@@ -409,14 +409,17 @@ mod tests {
 
     #[test]
     fn split_cookies_are_joined() {
-        let mut headers = map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
+        let mut headers = header_map(&[("cookie", "a=1"), ("x", "1"), ("cookie", "b=2; c=3")]);
         join_cookies(&mut headers);
-        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("x", "1")]));
+        assert_eq!(
+            headers,
+            header_map(&[("cookie", "a=1; b=2; c=3"), ("x", "1")])
+        );
     }
 
     #[test]
     fn responses_keep_only_rate_limit_headers_of_proxies() {
-        let mut headers = map(&[
+        let mut headers = header_map(&[
             ("x-envoy-peer-metadata-id", "forged"),
             ("x-ambit-waypoints-passed", "1"),
             ("x-envoy-ratelimited", "true"),
@@ -425,7 +428,7 @@ mod tests {
         remove_mesh_only_response_headers(&mut headers);
         assert_eq!(
             headers,
-            map(&[("x-envoy-ratelimited", "true"), ("x-version", "1")])
+            header_map(&[("x-envoy-ratelimited", "true"), ("x-version", "1")])
         );
     }
 }

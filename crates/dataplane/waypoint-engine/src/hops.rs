@@ -9,8 +9,8 @@ const HOPS_HEADER: HeaderName = HeaderName::from_static("x-ambit-waypoints-passe
 /// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
 /// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
-/// Hops added to the count of a mirrored request, so that another waypoint may mirror it once more, but later ones may
-/// not: several mirrors at each waypoint would multiply the requests.
+/// Hops added to the count of a mirrored request: another waypoint may mirror it once more, later ones may not. Several
+/// mirrors at each waypoint would multiply the requests.
 const MIRROR_HOPS: u8 = 3;
 
 /// Number of waypoints that a request or connection has passed before this one.
@@ -21,7 +21,7 @@ impl Hops {
     /// Zero hops, for requests that this waypoint itself originates.
     pub(crate) const NONE: Self = Self(0);
 
-    /// Parses the header; `None` if the number of hops suggests a routing loop.
+    /// Parses the hop count in request headers; `None` if the count suggests a routing loop.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let text = headers
             .get(HOPS_HEADER)
@@ -30,9 +30,9 @@ impl Hops {
         (hops < MAX_HOPS).then_some(Self(hops))
     }
 
-    /// Parses and removes the header; `None` if the number of hops suggests a routing loop. A client that forges a high
-    /// number harms only itself, and the next waypoint corrects a low one.
-    pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
+    /// Parses and removes the hop-count header; `None` if the count suggests a routing loop. A client that forges a
+    /// high count harms only itself, and the next waypoint corrects a low one.
+    pub(crate) fn take_from_headers(headers: &mut HeaderMap) -> Option<Self> {
         let hops = Self::from_headers(headers);
         headers.remove(HOPS_HEADER);
         hops
@@ -43,7 +43,7 @@ impl Hops {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
 
-    /// Writes the header with this waypoint counted, if the next hop is a waypoint, and removes it otherwise.
+    /// Writes the hop count, including this waypoint, if the next hop is a waypoint; otherwise removes the header.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
         if is_next_waypoint {
             headers.insert(HOPS_HEADER, HeaderValue::from(u16::from(self.0) + 1));
@@ -57,32 +57,35 @@ impl Hops {
 mod tests {
     use super::*;
 
-    fn taken(value: &'static str) -> Option<Hops> {
+    fn take_hops(value: &'static str) -> Option<Hops> {
         let mut headers = HeaderMap::new();
         headers.insert(HOPS_HEADER, HeaderValue::from_static(value));
-        let taken = Hops::take(&mut headers);
+        let taken = Hops::take_from_headers(&mut headers);
         assert!(headers.is_empty());
         taken
     }
 
     #[test]
     fn hops_are_limited_and_mirrors_count_more() {
-        assert_eq!(Hops::take(&mut HeaderMap::new()), Some(Hops(0)));
-        assert_eq!(taken("7"), Some(Hops(7)));
+        assert_eq!(
+            Hops::take_from_headers(&mut HeaderMap::new()),
+            Some(Hops(0))
+        );
+        assert_eq!(take_hops("7"), Some(Hops(7)));
         for value in ["8", "255"] {
-            assert_eq!(taken(value), None, "{value}");
+            assert_eq!(take_hops(value), None, "{value}");
         }
         let next = |hops: Hops| {
             let mut headers = HeaderMap::new();
             hops.write(&mut headers, true);
-            Hops::take(&mut headers)
+            Hops::take_from_headers(&mut headers)
         };
         let once = next(Hops::NONE.for_mirror());
         assert_eq!(once, Some(Hops(4)));
         assert_eq!(once.and_then(|once| next(once.for_mirror())), None);
         // Values that no waypoint writes.
         for value in ["", "-1", "256", "x"] {
-            assert_eq!(taken(value), Some(Hops(0)), "{value}");
+            assert_eq!(take_hops(value), Some(Hops(0)), "{value}");
         }
     }
 }

@@ -22,7 +22,7 @@ mod upgrade;
 
 pub(crate) use admit::{admission::is_check_satisfied, authorizer::authorize_connection};
 pub(crate) use backend::{destination::Destination, destination_attachments};
-pub(crate) use connection::not_http::{NotHttp, refuse_connection};
+pub(crate) use connection::not_http::{NotHttpReason, refuse_connection};
 pub(crate) use explain::explain;
 pub(crate) use send::retry_state::DEFAULT_RETRIES;
 
@@ -48,7 +48,7 @@ use crate::{
 };
 use body::interim::InterimForwarder;
 use connection::{
-    charged, failure,
+    charged_body, failure,
     half_close::HalfCloseIo,
     header_block::HeaderBlockIo,
     header_timeout::{GuardedBody, HeaderTimeoutIo, RequestProgress},
@@ -58,8 +58,8 @@ use connection::{
 
 /// Idle timeout of a client's HTTP connection in a tunnel.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
-/// know that it is not read, while a response can close the connection.
+/// Time for which idle HTTP/1.1 connections stay open during shutdown. If they closed at once, a request that a client
+/// has just sent could be lost; closing a connection after a response has no such race.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of header fields above the limit that the HTTP/1 parser accepts, so that the waypoint can respond with 431
 /// and the reason.
@@ -74,8 +74,8 @@ const MAX_STREAMS: u32 = 100;
 const MAX_RESET_STREAMS: usize = 50;
 /// Maximum bytes of one response that HTTP/2 buffers while its client does not read.
 const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
-/// Divisor for the receive window of an HTTP/2 connection: the window is the caller's free connection budget divided by
-/// this number, within the bounds below.
+/// Divisor for the receive window of an HTTP/2 connection. The window is the caller's free connection budget divided by
+/// this number, at least [`MIN_WINDOW_BYTES`] and at most [`MAX_WINDOW_BYTES`].
 const WINDOW_DIVISOR: usize = 64;
 const MIN_WINDOW_BYTES: usize = 64 << 10;
 const MAX_WINDOW_BYTES: usize = 4 << 20;
@@ -104,7 +104,7 @@ where
     let stalled = unread.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (session, ending) = (requests.clone(), ending.clone());
-        let serving = begins.begin();
+        let serving = begins.begin_request();
         let (pacing, stalled) = (begins.clone(), stalled.clone());
         // HTTP/1.0 clients know neither chunks nor interim responses.
         let is_http11 = request.version() == http::Version::HTTP_11;
@@ -124,7 +124,7 @@ where
             let responding =
                 exchange::respond(session.clone(), request, refused, &pacing, &stalled);
             let mut response = responding.await;
-            response = response.map(|body| charged::charge_body(body, &session.memory));
+            response = response.map(|body| charged_body::charge_body(body, &session.memory));
             let may_close = response.status() != StatusCode::SWITCHING_PROTOCOLS;
             if version == Version::Http1 && may_close && ending.mode().is_some() {
                 let close = HeaderValue::from_static("close");
@@ -161,7 +161,7 @@ where
             tokio::select! {
                 ended = &mut connection => ended,
                 () = unread.notified() => Ok(()),
-                _mode = drain.started() => {
+                _mode = drain.wait_until_started() => {
                     tokio::select! {
                         ended = &mut connection => ended,
                         () = unread.notified() => Ok(()),
@@ -197,7 +197,7 @@ where
             let mut connection = pin!(connection);
             tokio::select! {
                 ended = &mut connection => ended,
-                _mode = drain.started() => {
+                _mode = drain.wait_until_started() => {
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = &mut connection => ended,

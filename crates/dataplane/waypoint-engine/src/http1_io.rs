@@ -32,19 +32,19 @@ const MAX_INTERIM_BYTES: usize = 16 << 10;
 /// Maximum bytes that one write copies while trailers are pending.
 const MAX_COPIED_BYTES: usize = 16 << 10;
 
-/// Trailers and interim responses to write on a connection besides hyper's output. Clones share them.
+/// Trailers and interim responses that are written to a connection between the bytes of hyper. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Http1Additions(Arc<SharedAdditions>);
 
 #[derive(Debug, Default)]
 struct SharedAdditions {
     state: Mutex<State>,
-    /// Whether trailers or interim responses are pending.
-    is_waiting: AtomicBool,
+    /// Whether trailers or interim responses wait to be written.
+    has_pending: AtomicBool,
     /// Whether hyper has written bytes since its last flush.
-    is_unflushed: AtomicBool,
+    has_unflushed_bytes: AtomicBool,
     /// Whether a request has no final response yet, so that its client may receive interim responses.
-    takes_interim: AtomicBool,
+    accepts_interim: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -53,22 +53,22 @@ struct State {
     interim: VecDeque<Bytes>,
     interim_bytes: usize,
     /// Waker of the connection's task, woken when an interim response is queued.
-    task: Option<Waker>,
+    connection_waker: Option<Waker>,
 }
 
 impl Http1Additions {
-    /// Allows interim responses: a request has begun.
+    /// Allows interim responses on the connection, since a request has begun.
     pub(crate) fn begin_interim(&self) {
         self.0.state.lock().interim_bytes = 0;
-        self.0.takes_interim.store(true, Relaxed);
+        self.0.accepts_interim.store(true, Relaxed);
     }
 
-    /// Stops interim responses: the final response is about to be written.
+    /// Disallows interim responses on the connection, since the final response is about to be written.
     pub(crate) fn end_interim(&self) {
         let mut state = self.0.state.lock();
-        self.0.takes_interim.store(false, Relaxed);
+        self.0.accepts_interim.store(false, Relaxed);
         // Interim responses would be written after bytes of the response.
-        if self.0.is_unflushed.load(Relaxed) {
+        if self.0.has_unflushed_bytes.load(Relaxed) {
             state.interim.clear();
         }
     }
@@ -83,25 +83,25 @@ impl Http1Additions {
         bytes.extend_from_slice(b"\r\n");
         let mut state = self.0.state.lock();
         let total = state.interim_bytes.saturating_add(bytes.len());
-        if !self.0.takes_interim.load(Relaxed) || total > MAX_INTERIM_BYTES {
+        if !self.0.accepts_interim.load(Relaxed) || total > MAX_INTERIM_BYTES {
             return;
         }
         state.interim_bytes = total;
         state.interim.push_back(bytes.freeze());
-        self.0.is_waiting.store(true, Relaxed);
-        let task = state.task.take();
+        self.0.has_pending.store(true, Relaxed);
+        let task = state.connection_waker.take();
         drop(state);
         if let Some(task) = task {
             task.wake();
         }
     }
 
-    /// Ends the chunked body that is being written with these trailers.
+    /// Queues trailers that end the chunked body which is being written.
     fn queue_trailers(&self, trailers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         encode_headers(trailers, &mut bytes);
         self.0.state.lock().trailers = Some(bytes.freeze());
-        self.0.is_waiting.store(true, Relaxed);
+        self.0.has_pending.store(true, Relaxed);
     }
 }
 
@@ -176,10 +176,10 @@ pub(crate) struct Http1Io<IO> {
     io: IO,
     additions: Http1Additions,
     /// Bytes to write before hyper's next output.
-    out: BytesMut,
-    /// Last bytes of a body with pending trailers, at most as many as [`CHUNKED_END`] has: they are its end if hyper
-    /// flushes next.
-    held: BytesMut,
+    pending_output: BytesMut,
+    /// Last bytes of a chunked body with pending trailers, held back until hyper flushes: they may be [`CHUNKED_END`].
+    /// Never longer than that.
+    held_back: BytesMut,
 }
 
 impl<IO> Http1Io<IO> {
@@ -187,8 +187,8 @@ impl<IO> Http1Io<IO> {
         Self {
             io,
             additions,
-            out: BytesMut::new(),
-            held: BytesMut::new(),
+            pending_output: BytesMut::new(),
+            held_back: BytesMut::new(),
         }
     }
 
@@ -196,7 +196,7 @@ impl<IO> Http1Io<IO> {
     fn write_queued_interim(&mut self) {
         let mut state = self.additions.0.state.lock();
         for response in state.interim.drain(..) {
-            self.out.extend_from_slice(&response);
+            self.pending_output.extend_from_slice(&response);
         }
     }
 
@@ -205,25 +205,25 @@ impl<IO> Http1Io<IO> {
         let Some(trailers) = self.additions.0.state.lock().trailers.take() else {
             return;
         };
-        if &self.held[..] == CHUNKED_END {
-            self.out.extend_from_slice(b"0\r\n");
-            self.out.extend_from_slice(&trailers);
-            self.out.extend_from_slice(b"\r\n");
+        if &self.held_back[..] == CHUNKED_END {
+            self.pending_output.extend_from_slice(b"0\r\n");
+            self.pending_output.extend_from_slice(&trailers);
+            self.pending_output.extend_from_slice(b"\r\n");
         } else {
-            self.out.extend_from_slice(&self.held);
+            self.pending_output.extend_from_slice(&self.held_back);
         }
-        self.held.clear();
+        self.held_back.clear();
     }
 }
 
 impl<IO: AsyncWrite + Unpin> Http1Io<IO> {
-    fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.out.is_empty() {
-            let n = ready!(Pin::new(&mut self.io).poll_write(cx, &self.out))?;
+    fn poll_write_output(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.pending_output.is_empty() {
+            let n = ready!(Pin::new(&mut self.io).poll_write(cx, &self.pending_output))?;
             if n == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.out.advance(n);
+            self.pending_output.advance(n);
         }
         Poll::Ready(Ok(()))
     }
@@ -232,25 +232,25 @@ impl<IO: AsyncWrite + Unpin> Http1Io<IO> {
     /// contain the end of a body with trailers.
     fn poll_write_pending(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let shared = &self.additions.0;
-        let was_flushed = !shared.is_unflushed.swap(true, Relaxed);
-        if shared.is_waiting.load(Relaxed) && was_flushed {
+        let was_flushed = !shared.has_unflushed_bytes.swap(true, Relaxed);
+        if shared.has_pending.load(Relaxed) && was_flushed {
             self.write_queued_interim();
         }
-        ready!(self.poll_out(cx))?;
+        ready!(self.poll_write_output(cx))?;
         let shared = &self.additions.0;
         let has_trailers =
-            || shared.is_waiting.load(Relaxed) && shared.state.lock().trailers.is_some();
-        Poll::Ready(Ok(self.held.is_empty() && !has_trailers()))
+            || shared.has_pending.load(Relaxed) && shared.state.lock().trailers.is_some();
+        Poll::Ready(Ok(self.held_back.is_empty() && !has_trailers()))
     }
 
     /// Copies bytes of a body whose trailers are pending, and holds back the last ones, which may be the end of the
     /// body. Returns the number of bytes taken.
     fn copy_and_hold_back(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.get(..MAX_COPIED_BYTES).unwrap_or(bytes);
-        self.held.extend_from_slice(taken);
-        let rest = self.held.len().saturating_sub(CHUNKED_END.len());
-        let rest = self.held.split_to(rest);
-        self.out.extend_from_slice(&rest);
+        self.held_back.extend_from_slice(taken);
+        let rest = self.held_back.len().saturating_sub(CHUNKED_END.len());
+        let rest = self.held_back.split_to(rest);
+        self.pending_output.extend_from_slice(&rest);
         taken.len()
     }
 }
@@ -297,22 +297,22 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Http1Io<IO> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.additions.0.is_waiting.swap(false, Relaxed) {
+        if this.additions.0.has_pending.swap(false, Relaxed) {
             this.end_body();
             this.write_queued_interim();
         }
-        ready!(this.poll_out(cx))?;
+        ready!(this.poll_write_output(cx))?;
         let shared = &this.additions.0;
-        shared.is_unflushed.store(false, Relaxed);
-        if shared.takes_interim.load(Relaxed) {
-            shared.state.lock().task = Some(cx.waker().clone());
+        shared.has_unflushed_bytes.store(false, Relaxed);
+        if shared.accepts_interim.load(Relaxed) {
+            shared.state.lock().connection_waker = Some(cx.waker().clone());
         }
         Pin::new(&mut this.io).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        ready!(this.poll_out(cx))?;
+        ready!(this.poll_write_output(cx))?;
         Pin::new(&mut this.io).poll_shutdown(cx)
     }
 }

@@ -1,5 +1,5 @@
-//! Limits of checks in flight: calls to authorization providers and rate-limit services, and calls of plugins on behalf
-//! of requests, which have no response yet.
+//! Limits of checks in flight. A check is a call to an authorization provider or a rate-limit service, or a call that a
+//! plugin makes on behalf of a request; it is in flight until it has a response.
 //!
 //! Each caller and each called service may use only a part of the limit, so that neither a caller nor a slow service
 //! can starve others.
@@ -28,7 +28,7 @@ pub(crate) enum CheckService {
     Plugin(ArcStr),
 }
 
-/// Identity and address of a caller.
+/// Caller for whose request a check is made: identity and address.
 type Caller = (Option<Identity>, IpAddr);
 
 /// Checks in flight on one worker, counted by caller and by service.
@@ -37,7 +37,7 @@ pub(crate) struct InFlightChecks(Arc<Mutex<CheckCounts>>);
 
 #[derive(Debug, Default)]
 struct CheckCounts {
-    all: usize,
+    total: usize,
     by_caller: HashMap<Caller, usize>,
     by_service: HashMap<CheckService, usize>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct CheckPermit {
 impl Drop for CheckPermit {
     fn drop(&mut self) {
         let mut counts = self.counts.lock();
-        counts.all = counts.all.saturating_sub(1);
+        counts.total = counts.total.saturating_sub(1);
         decrement(&mut counts.by_caller, &self.caller);
         decrement(&mut counts.by_service, &self.service);
     }
@@ -69,13 +69,13 @@ impl InFlightChecks {
     ) -> Option<CheckPermit> {
         let caller = (identity.cloned(), address);
         let mut counts = self.0.lock();
-        let has_room = counts.all < MAX_CHECKS
+        let has_room = counts.total < MAX_CHECKS
             && count(&counts.by_caller, &caller) < MAX_CHECKS_PER_CALLER
             && count(&counts.by_service, &service) < MAX_CHECKS_PER_SERVICE;
         if !has_room {
             return None;
         }
-        counts.all += 1;
+        counts.total += 1;
         *counts.by_caller.entry(caller.clone()).or_default() += 1;
         *counts.by_service.entry(service.clone()).or_default() += 1;
         Some(CheckPermit {
@@ -103,23 +103,31 @@ fn decrement<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) {
 mod tests {
     use super::*;
 
-    fn begin(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Option<CheckPermit> {
+    fn acquire_permit(
+        checks: &InFlightChecks,
+        caller: u8,
+        service: &CheckService,
+    ) -> Option<CheckPermit> {
         checks.acquire(None, [10, 0, 0, caller].into(), service.clone())
     }
 
-    fn fill(checks: &InFlightChecks, caller: u8, service: &CheckService) -> Vec<CheckPermit> {
-        std::iter::from_fn(|| begin(checks, caller, service)).collect()
+    fn acquire_until_full(
+        checks: &InFlightChecks,
+        caller: u8,
+        service: &CheckService,
+    ) -> Vec<CheckPermit> {
+        std::iter::from_fn(|| acquire_permit(checks, caller, service)).collect()
     }
 
     #[test]
     fn one_caller_cannot_use_up_the_checks_of_a_service() {
         let checks = InFlightChecks::default();
         let provider = CheckService::Provider("authz".into());
-        let held = fill(&checks, 1, &provider);
+        let held = acquire_until_full(&checks, 1, &provider);
         assert_eq!(held.len(), MAX_CHECKS_PER_CALLER);
-        assert!(begin(&checks, 2, &provider).is_some());
+        assert!(acquire_permit(&checks, 2, &provider).is_some());
         drop(held);
-        assert!(begin(&checks, 1, &provider).is_some());
+        assert!(acquire_permit(&checks, 1, &provider).is_some());
     }
 
     #[test]
@@ -127,19 +135,19 @@ mod tests {
         let checks = InFlightChecks::default();
         let hangs = CheckService::RateLimits("tenant".into());
         let held: Vec<_> = (0..100)
-            .flat_map(|caller| fill(&checks, caller, &hangs))
+            .flat_map(|caller| acquire_until_full(&checks, caller, &hangs))
             .collect();
         assert_eq!(held.len(), MAX_CHECKS_PER_SERVICE);
-        assert!(begin(&checks, 200, &hangs).is_none());
+        assert!(acquire_permit(&checks, 200, &hangs).is_none());
         for other in [
             CheckService::Provider("tenant".into()),
             CheckService::RateLimits("other".into()),
         ] {
-            assert!(begin(&checks, 200, &other).is_some());
+            assert!(acquire_permit(&checks, 200, &other).is_some());
         }
         drop(held);
         let counts = checks.0.lock();
-        assert_eq!(counts.all, 0);
+        assert_eq!(counts.total, 0);
         assert!(counts.by_caller.is_empty() && counts.by_service.is_empty());
     }
 
@@ -151,7 +159,7 @@ mod tests {
             .flat_map(|service| {
                 let callers = 0..10;
                 callers
-                    .flat_map(|caller| fill(&checks, caller, &service))
+                    .flat_map(|caller| acquire_until_full(&checks, caller, &service))
                     .collect::<Vec<_>>()
             })
             .collect();

@@ -23,13 +23,13 @@ const HANDOVER_NAME: &str = "tunnels";
 pub fn open(
     config: &Config,
     supervisor: &Supervisor,
-    held: Handover<OwnedFd>,
+    handover: Handover<OwnedFd>,
 ) -> Result<Vec<TcpListener>, SocketError> {
-    let items = held
+    let items = handover
         .into_items()
         .filter(|(name, _)| &**name == HANDOVER_NAME);
     let inherited = items.flat_map(|(_, item)| item.descriptors);
-    let inherited = inherited.map(|socket| socket::adopt(socket.into(), &config.tuning));
+    let inherited = inherited.map(|socket| socket::adopt_listener(socket.into(), &config.tuning));
     let mut listening = inherited.collect::<Result<Vec<_>, _>>()?;
     let spec = ListenSpec {
         ipv6: config.ipv6,

@@ -12,13 +12,13 @@ pub(crate) use callers::{ChargePurpose, ConnectionMemory, Memory, WindowDivisors
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimits {
     /// Limit of the memory held for all callers together.
-    pub(crate) process: usize,
-    /// Limit of the memory held for one caller: a quarter of `process`, so that one caller alone cannot exhaust that.
-    pub(crate) caller: usize,
+    pub(crate) process_bytes: usize,
+    /// Limit of the memory held for one caller: a quarter of the process's, so that one caller cannot exhaust it alone.
+    pub(crate) caller_bytes: usize,
     /// Limit of the buffers and windows of all connections of one caller.
-    pub(crate) connections: usize,
+    pub(crate) caller_connections_bytes: usize,
     /// Limit of the memory of all requests on one connection.
-    pub(crate) requests: usize,
+    pub(crate) connection_requests_bytes: usize,
 }
 
 impl MemoryLimits {
@@ -26,10 +26,10 @@ impl MemoryLimits {
     pub(crate) fn from_process_limit(process: usize) -> Self {
         let caller = process / 4;
         Self {
-            process,
-            caller,
-            connections: caller / 2,
-            requests: caller / 2,
+            process_bytes: process,
+            caller_bytes: caller,
+            caller_connections_bytes: caller / 2,
+            connection_requests_bytes: caller / 2,
         }
     }
 }

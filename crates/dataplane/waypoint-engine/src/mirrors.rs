@@ -9,8 +9,8 @@ use std::sync::{
 const MAX_MIRRORED_REQUESTS: usize = 256;
 /// Number of active mirrored requests of a worker, and the bytes buffered for them.
 #[derive(Debug, Default)]
-pub(crate) struct Mirrors {
-    active: Arc<AtomicUsize>,
+pub(crate) struct MirrorLimits {
+    active_requests: Arc<AtomicUsize>,
     pub(crate) buffered: BufferedBytes,
 }
 
@@ -24,11 +24,11 @@ impl Drop for MirrorPermit {
     }
 }
 
-impl Mirrors {
+impl MirrorLimits {
     /// Takes a permit to send one more mirrored request.
     pub(crate) fn acquire(&self) -> Option<MirrorPermit> {
-        let permit = MirrorPermit(self.active.clone());
-        (self.active.fetch_add(1, Relaxed) < MAX_MIRRORED_REQUESTS).then_some(permit)
+        let permit = MirrorPermit(self.active_requests.clone());
+        (self.active_requests.fetch_add(1, Relaxed) < MAX_MIRRORED_REQUESTS).then_some(permit)
     }
 }
 
@@ -42,13 +42,13 @@ mod tests {
 
     #[test]
     fn mirrored_requests_of_a_worker_are_limited() {
-        let mirrors = Mirrors::default();
+        let mirrors = MirrorLimits::default();
         let permits: Vec<_> = (0..MAX_MIRRORED_REQUESTS)
             .map_while(|_| mirrors.acquire())
             .collect();
         assert_eq!(permits.len(), MAX_MIRRORED_REQUESTS);
         assert!(mirrors.acquire().is_none() && mirrors.acquire().is_none());
         drop(permits);
-        assert_eq!(mirrors.active.load(Relaxed), 0);
+        assert_eq!(mirrors.active_requests.load(Relaxed), 0);
     }
 }

@@ -10,7 +10,7 @@ mod lookups;
 
 use std::{collections::HashMap, net::IpAddr, time::Instant};
 
-use ambit_egress::{Forbidden, Guard};
+use ambit_egress::{ForbiddenAddress, Guard};
 use parking_lot::Mutex;
 
 pub(crate) use lookups::{CachedLookup, Caller, TooManyLookups};
@@ -22,12 +22,12 @@ const MAX_OUTSIDE_MESH_ADDRESSES: usize = 4096;
 /// DNS resolver for hosts outside the mesh.
 #[derive(Debug)]
 pub(crate) struct HostResolver {
-    /// Lookups of hosts that Kubernetes objects name (ServiceEntries, for example).
-    of_objects: LookupCache,
-    /// Lookups of hosts below wildcards that clients choose, in unbounded number.
-    of_clients: LookupCache,
+    /// Cache for hosts that Kubernetes objects name, such as ServiceEntries.
+    object_lookups: LookupCache,
+    /// Cache for hosts that clients choose below a wildcard. Their number is unbounded.
+    client_lookups: LookupCache,
     /// Addresses that the control plane reports as outside of the mesh, with the time at which the report expires.
-    outside: Mutex<HashMap<IpAddr, Instant>>,
+    outside_mesh: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
@@ -35,9 +35,9 @@ impl HostResolver {
     /// Creates a resolver with empty caches; the guard decides which addresses may be called.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
-            of_objects: LookupCache::new(),
-            of_clients: LookupCache::new(),
-            outside: Mutex::default(),
+            object_lookups: LookupCache::new(),
+            client_lookups: LookupCache::new(),
+            outside_mesh: Mutex::default(),
             guard,
         }
     }
@@ -45,7 +45,7 @@ impl HostResolver {
     /// Resolves a host that a Kubernetes object names to at least one address.
     pub(crate) async fn resolve(&self, host: &str) -> Result<CachedLookup, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
-        self.of_objects.get(host, None, look_up).await
+        self.object_lookups.get(host, None, look_up).await
     }
 
     /// Resolves a host that a client has chosen below a wildcard to at least one address.
@@ -58,24 +58,24 @@ impl HostResolver {
         caller: Caller,
     ) -> Result<CachedLookup, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
-        self.of_clients.get(host, Some(caller), look_up).await
+        self.client_lookups.get(host, Some(caller), look_up).await
     }
 
-    /// Checks that the egress guard allows calls to an address, named directly or resolved.
-    pub(crate) fn check_egress(&self, ip: IpAddr) -> Result<(), Forbidden> {
+    /// Checks that the egress guard allows calls to an IP address, whether an object names it or DNS returned it.
+    pub(crate) fn check_egress(&self, ip: IpAddr) -> Result<(), ForbiddenAddress> {
         self.guard.check(ip)
     }
 
     /// Whether the control plane has recently reported an address as outside of the mesh.
     pub(crate) fn is_outside_mesh(&self, ip: IpAddr) -> bool {
-        let until = self.outside.lock().get(&ip).copied();
+        let until = self.outside_mesh.lock().get(&ip).copied();
         self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Caches the control plane's report that an address is outside of the mesh.
     pub(crate) fn record_outside_mesh(&self, ip: IpAddr) {
         let now = Instant::now();
-        let mut all = self.outside.lock();
+        let mut all = self.outside_mesh.lock();
         if all.len() >= MAX_OUTSIDE_MESH_ADDRESSES {
             all.retain(|_, until| now < *until);
         }

@@ -24,10 +24,10 @@ pub(crate) use facts::RequestProperties;
 pub use loading::load_modules;
 pub use metrics::PluginMetrics;
 
-/// Returns a plugin's running instance on a worker; waits while it starts.
+/// Returns the running instance of a plugin on a worker; waits while the instance starts.
 ///
 /// # Errors
-/// With the reason, when there is none.
+/// When no instance runs; the error is the reason.
 pub(crate) async fn running_instance(
     shard: &Arc<Shard>,
     plugin: &Arc<Plugin>,
@@ -85,9 +85,9 @@ fn plugin_context(shard: &Arc<Shard>) -> PluginContext {
     };
     let streams: Arc<OpenStreamFn> = Arc::new(streams);
     PluginContext {
-        streams,
-        shared: shard.waypoint.shared_data.clone(),
-        queues: shard.waypoint.queues.clone(),
-        calls: Arc::new(calls),
+        open_stream: streams,
+        shared_data: shard.waypoint.shared_data.clone(),
+        queue_signal: shard.waypoint.queue_signal.clone(),
+        make_call: Arc::new(calls),
     }
 }

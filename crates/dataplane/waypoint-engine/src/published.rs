@@ -1,5 +1,5 @@
-//! Records that the control plane has published for this waypoint: one store for each record type, which converts
-//! records to the form that requests use.
+//! Records that the control plane has published for this waypoint. One store per record type converts the records to
+//! the form that requests use.
 
 mod destinations;
 mod policies;
@@ -50,18 +50,18 @@ pub struct PublishedConfig(Arc<PublishedInner>);
 
 #[derive(Debug)]
 struct PublishedInner {
-    known: RwLock<ConfigRecords>,
+    records: RwLock<ConfigRecords>,
     /// Whether any telemetry is configured: without it, requests do not take the lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
     /// Egress guard, which decides which addresses may be called.
     guard: Guard,
     /// Revision of the configuration: its number of changes so far.
-    changes: watch::Sender<u64>,
+    revision: watch::Sender<u64>,
     /// Whether any plugin is configured: without one, requests do not take the lock.
-    is_extended: AtomicBool,
+    has_plugins: AtomicBool,
     /// Whether any rate limit is configured: without one, requests do not take the lock.
-    is_limited: AtomicBool,
+    has_rate_limits: AtomicBool,
 }
 
 impl Default for PublishedInner {
@@ -76,13 +76,13 @@ impl Default for PublishedInner {
             ..ConfigRecords::default()
         };
         Self {
-            known: RwLock::new(known),
+            records: RwLock::new(known),
             has_telemetry: AtomicBool::default(),
             exporters,
             guard,
-            changes: watch::Sender::default(),
-            is_extended: AtomicBool::default(),
-            is_limited: AtomicBool::default(),
+            revision: watch::Sender::default(),
+            has_plugins: AtomicBool::default(),
+            has_rate_limits: AtomicBool::default(),
         }
     }
 }
@@ -98,10 +98,10 @@ struct ConfigRecords {
     extensions: Extensions,
     limits: Limiters,
     /// Record types of which the complete initial set has been received.
-    complete: Vec<WaypointRecordType>,
+    complete_types: Vec<WaypointRecordType>,
 }
 
-/// Generates the functions that dispatch a record to the store of its type.
+/// Generates the functions that dispatch a published record to the store of its record type.
 macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl ConfigRecords {
@@ -110,7 +110,7 @@ macro_rules! stores {
             fn apply(&mut self, update: WaypointUpdate) -> Option<RemovedRecord> {
                 match update {
                     $(
-                        WaypointUpdate::Put(resource, WaypointRecord::$variant(record)) => {
+                        WaypointUpdate::Upserted(resource, WaypointRecord::$variant(record)) => {
                             RecordStore::put(&mut self.$field, resource, *record);
                             None
                         }
@@ -125,7 +125,7 @@ macro_rules! stores {
             fn dump(&self) -> Value {
                 let mut all = Map::new();
                 $(
-                    let section = WaypointRecordType::$variant.section().to_owned();
+                    let section = WaypointRecordType::$variant.config_dump_key().to_owned();
                     all.insert(section, RecordStore::dump(&self.$field));
                 )*
                 all.into()
@@ -157,33 +157,33 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 }
 
 impl PublishedConfig {
-    /// Applies updates, and returns the removed objects whose metrics must be removed too.
+    /// Applies updates of published records. Returns the removed objects whose metrics must be removed too.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
-            let mut known = self.0.known.write();
+            let mut known = self.0.records.write();
             let removed = updates.into_iter().filter_map(|update| known.apply(update));
             let removed = removed.collect();
             self.0
                 .has_telemetry
                 .store(!known.telemetry_configs.is_empty(), Ordering::Relaxed);
             let is_extended = !known.extensions.chain().0.is_empty();
-            self.0.is_extended.store(is_extended, Ordering::Release);
+            self.0.has_plugins.store(is_extended, Ordering::Release);
             let is_limited = !known.limits.is_empty();
-            self.0.is_limited.store(is_limited, Ordering::Release);
+            self.0.has_rate_limits.store(is_limited, Ordering::Release);
             removed
         };
-        self.0.changes.send_modify(|count| *count += 1);
+        self.0.revision.send_modify(|count| *count += 1);
         removed
     }
 
-    /// Marks the initial records of a type as received.
-    pub fn mark_complete(&self, of: WaypointRecordType) {
-        let mut known = self.0.known.write();
-        if !known.complete.contains(&of) {
-            known.complete.push(of);
+    /// Marks the initial records of a type as completely received.
+    pub fn mark_complete(&self, record_type: WaypointRecordType) {
+        let mut known = self.0.records.write();
+        if !known.complete_types.contains(&record_type) {
+            known.complete_types.push(record_type);
         }
         drop(known);
-        self.0.changes.send_modify(|count| *count += 1);
+        self.0.revision.send_modify(|count| *count += 1);
     }
 
     /// Waits until the configuration is complete enough to serve ([`Self::is_complete`]).
@@ -198,24 +198,24 @@ impl PublishedConfig {
     /// Whether the initial records of all needed types have been received. Before that, the waypoint cannot authorize
     /// requests.
     pub fn is_complete(&self) -> bool {
-        let known = self.0.known.read();
+        let known = self.0.records.read();
         let mut all = WaypointRecordType::ALL.iter();
-        all.all(|of| !known.is_needed(*of) || known.complete.contains(of))
+        all.all(|of| !known.is_needed(*of) || known.complete_types.contains(of))
     }
 
     /// Returns the settings of the Gateway.
     pub fn gateway(&self) -> Arc<WaypointGateway> {
-        self.0.known.read().settings.gateway.clone()
+        self.0.records.read().settings.gateway.clone()
     }
 
     /// Returns the routes and settings of a service, if the waypoint serves it.
     pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<ServedService>> {
-        self.0.known.read().services.get(name).cloned()
+        self.0.records.read().services.get(name).cloned()
     }
 
     /// Returns the services that the waypoint serves, by name.
     pub(crate) fn services(&self) -> Vec<Arc<ServedService>> {
-        let mut all: Vec<_> = self.0.known.read().services.values().cloned().collect();
+        let mut all: Vec<_> = self.0.records.read().services.values().cloned().collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -225,7 +225,7 @@ impl PublishedConfig {
         &self,
         name: &NamespacedHostname,
     ) -> Option<Arc<DestinationRuleState>> {
-        self.0.known.read().destinations.get(name).cloned()
+        self.0.records.read().destinations.get(name).cloned()
     }
 
     /// Returns the telemetry configuration for requests to these services, or to a pod of this namespace.
@@ -238,7 +238,7 @@ impl PublishedConfig {
             return None;
         }
         self.0
-            .known
+            .records
             .read()
             .telemetry_configs
             .effective(services, namespace)
@@ -295,55 +295,60 @@ impl PublishedConfig {
 
     /// Returns the plugins in the order in which they run; `None` if none are configured.
     pub(crate) fn extensions(&self) -> Option<Arc<PluginChain>> {
-        if !self.0.is_extended.load(Ordering::Acquire) {
+        if !self.0.has_plugins.load(Ordering::Acquire) {
             return None;
         }
-        Some(self.0.known.read().extensions.chain().clone())
+        Some(self.0.records.read().extensions.chain().clone())
     }
 
     /// Sets the memory and time limits of plugin instances.
     pub fn set_plugin_limits(&self, limits: Limits) {
-        self.0.known.write().extensions.limits = limits;
+        self.0.records.write().extensions.limits = limits;
     }
 
     /// Returns the rate limits by service; `None` if none are configured.
     pub(crate) fn limits(&self) -> Option<Arc<RequestLimits>> {
-        if !self.0.is_limited.load(Ordering::Acquire) {
+        if !self.0.has_rate_limits.load(Ordering::Acquire) {
             return None;
         }
-        Some(self.0.known.read().limits.request_limits().clone())
+        Some(self.0.records.read().limits.request_limits().clone())
     }
 
     /// Returns the newest version of every plugin, whether its module is loaded or not.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
-        self.0.known.read().extensions.desired_plugins()
+        self.0.records.read().extensions.desired_plugins()
     }
 
     /// Rebuilds the chain of plugins after a module has been loaded or has failed to load.
     pub(crate) fn rebuild_plugin_chain(&self) {
-        self.0.known.write().extensions.rebuild_chain();
-        self.0.changes.send_modify(|count| *count += 1);
+        self.0.records.write().extensions.rebuild_chain();
+        self.0.revision.send_modify(|count| *count += 1);
     }
 
     /// Returns the records with their state for `/config_dump`, without secrets.
     pub fn dump(&self) -> Value {
-        self.0.known.read().dump()
+        self.0.records.read().dump()
     }
 
     /// Returns the authorization policies that apply at this waypoint.
     pub fn policies(&self) -> Arc<Policies> {
-        self.0.known.read().policies.all.clone()
+        self.0.records.read().policies.policies.clone()
     }
 
     /// Returns the JWT rules of RequestAuthentications.
     pub fn authentications(&self) -> Arc<RequestAuthentications> {
-        self.0.known.read().authentications.all.clone()
+        self.0
+            .records
+            .read()
+            .authentications
+            .authentications
+            .clone()
     }
 
     /// Returns the services whose records the waypoint must subscribe to: those that it serves, backends of routes,
     /// authorization providers, and rate-limit services.
     pub fn needed_services(&self) -> Vec<NamespacedHostname> {
-        let known = self.0.known.read();
+        let known = self.0.records.read();
         let services = known.services.values();
         let mut names: Vec<_> = services
             .flat_map(|served| std::iter::once(&served.name).chain(served.backends()))
@@ -351,7 +356,7 @@ impl PublishedConfig {
             .collect();
         let providers = known
             .policies
-            .all
+            .policies
             .iter()
             .filter_map(|policy| policy.provider.as_ref());
         let places = providers.filter_map(|provider| provider.target.as_ref().ok());
@@ -365,7 +370,7 @@ impl PublishedConfig {
     /// Returns the namespaces whose objects make the waypoint call services: each has an identity of its own for these
     /// calls.
     pub(crate) fn calling_namespaces(&self) -> BTreeSet<ArcStr> {
-        let known = self.0.known.read();
+        let known = self.0.records.read();
         let plugins = known.extensions.desired_plugins().into_iter();
         let plugins = plugins.map(|plugin| plugin.config.namespace.clone());
         plugins.chain(known.limits.calling_namespaces()).collect()
@@ -373,18 +378,18 @@ impl PublishedConfig {
 
     /// Returns the revision of the configuration, which increases with every change.
     pub(crate) fn revision(&self) -> u64 {
-        *self.0.changes.borrow()
+        *self.0.revision.borrow()
     }
 
-    /// Increases the revision, since the services that select some pods have changed, so that sessions find their
-    /// attachments again.
+    /// Increases the revision of the configuration because the services that select some pods have changed, so that
+    /// sessions look up their attachments again.
     pub(crate) fn notify_pod_services_changed(&self) {
-        self.0.changes.send_modify(|count| *count += 1);
+        self.0.revision.send_modify(|count| *count += 1);
     }
 
     /// Returns a receiver of the configuration's revision, notified of every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
-        self.0.changes.subscribe()
+        self.0.revision.subscribe()
     }
 }
 
@@ -415,7 +420,7 @@ mod tests {
             routes: vec![route],
             ..WaypointService::default()
         };
-        WaypointUpdate::Put(arcstr::format!("gw/w/ns/{name}"), service.into())
+        WaypointUpdate::Upserted(arcstr::format!("gw/w/ns/{name}"), service.into())
     }
 
     #[test]
@@ -464,7 +469,7 @@ mod tests {
             ..Default::default()
         };
         let record = ArcStr::from("gw/w/ns/p");
-        published.apply([WaypointUpdate::Put(record.clone(), policy.into())]);
+        published.apply([WaypointUpdate::Upserted(record.clone(), policy.into())]);
         assert_eq!(published.policies().iter().count(), 1);
         assert!(!published.policies().needs_http(Scope::Pod(&[])));
         let removed =

@@ -22,15 +22,15 @@ use crate::record_store::{RecordStore, RemovedRecord, to_json};
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
     /// Matches and token buckets of the local limits, in the order of `config.local`.
-    local: Vec<LocalLimiter>,
+    local_limiters: Vec<LocalLimiter>,
     /// Compiled matches of each descriptor of `config.global`.
-    descriptors: Vec<RateLimitMatches>,
+    descriptor_matches: Vec<RateLimitMatches>,
 }
 
 #[derive(Debug)]
 struct LocalLimiter {
     matches: RateLimitMatches,
-    shared: Arc<SharedBuckets>,
+    buckets: Arc<SharedBuckets>,
 }
 
 #[derive(Debug)]
@@ -42,20 +42,20 @@ struct SharedBuckets {
 }
 
 impl SharedBuckets {
-    fn new(of: &LocalLimit, now: Instant) -> Self {
+    fn new(limit: &LocalLimit, now: Instant) -> Self {
         let rate = ambit_resilience::RateLimit {
-            requests: of.requests,
-            per: of.per,
-            burst: of.burst,
+            requests: limit.requests,
+            interval: limit.per,
+            burst: limit.burst,
         };
-        let most = usize::try_from(of.buckets).unwrap_or(usize::MAX);
+        let most = usize::try_from(limit.buckets).unwrap_or(usize::MAX);
         Self {
             buckets: Mutex::new(TokenBuckets::new(rate, most, now)),
             hashers: Default::default(),
         }
     }
 
-    fn take(&self, key: impl Hash, now: Instant) -> RateLimitDecision {
+    fn take_token(&self, key: impl Hash, now: Instant) -> RateLimitDecision {
         let (high, low) = &self.hashers;
         let key = u128::from(high.hash_one(&key)) << 64 | u128::from(low.hash_one(&key));
         self.buckets.lock().try_take_token(key, now)
@@ -67,30 +67,30 @@ impl Limiter {
         let local = config.local.iter().enumerate().map(|(index, of)| {
             let known = before.and_then(|before| {
                 let same = before.config.local.get(index).filter(|known| *known == of);
-                same.and_then(|_| before.local.get(index))
+                same.and_then(|_| before.local_limiters.get(index))
             });
             LocalLimiter {
                 matches: RateLimitMatches::new(&of.matches),
-                shared: match known {
-                    Some(known) => known.shared.clone(),
+                buckets: match known {
+                    Some(known) => known.buckets.clone(),
                     None => Arc::new(SharedBuckets::new(of, now)),
                 },
             }
         });
         let descriptors = config.global.iter().flat_map(|global| &global.descriptors);
         Self {
-            local: local.collect(),
-            descriptors: descriptors
+            local_limiters: local.collect(),
+            descriptor_matches: descriptors
                 .map(|one| RateLimitMatches::new(&one.matches))
                 .collect(),
             config,
         }
     }
 
-    /// Counts a request against each matching local limit, until one rejects it. `key` returns the values by which a
-    /// limit distinguishes requests. A limit that has counted the request in its previous form `before` under the same
-    /// key does not count it again.
-    pub(crate) fn take<K: Hash + Eq>(
+    /// Counts a request against each matching local limit, until a limit rejects it. `key` returns the values by which
+    /// a limit distinguishes requests. A limit does not count the request again if it has already counted `before`, the
+    /// request before its last change, under the same key.
+    pub(crate) fn count_request<K: Hash + Eq>(
         &self,
         request: &RouteRequest<'_>,
         before: Option<&RouteRequest<'_>>,
@@ -98,7 +98,7 @@ impl Limiter {
         now: Instant,
     ) -> Vec<(&LocalLimit, RateLimitDecision)> {
         let mut met = Vec::new();
-        for (of, local) in self.config.local.iter().zip(&self.local) {
+        for (of, local) in self.config.local.iter().zip(&self.local_limiters) {
             if !local.matches.includes(request) {
                 continue;
             }
@@ -106,7 +106,7 @@ impl Limiter {
             if before.is_some_and(|one| local.matches.includes(one) && key(of, one) == own) {
                 continue;
             }
-            let decision = local.shared.take(own, now);
+            let decision = local.buckets.take_token(own, now);
             met.push((of, decision));
             if decision.retry_after.is_some() {
                 break;
@@ -121,7 +121,7 @@ impl Limiter {
         global: &'a GlobalLimit,
         request: &RouteRequest<'_>,
     ) -> impl Iterator<Item = &'a ambit_model::LimitDescriptor> {
-        let all = global.descriptors.iter().zip(&self.descriptors);
+        let all = global.descriptors.iter().zip(&self.descriptor_matches);
         all.filter(|(_, matches)| matches.includes(request))
             .map(|(descriptor, _)| descriptor)
     }
@@ -131,23 +131,27 @@ impl Limiter {
 #[derive(Debug, Default)]
 pub(crate) struct Limiters {
     by_record: BTreeMap<ArcStr, Arc<Limiter>>,
-    of_requests: Arc<RequestLimits>,
+    request_limits: Arc<RequestLimits>,
 }
 
 /// RateLimit objects by target service, each list sorted by name.
 #[derive(Debug, Default)]
 pub(crate) struct RequestLimits {
-    of_all: Arc<[Arc<Limiter>]>,
-    of_services: HashMap<NamespacedHostname, Arc<[Arc<Limiter>]>>,
+    gateway_limiters: Arc<[Arc<Limiter>]>,
+    service_limiters: HashMap<NamespacedHostname, Arc<[Arc<Limiter>]>>,
 }
 
 impl RequestLimits {
     /// Returns the RateLimit objects for requests to these services, each once; without services, those for requests to
     /// a pod.
     pub(crate) fn for_services(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
-        let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
+        let of_one = |service| {
+            self.service_limiters
+                .get(service)
+                .unwrap_or(&self.gateway_limiters)
+        };
         match services {
-            [] => self.of_all.clone(),
+            [] => self.gateway_limiters.clone(),
             [one] => of_one(one).clone(),
             several => {
                 let all = several.iter().flat_map(|service| of_one(service).iter());
@@ -180,8 +184,8 @@ impl RecordStore for Limiters {
 
     fn dump(&self) -> Value {
         let one = |limiter: &Arc<Limiter>| {
-            let keys = limiter.local.iter();
-            let keys = keys.map(|local| local.shared.buckets.lock().key_count());
+            let keys = limiter.local_limiters.iter();
+            let keys = keys.map(|local| local.buckets.buckets.lock().key_count());
             json!({"record": to_json(&limiter.config), "countedKeys": keys.collect::<Vec<_>>()})
         };
         self.by_record.values().map(one).collect()
@@ -198,14 +202,14 @@ impl Limiters {
             let all: Arc<[_]> = self.by_record.values().filter(is_of).cloned().collect();
             (service.clone(), all)
         };
-        self.of_requests = Arc::new(RequestLimits {
-            of_services: services.map(of_service).collect(),
-            of_all: self.by_record.values().filter(is_of_all).cloned().collect(),
+        self.request_limits = Arc::new(RequestLimits {
+            service_limiters: services.map(of_service).collect(),
+            gateway_limiters: self.by_record.values().filter(is_of_all).cloned().collect(),
         });
     }
 
     pub(crate) fn request_limits(&self) -> &Arc<RequestLimits> {
-        &self.of_requests
+        &self.request_limits
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -260,7 +264,7 @@ mod tests {
         }
     }
 
-    fn passes(limiters: &Limiters, service: &str, key: &str) -> bool {
+    fn is_allowed(limiters: &Limiters, service: &str, key: &str) -> bool {
         let name = NamespacedHostname::new("shop", service);
         let headers = http::HeaderMap::new();
         let request = RouteRequest {
@@ -274,7 +278,7 @@ mod tests {
             .request_limits()
             .for_services(std::slice::from_ref(&name));
         all.iter().all(|one| {
-            let met = one.take(&request, None, |_, _| key.to_owned(), Instant::now());
+            let met = one.count_request(&request, None, |_, _| key.to_owned(), Instant::now());
             met.iter()
                 .all(|(_, decision)| decision.retry_after.is_none())
         })
@@ -284,16 +288,16 @@ mod tests {
     fn counts_survive_until_the_limit_changes() {
         let mut limiters = Limiters::default();
         limiters.put("r".into(), object("shop/a", &["cart"], limit(1)));
-        assert!(passes(&limiters, "cart", "x"));
-        assert!(!passes(&limiters, "cart", "x"));
-        assert!(passes(&limiters, "cart", "y"));
+        assert!(is_allowed(&limiters, "cart", "x"));
+        assert!(!is_allowed(&limiters, "cart", "x"));
+        assert!(is_allowed(&limiters, "cart", "y"));
         let more = object("shop/a", &["cart", "till"], limit(1));
         limiters.put("r".into(), more);
-        assert!(!passes(&limiters, "cart", "x"));
+        assert!(!is_allowed(&limiters, "cart", "x"));
         limiters.put("r".into(), object("shop/a", &["cart"], limit(2)));
-        assert!(passes(&limiters, "cart", "x"));
+        assert!(is_allowed(&limiters, "cart", "x"));
         limiters.remove(&"r".into());
-        assert!(limiters.is_empty() && passes(&limiters, "cart", "x"));
+        assert!(limiters.is_empty() && is_allowed(&limiters, "cart", "x"));
     }
 
     #[test]
@@ -310,9 +314,9 @@ mod tests {
         };
         assert_eq!((of("cart"), of("till")), (2, 1));
         assert_eq!(limiters.request_limits().for_services(&[]).len(), 1);
-        assert!(passes(&limiters, "cart", "x"));
-        assert!(!passes(&limiters, "cart", "x"));
-        assert!(!passes(&limiters, "till", "x"));
+        assert!(is_allowed(&limiters, "cart", "x"));
+        assert!(!is_allowed(&limiters, "cart", "x"));
+        assert!(!is_allowed(&limiters, "till", "x"));
         // Requests to a pod of several services count against each limit once.
         limiters.put("c".into(), object("shop/c", &["cart", "till"], limit(1)));
         let both = ["till", "cart"].map(|name| NamespacedHostname::new("shop", name));

@@ -4,12 +4,12 @@ use ambit_model::{ArcStr, NamespacedHostname, PolicyKey};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Removed object, whose metrics must be removed as well.
+/// Removed Kubernetes object whose metrics must be removed as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovedRecord {
-    /// Key of a removed authorization policy or JWT rule.
+    /// Removed authorization policy or JWT rule, by its key.
     Policy(PolicyKey),
-    /// Service whose destination rule was removed.
+    /// Service whose `DestinationRule` or `BackendTLSPolicy` was removed.
     Destination(NamespacedHostname),
 }
 
@@ -33,6 +33,6 @@ pub(crate) trait RecordStore {
 }
 
 /// Serializes a record to JSON.
-pub(crate) fn to_json(of: &impl Serialize) -> Value {
-    serde_json::to_value(of).unwrap_or_else(|error| error.to_string().into())
+pub(crate) fn to_json(record: &impl Serialize) -> Value {
+    serde_json::to_value(record).unwrap_or_else(|error| error.to_string().into())
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use ambit_model::{NamespacedHostname, WaypointRecordType};
-use ambit_proxy::{SharedState, control_plane::termination, warm_start::MeshCache};
+use ambit_proxy::{SharedState, control_plane::xds_termination, warm_start::MeshCache};
 use ambit_rt::ReadyTask;
 use ambit_telemetry::{Metrics, http::HttpMetrics};
 use ambit_xds::{CachedResource, MeshUpdate, StreamEnding, UpdateHandler};
@@ -84,7 +84,7 @@ pub struct RecordHandler {
     /// Metrics of requests.
     pub http_metrics: Arc<HttpMetrics>,
     /// Readiness gate that opens when the initial configuration has been received.
-    pub known: ReadyTask,
+    pub readiness: ReadyTask,
     /// Cache of the received state, from which the next worker process starts.
     pub cache: Option<Arc<MeshCache>>,
 }
@@ -104,7 +104,7 @@ impl UpdateHandler for RecordHandler {
                 match gone {
                     RemovedRecord::Policy(policy) => self.http_metrics.remove_policy(&policy),
                     RemovedRecord::Destination(service) => {
-                        destination::forget_metrics(&self.http_metrics, &service);
+                        destination::remove_metrics(&self.http_metrics, &service);
                     }
                 }
             }
@@ -122,26 +122,26 @@ impl UpdateHandler for RecordHandler {
         self.state.mark_addresses_known();
     }
 
-    fn on_waypoint_records_synced(&self, of: WaypointRecordType) {
-        self.published.mark_complete(of);
+    fn on_waypoint_records_synced(&self, record_type: WaypointRecordType) {
+        self.published.mark_complete(record_type);
         if self.published.is_complete() {
-            self.known.ready();
+            self.readiness.ready();
         }
     }
 
     fn on_resource_accepted(&self, type_url: &str, name: &str, cached: &CachedResource) {
         if let Some(cache) = &self.cache {
-            cache.cache(type_url, name, cached);
+            cache.record_resource(type_url, name, cached);
         }
     }
 
     fn on_push_cached(&self, type_url: &str, complete: bool) {
         if let Some(cache) = &self.cache {
-            cache.push_cached(type_url, complete);
+            cache.record_push_end(type_url, complete);
         }
     }
 
-    fn on_received(&self, type_url: &str, bytes: usize) {
+    fn on_message_received(&self, type_url: &str, bytes: usize) {
         self.metrics
             .count_xds_message(type_url, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
@@ -151,6 +151,6 @@ impl UpdateHandler for RecordHandler {
     }
 
     fn on_stream_ended(&self, ending: StreamEnding) {
-        self.metrics.count_xds_termination(termination(ending));
+        self.metrics.count_xds_termination(xds_termination(ending));
     }
 }

@@ -13,11 +13,11 @@ use std::{
 use ambit_model::NamespacedHostname;
 use parking_lot::Mutex;
 
-/// Retry budget in percent of active requests.
+/// Retry budget of a destination, in percent of its active requests.
 pub(crate) const RETRY_PERCENT: usize = 20;
 /// Minimum number of concurrent retries to one destination that the budget always allows.
 pub(crate) const MIN_RETRIES: usize = 3;
-/// Number of remembered destinations above which those without active requests are removed.
+/// Number of destinations in the table above which those without active requests are removed.
 const MAX_IDLE_DESTINATIONS: usize = 1024;
 
 /// Destination that has a retry budget of its own.
@@ -35,7 +35,7 @@ pub(crate) struct RetryBudgets(Mutex<HashMap<RetryBudgetKey, Arc<DestinationCoun
 
 #[derive(Debug, Default)]
 struct DestinationCounts {
-    active: AtomicUsize,
+    active_requests: AtomicUsize,
     retries: AtomicUsize,
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct RetryBudgetPermit(Arc<DestinationCounts>);
 
 impl RetryBudgets {
     /// Counts an active request to a destination until the returned guard is dropped.
-    pub(crate) fn begin_request(&self, account: RetryBudgetKey) -> ActiveRequest {
+    pub(crate) fn begin_request(&self, key: RetryBudgetKey) -> ActiveRequest {
         let mut all = self.0.lock();
-        let counts = all.entry(account).or_default().clone();
-        counts.active.fetch_add(1, Relaxed);
+        let counts = all.entry(key).or_default().clone();
+        counts.active_requests.fetch_add(1, Relaxed);
         if all.len() > MAX_IDLE_DESTINATIONS {
-            all.retain(|_, counts| counts.active.load(Relaxed) > 0);
+            all.retain(|_, counts| counts.active_requests.load(Relaxed) > 0);
         }
         ActiveRequest(counts)
     }
@@ -63,7 +63,10 @@ impl RetryBudgets {
 impl ActiveRequest {
     /// Takes a permit for a retry to the request's destination; `None` if the budget is exhausted.
     pub(crate) fn acquire_retry(&self) -> Option<RetryBudgetPermit> {
-        let DestinationCounts { active, retries } = &*self.0;
+        let DestinationCounts {
+            active_requests: active,
+            retries,
+        } = &*self.0;
         let most = MIN_RETRIES.max(active.load(Relaxed) * RETRY_PERCENT / 100);
         // Incremented first, so that two callers cannot both take the last permit.
         let permit = RetryBudgetPermit(self.0.clone());
@@ -73,7 +76,7 @@ impl ActiveRequest {
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Relaxed);
+        self.0.active_requests.fetch_sub(1, Relaxed);
     }
 }
 

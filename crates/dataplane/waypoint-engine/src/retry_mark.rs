@@ -18,8 +18,8 @@ impl RetryMark {
     /// Mark of mirrored requests, so that no further waypoint retries them.
     pub(crate) const MIRROR: Self = Self(true);
 
-    /// Parses and removes the mark of a received request.
-    pub(crate) fn take(headers: &mut HeaderMap) -> Self {
+    /// Removes the retry mark from the headers of a received request, and returns it.
+    pub(crate) fn take_from_headers(headers: &mut HeaderMap) -> Self {
         Self(headers.remove(HEADER).is_some())
     }
 
@@ -28,12 +28,12 @@ impl RetryMark {
         self.0
     }
 
-    /// Returns the mark of an attempt: set if this waypoint or a previous one retries the request.
-    pub(crate) fn or(self, is_retry: bool) -> Self {
+    /// Returns the mark of an outgoing attempt: set if this waypoint or a previous one retries the request.
+    pub(crate) fn with_retry(self, is_retry: bool) -> Self {
         Self(self.0 || is_retry)
     }
 
-    /// Writes the mark if the next hop is a waypoint, and removes it otherwise.
+    /// Writes the retry mark if the next hop is a waypoint; otherwise removes the header.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_waypoint: bool) {
         if self.0 && is_waypoint {
             headers.insert(HEADER, HeaderValue::from_static("1"));
@@ -50,14 +50,14 @@ mod tests {
     #[test]
     fn retry_mark_is_passed_on_by_waypoints() {
         let mut headers = HeaderMap::new();
-        let first = RetryMark::take(&mut headers);
+        let first = RetryMark::take_from_headers(&mut headers);
         first.write(&mut headers, true);
         assert!(!first.is_set() && headers.is_empty());
-        first.or(true).write(&mut headers, true);
-        let second = RetryMark::take(&mut headers);
+        first.with_retry(true).write(&mut headers, true);
+        let second = RetryMark::take_from_headers(&mut headers);
         assert!(second.is_set() && headers.is_empty());
-        second.or(false).write(&mut headers, true);
-        assert!(RetryMark::take(&mut headers).is_set());
+        second.with_retry(false).write(&mut headers, true);
+        assert!(RetryMark::take_from_headers(&mut headers).is_set());
     }
 
     #[test]

@@ -21,8 +21,8 @@ pub(crate) enum RouteOwner {
 }
 
 impl RouteOwner {
-    pub(crate) fn from_is_consumer(is_of_clients: bool) -> Self {
-        if is_of_clients {
+    pub(crate) fn from_is_consumer(is_consumer_route: bool) -> Self {
+        if is_consumer_route {
             Self::Consumer
         } else {
             Self::Producer

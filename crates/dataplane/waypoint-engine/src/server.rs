@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use ambit_codec::Authority;
 use ambit_handover::Gate;
-use ambit_hbone::{Incoming, Tunnel, TunnelIo, server, tls};
-use ambit_model::{AppProtocol, Identity, canonical_socket};
+use ambit_hbone::{IncomingRequest, Tunnel, TunnelIo, server, tls};
+use ambit_model::{AppProtocol, Identity, canonical_socket_address};
 use ambit_proxy::{
     AcceptedConnection, Listeners, Workers, flow, report::format_error_chain, tunnel_server,
 };
@@ -22,7 +22,7 @@ use crate::{
     fair_share::FairShare,
     headers,
     hops::Hops,
-    http::{self as l7, NotHttp},
+    http::{self as l7, NotHttpReason},
     memory::{ConnectionMemory, MemoryPermit},
     message::Version,
     plugins,
@@ -39,9 +39,9 @@ const HANDSHAKE_BYTES: usize = 128 << 10;
 
 /// Reason why a CONNECT request is rejected.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StreamError {
+pub(crate) enum TunnelRejection {
     #[error(transparent)]
-    Request(#[from] server::IncomingError),
+    Request(#[from] server::IncomingRequestError),
     #[error(transparent)]
     Target(#[from] TargetError),
     #[error(transparent)]
@@ -52,7 +52,7 @@ pub(crate) enum StreamError {
     ClientDisconnected(#[source] h2::Error),
 }
 
-impl StreamError {
+impl TunnelRejection {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
@@ -64,7 +64,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, shared by its tunnels.
+/// State of one HBONE connection of a client, shared by the tunnels in it.
 #[derive(Debug)]
 struct ClientConnection {
     share: FairShare,
@@ -82,7 +82,7 @@ pub fn serve(
     listeners: Vec<std::net::TcpListener>,
     gate: &Gate,
 ) {
-    workers.assign(listeners.into_iter().map(|listener| {
+    workers.assign_jobs(listeners.into_iter().map(|listener| {
         let (waypoint, gate) = (waypoint.clone(), gate.clone());
         move || {
             if let Err(error) = serve_on_worker(waypoint, listener, gate) {
@@ -112,7 +112,7 @@ fn serve_on_worker(
                 &mut drain,
                 empties_queues,
                 |accepted, ()| {
-                    ambit_rt::spawn("hbone server", handle(shard.clone(), accepted));
+                    ambit_rt::spawn("hbone server", serve_connection(shard.clone(), accepted));
                 },
             )
             .await;
@@ -121,13 +121,13 @@ fn serve_on_worker(
 }
 
 /// Serves one HBONE connection to port 15008.
-async fn handle(shard: Arc<Shard>, accepted: AcceptedConnection) {
+async fn serve_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
     let AcceptedConnection {
         stream,
         peer,
-        open: _open,
+        drain_guard: _open,
     } = accepted;
-    let Ok(local) = stream.local_addr().map(canonical_socket) else {
+    let Ok(local) = stream.local_addr().map(canonical_socket_address) else {
         return;
     };
     let waypoint = shard.waypoint.clone();
@@ -159,8 +159,8 @@ async fn handle(shard: Arc<Shard>, accepted: AcceptedConnection) {
     let identity = ambit_tls::peer_identity(tls::peer_certificates(&stream));
     let memory = waypoint.memory.connection(identity.as_ref(), peer.ip());
     let configured = &waypoint.config.http2;
-    let settings = tunnel_windows::settings(configured, &memory);
-    let mut windows = match ReceiveWindows::open(&settings, &memory) {
+    let settings = tunnel_windows::downstream_settings(configured, &memory);
+    let mut windows = match ReceiveWindows::charge_connection(&settings, &memory) {
         Ok(windows) => windows,
         Err(full) => return report_denied(&waypoint, (peer, local), &full.to_string()),
     };
@@ -195,17 +195,17 @@ async fn handle(shard: Arc<Shard>, accepted: AcceptedConnection) {
 }
 
 /// Reports a connection or CONNECT that was rejected before its caller and target were resolved.
-fn report_denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
-    let own = waypoint.local.current(None);
+fn report_denied(waypoint: &Waypoint, addresses: (SocketAddr, SocketAddr), error: &str) {
+    let own = waypoint.local.current_pod(None);
     let direction = Direction::Inbound;
-    flow::report_denied(&waypoint.metrics, Some(&own), ends, direction, error);
+    flow::report_denied(&waypoint.metrics, Some(&own), addresses, direction, error);
 }
 
 async fn serve_tunnel(
     client: Arc<ClientConnection>,
-    incoming: Incoming,
+    incoming: IncomingRequest,
     opening_permit: MemoryPermit,
-    open: OpenWork,
+    shutdown_guard: OpenWork,
 ) {
     let finding = async {
         let authority = incoming.target()?;
@@ -230,7 +230,7 @@ async fn serve_tunnel(
             return incoming.refuse(error.status());
         }
     };
-    let session = Session::new(client.shard.clone(), found, open);
+    let session = Session::new(client.shard.clone(), found, shutdown_guard);
     // The tunnel's memory is charged to its caller, for whom the peer may act.
     let bytes = opening_permit.bytes();
     drop(opening_permit);
@@ -246,8 +246,8 @@ async fn serve_tunnel(
         | TunnelProtocol::Tls
         | TunnelProtocol::Unknown => {
             let accepted = incoming.accept(HeaderMap::new());
-            match accepted.map_err(StreamError::ClientDisconnected) {
-                Ok(tunnel) => Box::pin(serve_opened(session, tunnel, kind)).await,
+            match accepted.map_err(TunnelRejection::ClientDisconnected) {
+                Ok(tunnel) => Box::pin(serve_accepted_tunnel(session, tunnel, kind)).await,
                 Err(error) => tracing::debug!(
                     error = format_error_chain(&error),
                     "a tunnel came to nothing"
@@ -264,7 +264,7 @@ pub(crate) async fn resolve_tunnel_request(
     peer: SocketAddr,
     authority: &Authority,
     headers: &HeaderMap,
-) -> Result<TunnelRequest, StreamError> {
+) -> Result<TunnelRequest, TunnelRejection> {
     let own = waypoint
         .own_workload()
         .await
@@ -275,7 +275,7 @@ pub(crate) async fn resolve_tunnel_request(
     let caller = Caller::resolve(headers, identity.cloned(), peer, &target)?;
     attachment_lookup::request_sender_record(waypoint, &target, &caller).await;
     attachment_lookup::request_protocol_declarations(waypoint, &target).await;
-    let hops = Hops::from_headers(headers).ok_or(StreamError::RoutingLoop)?;
+    let hops = Hops::from_headers(headers).ok_or(TunnelRejection::RoutingLoop)?;
     Ok(TunnelRequest {
         caller,
         target,
@@ -307,8 +307,8 @@ impl TunnelProtocol {
         Self::for_client(waypoint, &session.target, &attachments, client)
     }
 
-    /// Returns how the tunnel of a client in this namespace is served, by the declared protocol and by the routes for
-    /// this namespace; with `None`, by producer routes only.
+    /// Returns the protocol by which the tunnel of a client in this namespace is served. It depends on the declared
+    /// protocol and on the routes for this namespace; with `None`, on producer routes only.
     pub(crate) fn for_client(
         waypoint: &Waypoint,
         target: &Target,
@@ -346,10 +346,10 @@ impl TunnelProtocol {
     }
 }
 
-async fn serve_opened(session: Session, tunnel: Tunnel, kind: TunnelProtocol) {
+async fn serve_accepted_tunnel(session: Session, tunnel: Tunnel, kind: TunnelProtocol) {
     let mut io = SniffedStream::new(tunnel.into_io());
     match kind {
-        TunnelProtocol::Unknown => tcp::serve_unknown(session, io).await,
+        TunnelProtocol::Unknown => tcp::serve_undeclared(session, io).await,
         TunnelProtocol::Tls => tcp::serve_tls(session, io).await,
         TunnelProtocol::HttpRequired => serve_http_only(session, io).await,
         TunnelProtocol::Http | TunnelProtocol::Tcp => {
@@ -371,9 +371,9 @@ async fn serve_http_only(session: Session, mut io: SniffedStream<TunnelIo>) {
             return l7::serve(session, io, Version::Http1).await;
         }
         Ok(DetectedProtocol::Empty) => return,
-        Ok(DetectedProtocol::Other) => NotHttp::Other,
-        Err(_) if io.has_bytes() => NotHttp::Slow,
-        Err(_) => NotHttp::Silent,
+        Ok(DetectedProtocol::Other) => NotHttpReason::InvalidFirstBytes,
+        Err(_) if io.has_bytes() => NotHttpReason::IncompleteLine,
+        Err(_) => NotHttpReason::NoBytes,
     };
     l7::refuse_connection(&session, io, refused).await;
 }

@@ -9,7 +9,7 @@ use ambit_l7::{authz::Connection, remote::client_address};
 use ambit_model::{NetworkAddress, Service};
 use ambit_route::WorkloadRef;
 use ambit_rt::OpenWork;
-use ambit_telemetry::{Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels};
+use ambit_telemetry::{Reporter, SecurityPolicy, ServiceName, TrafficLabels, WorkloadLabels};
 use http::HeaderMap;
 use parking_lot::Mutex;
 
@@ -28,8 +28,8 @@ use crate::{
     waypoint::Shard,
 };
 
-/// A host below a wildcard for which the caller's namespace and the wildcard's namespace resolve different services:
-/// the attachments of one of them would be bypassed.
+/// Error of a request for a host below a wildcard, if the caller's namespace and the wildcard's namespace resolve it to
+/// different services: the attachments of one service would be bypassed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{host} is one service for the caller's namespace and another for that of the wildcard that was called: call it by its own name"
@@ -50,14 +50,15 @@ pub(crate) struct Session {
     pub(crate) memory: ConnectionMemory,
     /// CPU share to which the tasks of the tunnel's connection are charged.
     pub(crate) share: FairShare,
-    /// Attachments that apply to the tunnel's requests, and the configuration revision for which they were found.
+    /// Attachments (policies, limits, plugins) that apply to the tunnel's requests, and the configuration revision at
+    /// which they were looked up.
     attachments: Mutex<(u64, Arc<Attachments>)>,
-    /// Metric labels of the caller, once its record is known.
-    source: OnceLock<Arc<Party>>,
+    /// Metric labels of the caller, set once the caller's workload record is known.
+    source_labels: OnceLock<Arc<WorkloadLabels>>,
     /// Id of the tunnel in flow events, assigned by the first event.
-    number: OnceLock<u64>,
+    tunnel_id: OnceLock<u64>,
     /// Guard that delays the process's shutdown until the session ends.
-    open: Arc<OpenWork>,
+    shutdown_guard: Arc<OpenWork>,
 }
 
 /// CONNECT request of a client, with its resolved caller and target.
@@ -93,9 +94,9 @@ impl Session {
             caller,
             target,
             hops,
-            source: OnceLock::new(),
-            number: OnceLock::new(),
-            open: Arc::new(open),
+            source_labels: OnceLock::new(),
+            tunnel_id: OnceLock::new(),
+            shutdown_guard: Arc::new(open),
         }
     }
 
@@ -120,16 +121,16 @@ impl Session {
             memory: self.memory.clone(),
             share: self.share.clone(),
             attachments: Mutex::new((revision, attachments)),
-            source: self.source.clone(),
-            number: self.number.clone(),
-            open: self.open.clone(),
+            source_labels: self.source_labels.clone(),
+            tunnel_id: self.tunnel_id.clone(),
+            shutdown_guard: self.shutdown_guard.clone(),
         }))
     }
 
     /// Returns the id of the tunnel in flow events.
     pub(crate) fn tunnel_id(&self) -> u64 {
         let flows = self.shard.waypoint.metrics.flows();
-        *self.number.get_or_init(|| flows.next_connection_id())
+        *self.tunnel_id.get_or_init(|| flows.next_connection_id())
     }
 
     /// Finds the most specific service for a host below the wildcard of the tunnel's target; `None` if it is the
@@ -216,7 +217,7 @@ impl Session {
     }
 
     /// Returns the attributes of the tunnel's connection that policies match.
-    pub(crate) fn connection<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
+    pub(crate) fn connection_attributes<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
         Connection {
             source: self.caller.identity.as_ref(),
             source_ip: self.caller.address.ip(),
@@ -260,12 +261,12 @@ impl Session {
         let destination = match &self.target {
             Target::Service { .. } => None,
             Target::Pod { workload, .. } => {
-                Some(Arc::new(Party::destination(&workload.to_model())))
+                Some(Arc::new(WorkloadLabels::destination(&workload.to_model())))
             }
         };
         TrafficLabels {
             reporter: Reporter::Waypoint,
-            source: Some(self.source()),
+            source: Some(self.source_labels()),
             destination,
             service: self
                 .target
@@ -288,8 +289,8 @@ impl Session {
 
     /// Returns the metric labels of the caller: those of the workload at its address, if that has the caller's verified
     /// identity. Headers are not trusted for them.
-    fn source(&self) -> Arc<Party> {
-        if let Some(known) = self.source.get() {
+    fn source_labels(&self) -> Arc<WorkloadLabels> {
+        if let Some(known) = self.source_labels.get() {
             return known.clone();
         }
         let waypoint = &self.shard.waypoint;
@@ -303,16 +304,16 @@ impl Session {
             identity.is_none_or(|identity| workload.has_identity(identity))
         };
         if let Some(workload) = found.filter(is_caller) {
-            let party = || Arc::new(Party::new(&workload.to_model(), identity.clone()));
-            return self.source.get_or_init(party).clone();
+            let party = || Arc::new(WorkloadLabels::new(&workload.to_model(), identity.clone()));
+            return self.source_labels.get_or_init(party).clone();
         }
-        Arc::new(Party {
+        Arc::new(WorkloadLabels {
             namespace: identity
                 .as_ref()
                 .map(|one| one.namespace.clone())
                 .unwrap_or_default(),
             principal: identity.clone(),
-            ..Party::default()
+            ..WorkloadLabels::default()
         })
     }
 }

@@ -20,7 +20,7 @@ use crate::message::Version;
 /// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Version at the end of an HTTP/1 request line, without the minor version's digit.
-const VERSION: &[u8] = b"HTTP/1.";
+const HTTP1_VERSION_PREFIX: &[u8] = b"HTTP/1.";
 /// Maximum length of a recognized HTTP method.
 const MAX_METHOD_BYTES: usize = 32;
 /// Maximum length of a recognised request line, with the empty lines before it (RFC 9112, section 3, recommends 8000).
@@ -30,8 +30,8 @@ const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct SniffedStream<IO> {
     io: IO,
-    seen: Vec<u8>,
-    pass_through: usize,
+    buffered: Vec<u8>,
+    replayed_bytes: usize,
     ended: bool,
 }
 
@@ -42,13 +42,13 @@ pub(crate) enum DetectedProtocol {
     Http(Version),
     /// Start of an HTTP/1 request line that is longer than [`MAX_REQUEST_LINE_BYTES`].
     RequestLineTooLong,
-    /// First bytes of any other protocol.
+    /// Protocol that is not HTTP.
     Other,
-    /// Stream that ended before its first byte.
+    /// Stream that ended before any byte was received.
     Empty,
 }
 
-/// Result of detection from the bytes received so far.
+/// Result of protocol detection from the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detection {
     Detected(DetectedProtocol),
@@ -60,8 +60,8 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
     pub(crate) fn new(io: IO) -> Self {
         Self {
             io,
-            seen: Vec::new(),
-            pass_through: 0,
+            buffered: Vec::new(),
+            replayed_bytes: 0,
             ended: false,
         }
     }
@@ -69,9 +69,9 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
     /// Reads until the received bytes identify the protocol. Cancel-safe.
     pub(crate) async fn detect_protocol(&mut self) -> DetectedProtocol {
         loop {
-            match detect(&self.seen) {
+            match detect(&self.buffered) {
                 Detection::Detected(opening) => return opening,
-                Detection::NeedMoreBytes if self.ended && self.seen.is_empty() => {
+                Detection::NeedMoreBytes if self.ended && self.buffered.is_empty() => {
                     return DetectedProtocol::Empty;
                 }
                 Detection::NeedMoreBytes if self.ended => return DetectedProtocol::Other,
@@ -82,10 +82,13 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
 
     /// Returns the version of a stream that is declared as HTTP: HTTP/2 if it begins with the preface, else HTTP/1.
     pub(crate) async fn declared_version(&mut self) -> Version {
-        while !self.ended && self.seen.len() < PREFACE.len() && PREFACE.starts_with(&self.seen) {
+        while !self.ended
+            && self.buffered.len() < PREFACE.len()
+            && PREFACE.starts_with(&self.buffered)
+        {
             self.read_more().await;
         }
-        match self.seen.starts_with(PREFACE) {
+        match self.buffered.starts_with(PREFACE) {
             true => Version::Http2,
             false => Version::Http1,
         }
@@ -93,7 +96,7 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
 
     /// Whether any byte of the stream has been received.
     pub(crate) fn has_bytes(&self) -> bool {
-        !self.seen.is_empty()
+        !self.buffered.is_empty()
     }
 
     /// Reads the ClientHello at the start of a TLS stream, or detects that the stream is not TLS. Must be called before
@@ -105,7 +108,7 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
         let mut reader = HelloReader::default();
         let mut taken = 0;
         loop {
-            let new = self.seen.get(taken..).unwrap_or_default();
+            let new = self.buffered.get(taken..).unwrap_or_default();
             taken += new.len();
             if let Some(message) = reader.push(new)? {
                 return Ok(message);
@@ -119,7 +122,7 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
 
     /// Waits for the first byte of the stream.
     pub(crate) async fn wait_for_first_byte(&mut self) {
-        while self.seen.is_empty() && !self.ended {
+        while self.buffered.is_empty() && !self.ended {
             self.read_more().await;
         }
     }
@@ -129,7 +132,7 @@ impl<IO: AsyncRead + Unpin> SniffedStream<IO> {
             let mut space = [0; 512];
             let mut buf = ReadBuf::new(&mut space);
             match ready!(Pin::new(&mut self.io).poll_read(cx, &mut buf)) {
-                Ok(()) if !buf.filled().is_empty() => self.seen.extend_from_slice(buf.filled()),
+                Ok(()) if !buf.filled().is_empty() => self.buffered.extend_from_slice(buf.filled()),
                 // A later read returns the same end or error.
                 Ok(()) | Err(_) => self.ended = true,
             }
@@ -181,8 +184,8 @@ fn match_request_line(seen: &[u8]) -> Option<bool> {
     let Some(line) = skip_space(line)? else {
         return Some(false);
     };
-    let Some(line) = line.strip_prefix(VERSION) else {
-        return VERSION.starts_with(line).then_some(false);
+    let Some(line) = line.strip_prefix(HTTP1_VERSION_PREFIX) else {
+        return HTTP1_VERSION_PREFIX.starts_with(line).then_some(false);
     };
     match line {
         [] => Some(false),
@@ -222,15 +225,15 @@ impl<IO: AsyncRead + Unpin> AsyncRead for SniffedStream<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let left = this.seen.get(this.pass_through..).unwrap_or_default();
+        let left = this.buffered.get(this.replayed_bytes..).unwrap_or_default();
         if left.is_empty() {
-            this.seen = Vec::new();
-            this.pass_through = 0;
+            this.buffered = Vec::new();
+            this.replayed_bytes = 0;
             return Pin::new(&mut this.io).poll_read(cx, buf);
         }
         let n = left.len().min(buf.remaining());
         buf.put_slice(left.get(..n).unwrap_or_default());
-        this.pass_through += n;
+        this.replayed_bytes += n;
         Poll::Ready(Ok(()))
     }
 }

@@ -26,14 +26,14 @@ use crate::message::{Body, BodyError};
 pub(crate) struct StallDetector {
     /// Stall timeout (`AMBIT_STREAM_STALL_TIMEOUT`); `None` disables it.
     limit: Option<Duration>,
-    flows: Arc<Mutex<TrackedBodies>>,
+    tracked_bodies: Arc<Mutex<TrackedBodies>>,
 }
 
 #[derive(Debug, Default)]
 struct TrackedBodies {
-    all: HashMap<u64, Arc<TrackedBody>>,
-    next: u64,
-    is_swept: bool,
+    bodies: HashMap<u64, Arc<TrackedBody>>,
+    next_id: u64,
+    is_sweeping: bool,
 }
 
 #[derive(Debug)]
@@ -50,25 +50,25 @@ struct State {
     unread_since: Option<Instant>,
 }
 
-/// Error of a body that was not read for too long.
+/// Error of a body whose reader did not read for the stall timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
 struct StallError(Duration);
 
-/// Wrapper of a body that registers it at its first frame and removes it at its end.
+/// Body that is registered with the stall detector from its first frame to its end.
 struct WatchedBody {
-    flow: Arc<TrackedBody>,
-    flows: Arc<Mutex<TrackedBodies>>,
+    tracked_body: Arc<TrackedBody>,
+    tracked_bodies: Arc<Mutex<TrackedBodies>>,
     limit: Duration,
     id: Option<u64>,
 }
 
 impl StallDetector {
-    /// Creates a registry of bodies with this stall timeout; zero disables the timeout.
+    /// Creates a stall detector with this timeout; zero disables it.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit: (!limit.is_zero()).then_some(limit),
-            flows: Arc::default(),
+            tracked_bodies: Arc::default(),
         }
     }
 
@@ -86,8 +86,8 @@ impl StallDetector {
             stalled: stalled.clone(),
         });
         let watched = WatchedBody {
-            flow,
-            flows: self.flows.clone(),
+            tracked_body: flow,
+            tracked_bodies: self.tracked_bodies.clone(),
             limit,
             id: None,
         };
@@ -96,16 +96,16 @@ impl StallDetector {
 }
 
 impl WatchedBody {
-    /// Registers the body, and starts the task that checks for stalls if it is not running.
+    /// Registers the body with the stall detector, and starts the task that checks for stalls if it is not running.
     fn register(&mut self) {
-        let mut flows = self.flows.lock();
-        let id = flows.next;
-        flows.next += 1;
-        flows.all.insert(id, self.flow.clone());
+        let mut flows = self.tracked_bodies.lock();
+        let id = flows.next_id;
+        flows.next_id += 1;
+        flows.bodies.insert(id, self.tracked_body.clone());
         self.id = Some(id);
-        if !flows.is_swept {
-            flows.is_swept = true;
-            let (flows, limit) = (self.flows.clone(), self.limit);
+        if !flows.is_sweeping {
+            flows.is_sweeping = true;
+            let (flows, limit) = (self.tracked_bodies.clone(), self.limit);
             ambit_rt::spawn("stalled bodies", sweep(flows, limit));
         }
     }
@@ -119,11 +119,11 @@ async fn sweep(flows: Arc<Mutex<TrackedBodies>>, limit: Duration) {
         let mut stalled = Vec::new();
         {
             let mut flows = flows.lock();
-            for flow in flows.all.values() {
+            for flow in flows.bodies.values() {
                 stalled.extend(flow.take_if_stalled(limit));
             }
-            if flows.all.is_empty() {
-                flows.is_swept = false;
+            if flows.bodies.is_empty() {
+                flows.is_sweeping = false;
                 return;
             }
         }
@@ -148,7 +148,7 @@ impl TrackedBody {
 impl Drop for WatchedBody {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            let flow = self.flows.lock().all.remove(&id);
+            let flow = self.tracked_bodies.lock().bodies.remove(&id);
             drop(flow);
         }
     }
@@ -163,7 +163,7 @@ impl HttpBody for WatchedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        let mut state = this.flow.state.lock();
+        let mut state = this.tracked_body.state.lock();
         let Some(body) = &mut state.body else {
             return Poll::Ready(Some(Err(StallError(this.limit).into())));
         };
@@ -178,12 +178,12 @@ impl HttpBody for WatchedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        let state = self.flow.state.lock();
+        let state = self.tracked_body.state.lock();
         state.body.as_ref().is_some_and(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let state = self.flow.state.lock();
+        let state = self.tracked_body.state.lock();
         let hint = state.body.as_ref().map(HttpBody::size_hint);
         hint.unwrap_or_default()
     }
@@ -206,7 +206,7 @@ mod tests {
         (sender, StreamBody::new(frames).boxed_unsync())
     }
 
-    fn send(frames: &Frames) -> bool {
+    fn send_frame(frames: &Frames) -> bool {
         frames
             .send(Ok(Frame::data(Bytes::from_static(b"a"))))
             .is_ok()
@@ -218,11 +218,11 @@ mod tests {
         let stalled = Arc::new(Notify::new());
         let (source, inner) = body();
         let mut unread = stalls.watch(inner, &stalled);
-        assert!(send(&source) && send(&source));
+        assert!(send_frame(&source) && send_frame(&source));
         unread.frame().await.unwrap().unwrap();
         let (quiet_source, inner) = body();
         let mut quiet = stalls.watch(inner, &Arc::default());
-        assert!(send(&quiet_source));
+        assert!(send_frame(&quiet_source));
         quiet.frame().await.unwrap().unwrap();
         let waiting = ambit_rt::spawn(
             "quiet",
@@ -231,10 +231,10 @@ mod tests {
         let began = Instant::now();
         stalled.notified().await;
         assert!((LIMIT..LIMIT * 2).contains(&began.elapsed()));
-        assert!(!send(&source), "the source is held");
+        assert!(!send_frame(&source), "the source is held");
         unread.frame().await.unwrap().unwrap_err();
         tokio::time::sleep(LIMIT * 100).await;
-        assert!(send(&quiet_source));
+        assert!(send_frame(&quiet_source));
         assert!(waiting.await.unwrap().0);
     }
 
@@ -245,12 +245,12 @@ mod tests {
         let (source, inner) = body();
         let mut slow = stalls.watch(inner, &stalled);
         for _ in 0..20 {
-            assert!(send(&source));
+            assert!(send_frame(&source));
             slow.frame().await.unwrap().unwrap();
             tokio::time::sleep(LIMIT - Duration::from_secs(1)).await;
         }
         drop(slow);
-        assert!(stalls.flows.lock().all.is_empty());
+        assert!(stalls.tracked_bodies.lock().bodies.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -258,10 +258,10 @@ mod tests {
         let stalls = StallDetector::new(Duration::ZERO);
         let (source, inner) = body();
         let mut unread = stalls.watch(inner, &Arc::default());
-        assert!(send(&source));
+        assert!(send_frame(&source));
         unread.frame().await.unwrap().unwrap();
         tokio::time::sleep(LIMIT * 1000).await;
-        assert!(send(&source));
+        assert!(send_frame(&source));
         unread.frame().await.unwrap().unwrap();
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     waypoint::{NotReadyError, Waypoint},
 };
 
-/// Address of a service that has none.
+/// Unspecified address, which stands in for the address of a service that has none.
 pub(crate) const UNKNOWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Time to wait for the record of an unknown target. Records reach clients and the waypoint within milliseconds of each
@@ -129,7 +129,8 @@ impl Target {
                         .cloned()
                 };
                 let service = found.ok_or_else(not_served)?;
-                return Self::service(waypoint, service, None, *port).ok_or_else(not_served)?;
+                return Self::from_served_service(waypoint, service, None, *port)
+                    .ok_or_else(not_served)?;
             }
         };
         let at = NetworkAddress::new(own.network.clone(), address.ip());
@@ -137,17 +138,17 @@ impl Target {
         let table = waypoint.state.table();
         let service = table.service_by_vip(&at.network, at.address, client);
         if let Some(service) = service.cloned() {
-            let found = Self::service(waypoint, service, Some(address), address.port());
+            let found = Self::from_served_service(waypoint, service, Some(address), address.port());
             return found.ok_or_else(not_served)?;
         }
         let workload = table.workload_by_ip(&at.network, at.address);
-        let managed = workload.filter(|workload| workload.is_behind(&waypoint.address));
+        let managed = workload.filter(|workload| workload.names_waypoint(&waypoint.address));
         let workload = managed.ok_or_else(not_served)?.clone();
         Ok(Self::Pod { workload, address })
     }
 
     /// Builds the target for a served service; fails if the service does not have the port.
-    fn service(
+    fn from_served_service(
         waypoint: &Waypoint,
         service: Arc<Service>,
         address: Option<SocketAddr>,
@@ -168,8 +169,8 @@ impl Target {
         }))
     }
 
-    /// Returns the target for another service at the same port, as for a more specific service than a wildcard; `None`
-    /// if the waypoint does not serve it.
+    /// Returns the target for another service at the same port, such as a more specific service than a wildcard; `None`
+    /// if this waypoint does not serve that service.
     pub(crate) fn for_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();
@@ -314,10 +315,10 @@ impl Target {
     ) -> Result<Route, RouteError> {
         let request = BackendRequest {
             waypoint: own,
-            own: Some(&waypoint.address),
-            is_target: true,
-            failed,
-            dialled: self.requested_ip(),
+            own_address: Some(&waypoint.address),
+            is_called_service: true,
+            failed_workloads: failed,
+            dialed_ip: self.requested_ip(),
         };
         let table = waypoint.state.table();
         match self {
@@ -325,7 +326,7 @@ impl Target {
                 served, address, ..
             } => {
                 let rng = &mut rand::rng();
-                table.backend(&request, &served.name, address.port(), load, rng)
+                table.route_to_backend(&request, &served.name, address.port(), load, rng)
             }
             Self::Pod { workload, address } => table.route_to_pod(&request, workload, *address),
         }

@@ -4,14 +4,16 @@
 mod error;
 mod idle_timeout;
 mod report;
-mod routed;
+mod routed_connection;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_codec::Forwarded;
-use ambit_hbone::{Incoming, TunnelIo};
+use ambit_hbone::{IncomingRequest, TunnelIo};
 use ambit_l7::authz::{Connection, HttpDecision, Scope};
-use ambit_model::{ArcStr, Balancing, DestinationLimits, HashSource, NamespacedHostname, Reason};
+use ambit_model::{
+    ArcStr, Balancing, DestinationLimits, FailureReason, HashSource, NamespacedHostname,
+};
 use ambit_proxy::{LocalPod, report::format_error_chain};
 use ambit_resilience::{EndpointOutcome, PickRequest, hash};
 use http::HeaderMap;
@@ -25,16 +27,16 @@ use crate::{
     destination::{DestinationPort, EndpointLease, NoUpstream},
     http as l7,
     http::{Destination, destination_attachments},
-    origination::TlsUpstream,
     session::Session,
     sniff::{DetectedProtocol, SniffedStream},
+    tls_origination::TlsUpstream,
     upstream::{ConnectOptions, ConnectParameters, ProxyProtocolHeader, Stream, UpstreamError},
     upstream_lookup,
 };
 use error::TcpError;
 use idle_timeout::IdleTimeout;
 use report::{ConnectionEnd, ConnectionReport, ConnectionRoute};
-use routed::RoutedConnection;
+use routed_connection::RoutedConnection;
 
 /// Timeout for the client's first bytes at a port with undeclared protocol. After it the endpoint is connected, since
 /// its protocol may be server-first.
@@ -43,11 +45,11 @@ const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(20);
 const REQUEST_LINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a tunnel to a port that declares a TCP protocol: the endpoint is connected before the CONNECT is accepted.
-pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
+pub(crate) async fn serve(session: Session, mut incoming: IncomingRequest) {
     let report = ConnectionReport::new(&session);
     let opening = std::pin::pin!(async {
         let routed = RoutedConnection::by_tcp_routes(&session)?;
-        let opened = open(&session, &routed).await?;
+        let opened = open_upstream(&session, &routed).await?;
         Ok((routed, opened))
     });
     let opened: Result<_, TcpError> = match incoming.run_until_cancelled(opening).await {
@@ -84,7 +86,7 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: SniffedStream<Tunnel
     let report = ConnectionReport::new(&session);
     let opened: Result<_, TcpError> = async {
         let routed = RoutedConnection::by_server_name(&session, &mut io).await?;
-        let opened = open(&session, &routed).await?;
+        let opened = open_upstream(&session, &routed).await?;
         Ok((routed, opened))
     }
     .await;
@@ -105,7 +107,7 @@ async fn session_for_server_name(
     if !session.target.is_wildcard() {
         return Ok(None);
     }
-    match routed::server_name(io).await? {
+    match routed_connection::server_name(io).await? {
         Some(name) => Ok(session.for_host(&name)?),
         None => Ok(None),
     }
@@ -114,7 +116,7 @@ async fn session_for_server_name(
 /// Serves a tunnel to a port with undeclared protocol, for which no policy, JWT rule, plugin or rate limit needs HTTP
 /// requests: as HTTP or as opaque TCP, detected from the first bytes. Server-first protocols do not wait for the
 /// client's bytes.
-pub(crate) async fn serve_unknown(session: Session, mut io: SniffedStream<TunnelIo>) {
+pub(crate) async fn serve_undeclared(session: Session, mut io: SniffedStream<TunnelIo>) {
     let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.detect_protocol())
         .await
         .ok();
@@ -130,7 +132,7 @@ pub(crate) async fn serve_unknown(session: Session, mut io: SniffedStream<Tunnel
     }
     let routed = RoutedConnection::for_undeclared_port();
     let report = ConnectionReport::new(&session);
-    let (stream, context) = match open(&session, &routed).await {
+    let (stream, context) = match open_upstream(&session, &routed).await {
         Ok(opened) => opened.into_parts(),
         Err(error) => return log_failure(&session, &report, &error),
     };
@@ -180,12 +182,12 @@ async fn detect_protocol(io: &mut SniffedStream<TunnelIo>) -> DetectedProtocol {
 /// Evaluates the policies of the target, and those of the service to which a route forwards the connection. Returns the
 /// first denial.
 fn evaluate_policies(session: &Session, routed: &RoutedConnection) -> HttpDecision {
-    let connection = session.connection(routed.sni.as_deref());
+    let connection = session.connection_attributes(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
     let attachments = session.attachments();
     let mut decision = policies.evaluate_connection(attachments.scope(), &connection);
-    let there = destination_attachments::find(session, &routed.destination, routed.by);
+    let there = destination_attachments::find(session, &routed.destination, routed.route_owner);
     if let Destination::Backend(service, port) = &routed.destination
         && let Some(scope) = backend_scope(session, routed, there.as_deref(), service)
     {
@@ -194,8 +196,10 @@ fn evaluate_policies(session: &Session, routed: &RoutedConnection) -> HttpDecisi
             ..connection
         };
         let there = policies.evaluate_connection(scope, &connection);
-        decision.dry_run.extend(there.dry_run);
-        decision.audits.extend(there.audits);
+        decision.dry_run_denials.extend(there.dry_run_denials);
+        decision
+            .matched_audit_rules
+            .extend(there.matched_audit_rules);
         if decision.is_allowed() {
             decision.reason = there.reason;
         }
@@ -207,22 +211,22 @@ fn evaluate_policies(session: &Session, routed: &RoutedConnection) -> HttpDecisi
 fn backend_scope<'a>(
     session: &Session,
     routed: &RoutedConnection,
-    there: Option<&'a Attachments>,
+    attachments: Option<&'a Attachments>,
     service: &'a NamespacedHostname,
 ) -> Option<Scope<'a>> {
-    match there {
+    match attachments {
         Some(attachments) => Some(attachments.scope()),
         None => {
             let published = &session.shard.waypoint.published;
-            routed.by.scope(published, service)
+            routed.route_owner.scope(published, service)
         }
     }
 }
 
-/// Whether no attachment of the route's backend (JWT rule, plugin or rate limit) requires HTTP, so that the connection
-/// may be forwarded as opaque bytes.
+/// Whether a connection may be forwarded as opaque bytes: no JWT rule, plugin or rate limit of the route's backend
+/// requires HTTP.
 fn may_be_opaque(session: &Session, routed: &RoutedConnection) -> bool {
-    destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
+    destination_attachments::may_be_opaque(session, &routed.destination, routed.route_owner)
 }
 
 /// Whether the current policies of the target and of the route's backend require no authorization provider other than
@@ -230,20 +234,20 @@ fn may_be_opaque(session: &Session, routed: &RoutedConnection) -> bool {
 fn is_provider_unchanged(
     session: &Session,
     routed: &RoutedConnection,
-    by: Option<&ArcStr>,
+    provider: Option<&ArcStr>,
 ) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
-    let connection = session.connection(routed.sni.as_deref());
+    let connection = session.connection_attributes(routed.sni.as_deref());
     let attachments = session.attachments();
     let required = policies.required_connection_check(attachments.scope(), &connection);
-    if !l7::is_check_satisfied(&required, by) {
+    if !l7::is_check_satisfied(&required, provider) {
         return false;
     }
     let Destination::Backend(service, port) = &routed.destination else {
         return true;
     };
-    let there = destination_attachments::find(session, &routed.destination, routed.by);
+    let there = destination_attachments::find(session, &routed.destination, routed.route_owner);
     let Some(scope) = backend_scope(session, routed, there.as_deref(), service) else {
         return true;
     };
@@ -252,16 +256,16 @@ fn is_provider_unchanged(
         ..connection
     };
     let required = policies.required_connection_check(scope, &connection);
-    l7::is_check_satisfied(&required, by)
+    l7::is_check_satisfied(&required, provider)
 }
 
 /// Counts denials by dry-run policies, and logs a connection that an AUDIT policy matches.
 fn record_policy_effects(session: &Session, decision: &HttpDecision) {
-    for dry_run in &decision.dry_run {
+    for dry_run in &decision.dry_run_denials {
         let metrics = &session.shard.waypoint.http_metrics;
         metrics.count_dry_run_denial(&dry_run.policy);
     }
-    if let Some(policy) = decision.audits.first() {
+    if let Some(policy) = decision.matched_audit_rules.first() {
         let (caller, target) = (session.caller.address, session.target.address());
         tracing::info!(%caller, %target, %policy, "a connection is audited");
     }
@@ -298,11 +302,11 @@ impl UpstreamConnection {
     }
 }
 
-/// Leases and authorization of an upstream connection.
+/// Endpoint, leases and authorization of an upstream connection.
 #[derive(Debug)]
 struct ConnectionContext {
     endpoint: SocketAddr,
-    held: Option<ConnectionLease>,
+    lease: Option<ConnectionLease>,
     /// Authorization provider that has allowed the connection.
     provider: Option<ArcStr>,
 }
@@ -317,8 +321,8 @@ struct ConnectionLease {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Authorizes a connection, chooses an endpoint, and connects to it.
-async fn open(
+/// Authorizes a connection, chooses an endpoint for it, and connects to the endpoint.
+async fn open_upstream(
     session: &Session,
     routed: &RoutedConnection,
 ) -> Result<UpstreamConnection, TcpError> {
@@ -342,7 +346,7 @@ async fn open(
     let waypoint = &session.shard.waypoint;
     let own = waypoint
         .local
-        .wait_until_known()
+        .wait_until_published()
         .await
         .ok_or(TcpError::NoOwnWorkload)?;
     let port = routed.destination.destination_rule_port(session);
@@ -363,13 +367,13 @@ async fn open(
                 });
                 let context = ConnectionContext {
                     endpoint,
-                    held,
+                    lease: held,
                     provider,
                 };
                 return Ok(UpstreamConnection { stream, context });
             }
             // No bytes were sent on the connection: another endpoint may be tried, once.
-            Err(ConnectFailure::Endpoint(error, Some(uid)))
+            Err(ConnectFailure::EndpointFailed(error, Some(uid)))
                 if failed.is_empty()
                     && matches!(
                         error,
@@ -380,7 +384,9 @@ async fn open(
                 failed.push(uid);
                 first = Some(error);
             }
-            Err(ConnectFailure::Endpoint(error, _)) => return Err(first.unwrap_or(error).into()),
+            Err(ConnectFailure::EndpointFailed(error, _)) => {
+                return Err(first.unwrap_or(error).into());
+            }
             Err(ConnectFailure::NoUpstream(error)) => {
                 return Err(first.map_or_else(|| error.into(), TcpError::Upstream));
             }
@@ -390,9 +396,9 @@ async fn open(
 
 /// Reason why no upstream connection was opened.
 enum ConnectFailure {
-    /// Failed connection attempt; with the uid of the endpoint's workload, if the endpoint is a known workload.
-    Endpoint(UpstreamError, Option<ArcStr>),
-    /// Destination rule that leaves no usable endpoint.
+    /// Connection attempt that failed, with the uid of the endpoint's workload if the mesh knows the workload.
+    EndpointFailed(UpstreamError, Option<ArcStr>),
+    /// Destination for which the `DestinationRule` permits no endpoint.
     NoUpstream(NoUpstream),
 }
 
@@ -401,11 +407,11 @@ async fn connect(
     destination: &Destination,
     own: &LocalPod,
     port: Option<&Arc<DestinationPort>>,
-    failed: &[ArcStr],
+    failed_workloads: &[ArcStr],
 ) -> Result<(Stream, SocketAddr, Option<EndpointLease>), ConnectFailure> {
     let waypoint = &session.shard.waypoint;
     let pass_through = destination.pass_through(session).await;
-    let pass_through = pass_through.map_err(|error| ConnectFailure::Endpoint(error, None))?;
+    let pass_through = pass_through.map_err(|error| ConnectFailure::EndpointFailed(error, None))?;
     let rule = || {
         port.map(|port| {
             let hash = match &port.policy().balancing {
@@ -417,8 +423,8 @@ async fn connect(
             };
             let wish = PickRequest {
                 hash,
-                failed,
-                preferred: None,
+                tried_uids: failed_workloads,
+                preferred_uid: None,
             };
             let request = destination.backend_request(session, own, &[]);
             port.route(waypoint.rule_context(), request, wish)
@@ -434,7 +440,10 @@ async fn connect(
                 .flatten();
             let (route, held) = match ruled {
                 Some((route, held)) => (Ok(route), Some(held)),
-                None => (destination.route(session, own, failed).await, None),
+                None => (
+                    destination.route(session, own, failed_workloads).await,
+                    None,
+                ),
             };
             let upstream = match route {
                 Ok(route) => upstream_lookup::resolve(route, waypoint).await,
@@ -443,7 +452,7 @@ async fn connect(
             (upstream, held)
         }
     };
-    let upstream = upstream.map_err(|error| ConnectFailure::Endpoint(error, None))?;
+    let upstream = upstream.map_err(|error| ConnectFailure::EndpointFailed(error, None))?;
     let host = destination.default_sni(session);
     let tls_upstream = tls.filter(|_| held.is_some() || !upstream.is_waypoint());
     let tls_upstream = tls_upstream.map(|origination| TlsUpstream {
@@ -466,9 +475,9 @@ async fn connect(
         .and_then(|port| ProxyProtocolHeader::for_policy(port.policy(), &upstream, client, called));
     let connecting = upstreams.connect(ConnectParameters {
         upstream: &upstream,
-        own,
+        own_pod: own,
         forwarded: &forwarded,
-        applied: &applied,
+        applied_services: &applied,
         options: ConnectOptions {
             limits: &limits,
             tls: tls_upstream,
@@ -491,7 +500,7 @@ async fn connect(
         }
     }
     let uid = || upstream.workload().map(|one| one.uid().clone());
-    let stream = connected.map_err(|error| ConnectFailure::Endpoint(error, uid()))?;
+    let stream = connected.map_err(|error| ConnectFailure::EndpointFailed(error, uid()))?;
     Ok((stream, upstream.endpoint(), held))
 }
 
@@ -518,7 +527,7 @@ async fn relay<A, B>(
 {
     let ConnectionContext {
         endpoint,
-        held,
+        lease: held,
         provider,
     } = context;
     let (held, provider) = (held.as_ref(), provider.as_ref());
@@ -532,7 +541,9 @@ async fn relay<A, B>(
         service: service.as_ref(),
     };
     let labels = session.traffic_labels_for(service.clone());
-    let metrics = report.traffic_series(session, &labels, route).open();
+    let metrics = report
+        .traffic_series(session, &labels, route)
+        .open_connection();
     report.report_opened(session, route);
     let mut drain = waypoint.lifecycle.drain_watcher();
     let limits = held.map(|held| *held.port.limits()).unwrap_or_default();
@@ -561,25 +572,28 @@ async fn relay<A, B>(
         }
     };
     let mut end = ConnectionEnd {
-        audited_by: decision.audits.first().map(ToString::to_string),
+        audited_by: decision
+            .matched_audit_rules
+            .first()
+            .map(ToString::to_string),
         ..ConnectionEnd::default()
     };
     let reason = match &copied {
-        Ok(_) => Reason::None,
+        Ok(_) => FailureReason::None,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let object = routed.object_requiring_http(session);
             let object = object.map(|object| TcpError::NotHttp(object).to_string());
             let decision = evaluate_policies(session, routed);
-            end.is_refused = true;
+            end.is_rejected = true;
             end.policy = decision.denying_policy().map(ToString::to_string);
             end.termination = object.or_else(|| decision.response_code_details());
             tracing::info!(caller = %session.caller.address, "a connection is closed: a policy denies it now");
-            Reason::Deny
+            FailureReason::Deny
         }
         Err(error) => {
             tracing::debug!(%error, caller = %session.caller.address, "a connection broke");
             end.termination = Some(error.to_string());
-            Reason::Connect
+            FailureReason::Connect
         }
     };
     metrics.close(reason);
@@ -592,14 +606,14 @@ fn log_failure(session: &Session, report: &ConnectionReport, error: &TcpError) {
     let reason = match error {
         TcpError::Denied(decision) => {
             record_policy_effects(session, decision);
-            Reason::Deny
+            FailureReason::Deny
         }
-        TcpError::Unauthorized(_) | TcpError::NotHttp(_) => Reason::Deny,
+        TcpError::Unauthorized(_) | TcpError::NotHttp(_) => FailureReason::Deny,
         TcpError::NoOwnWorkload
         | TcpError::Route(_)
         | TcpError::Upstream(_)
         | TcpError::DestinationRule(_)
-        | TcpError::MisdirectedHost(_) => Reason::Connect,
+        | TcpError::MisdirectedHost(_) => FailureReason::Connect,
     };
     let route = ConnectionRoute::default();
     let series = report.traffic_series(session, &session.traffic_labels(), route);

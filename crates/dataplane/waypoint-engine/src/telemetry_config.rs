@@ -14,7 +14,7 @@ use ambit_model::{
     TelemetryTracing, WaypointTelemetry,
 };
 use ambit_observation::{
-    Expression, ExpressionError, FormatError, ISTIO_TEXT, LogFormat, NeededHeaders,
+    Expression, ExpressionError, FormatError, ISTIO_TEXT_FORMAT, LogFormat, NeededHeaders,
     RequestObservation,
     span::{self, SpanTag, TagSource},
 };
@@ -24,7 +24,7 @@ use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-pub(crate) use queue::{ExportItem, Exporters, NewQueue, Queue};
+pub(crate) use queue::{ExportItem, ExportQueue, Exporters, NewQueue};
 
 /// Compiled telemetry configuration of a service, a namespace or the waypoint.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct TelemetryConfig {
     pub(crate) logs: Option<Vec<AccessLog>>,
     labels: Option<LabelOverrides>,
     /// Request and response headers that access logs and span tags read.
-    pub(crate) wants: NeededHeaders,
+    pub(crate) needed_headers: NeededHeaders,
 }
 
 /// Compiled tracing configuration: sampling, tags and the collector's queue.
@@ -42,7 +42,7 @@ pub(crate) struct TelemetryConfig {
 pub(crate) struct Tracing {
     pub(crate) settings: TelemetryTracing,
     pub(crate) tags: Vec<SpanTag>,
-    pub(crate) queue: Queue,
+    pub(crate) queue: ExportQueue,
 }
 
 /// Access log of a telemetry configuration: filter, format and destination.
@@ -50,23 +50,23 @@ pub(crate) struct Tracing {
 pub(crate) struct AccessLog {
     filter: Option<Expression>,
     format: LogFormat,
-    /// Queue of the OpenTelemetry collector, and the log name that the collector receives; `None` for standard output.
-    to: Option<(Queue, ArcStr)>,
+    /// OpenTelemetry collector's queue and the log name sent to it; `None` for an access log on standard output.
+    collector: Option<(ExportQueue, ArcStr)>,
 }
 
 impl AccessLog {
     /// Whether the log's filter matches a request or connection.
-    fn matches(&self, of: &RequestObservation<'_>) -> bool {
+    fn matches(&self, observation: &RequestObservation<'_>) -> bool {
         let filter = self.filter.as_ref();
-        filter.is_none_or(|filter| filter.matches(of))
+        filter.is_none_or(|filter| filter.matches(observation))
     }
 }
 
 /// Overrides of metric labels, by expressions over request attributes.
 #[derive(Debug)]
 struct LabelOverrides {
-    relabel: Arc<MetricOverrides>,
-    values: Vec<Expression>,
+    metric_overrides: Arc<MetricOverrides>,
+    expressions: Vec<Expression>,
 }
 
 /// Maximum length of a label value, in bytes.
@@ -82,7 +82,7 @@ pub(crate) enum TelemetryConfigError {
     #[error("the format is no JSON: {0}")]
     Json(#[from] serde_json::Error),
     #[error("{0:?} is no header's name")]
-    Header(ArcStr),
+    InvalidHeaderName(ArcStr),
 }
 
 fn parse_expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
@@ -129,23 +129,26 @@ impl TelemetryConfig {
         Ok(Self {
             tracing,
             logs,
-            labels: is_changed.then_some(LabelOverrides { relabel, values }),
-            wants,
+            labels: is_changed.then_some(LabelOverrides {
+                metric_overrides: relabel,
+                expressions: values,
+            }),
+            needed_headers: wants,
         })
     }
 
     /// Whether none of the access logs is written to standard output.
     pub(crate) fn has_no_stdout_log(&self) -> bool {
         let logs = self.logs.as_ref();
-        logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
+        logs.is_some_and(|logs| logs.iter().all(|log| log.collector.is_some()))
     }
 
     /// Evaluates the overridden metric labels of a request or connection; `None` without overrides.
-    pub(crate) fn labels(&self, of: &RequestObservation<'_>) -> Option<RelabeledValues> {
+    pub(crate) fn labels(&self, observation: &RequestObservation<'_>) -> Option<RelabeledValues> {
         let labels = self.labels.as_ref()?;
         let value = |value: &Expression| {
             let mut text = value
-                .evaluate_text(of)
+                .evaluate_text(observation)
                 .unwrap_or_else(|| "unknown".to_owned());
             let mut end = MAX_LABEL_VALUE_BYTES.min(text.len());
             while !text.is_char_boundary(end) {
@@ -155,28 +158,31 @@ impl TelemetryConfig {
             text
         };
         Some(RelabeledValues {
-            relabel: labels.relabel.clone(),
-            values: labels.values.iter().map(value).collect(),
+            overrides: labels.metric_overrides.clone(),
+            values: labels.expressions.iter().map(value).collect(),
         })
     }
 }
 
 fn compile_tracing(
-    sent: TelemetryTracing,
-    to: &Exporters,
-    wants: &mut NeededHeaders,
+    settings: TelemetryTracing,
+    exporters: &Exporters,
+    needed_headers: &mut NeededHeaders,
 ) -> Result<Tracing, TelemetryConfigError> {
-    wants.merge(&span::span_headers());
+    needed_headers.merge(&span::span_headers());
     let mut tags = Vec::new();
-    for tag in &sent.tags {
+    for tag in &settings.tags {
         let source = match &tag.value {
             TelemetryTagValue::Literal(text) => TagSource::Fixed(text.clone()),
-            TelemetryTagValue::Environment(name, default) => {
-                TagSource::Fixed(to.environment(name).unwrap_or_else(|| default.clone()))
-            }
+            TelemetryTagValue::Environment(name, default) => TagSource::Fixed(
+                exporters
+                    .environment(name)
+                    .unwrap_or_else(|| default.clone()),
+            ),
             TelemetryTagValue::Header(name, default) => {
                 let header = HeaderName::from_bytes(name.as_bytes());
-                let header = header.map_err(|_| TelemetryConfigError::Header(name.clone()))?;
+                let header =
+                    header.map_err(|_| TelemetryConfigError::InvalidHeaderName(name.clone()))?;
                 let default = Some(default.clone()).filter(|text| !text.is_empty());
                 TagSource::Header(header, default)
             }
@@ -186,36 +192,36 @@ fn compile_tracing(
             name: tag.name.clone(),
             source,
         };
-        wants.merge(&tag.needed_headers());
+        needed_headers.merge(&tag.needed_headers());
         tags.push(tag);
     }
     Ok(Tracing {
-        queue: to.queue(&sent.collector),
-        settings: sent,
+        queue: exporters.queue(&settings.collector),
+        settings,
         tags,
     })
 }
 
 fn compile_log(
-    sent: TelemetryLog,
-    to: &Exporters,
-    wants: &mut NeededHeaders,
+    settings: TelemetryLog,
+    exporters: &Exporters,
+    needed_headers: &mut NeededHeaders,
 ) -> Result<AccessLog, TelemetryConfigError> {
-    let format = match &sent.format {
-        TelemetryFormat::Default => LogFormat::parse_text(ISTIO_TEXT)?,
+    let format = match &settings.format {
+        TelemetryFormat::Default => LogFormat::parse_text(ISTIO_TEXT_FORMAT)?,
         TelemetryFormat::Text(text) => LogFormat::parse_text(text)?,
         TelemetryFormat::Json(text) => LogFormat::from_json(&serde_json::from_str(text)?)?,
     };
-    let filter = sent.filter.as_ref().map(parse_expression).transpose()?;
-    wants.merge(&format.needed_headers());
+    let filter = settings.filter.as_ref().map(parse_expression).transpose()?;
+    needed_headers.merge(&format.needed_headers());
     if let Some(filter) = &filter {
-        wants.merge(&filter.needed_headers());
+        needed_headers.merge(&filter.needed_headers());
     }
-    let collector = sent.collector.as_ref();
+    let collector = settings.collector.as_ref();
     Ok(AccessLog {
         filter,
         format,
-        to: collector.map(|collector| (to.queue(collector), sent.name.clone())),
+        collector: collector.map(|collector| (exporters.queue(collector), settings.name.clone())),
     })
 }
 
@@ -235,7 +241,8 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Whether requests wait for the initial records: they do not, since telemetry is not needed to serve them.
+    /// Whether requests wait for the initial telemetry records. They do not, since requests can be served without
+    /// telemetry.
     const BLOCKS_READINESS: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {

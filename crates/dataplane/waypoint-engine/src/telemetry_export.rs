@@ -21,7 +21,7 @@ use crate::{
     hops::Hops,
     in_flight_checks::InFlightChecks,
     message::{self, Version},
-    mirrors::Mirrors,
+    mirrors::MirrorLimits,
     retry_budget::RetryBudgets,
     stall_detector::StallDetector,
     telemetry_config::{ExportItem, NewQueue},
@@ -36,7 +36,7 @@ const MAX_BATCH_ITEMS: usize = 1024;
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 /// Timeout of an export, unless the collector's configuration has one.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Initial and maximum backoff after a failed export.
+/// Initial and maximum delay before a failed export to a collector is retried.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
@@ -49,7 +49,7 @@ pub async fn run(waypoint: Arc<Waypoint>) {
     };
     let shard = Arc::new(Shard {
         upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
-        mirrors: Mirrors::default(),
+        mirrors: MirrorLimits::default(),
         stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),
         shares: FairShares::default(),
@@ -85,7 +85,7 @@ async fn export(
             counted.push(bytes);
             match item {
                 ExportItem::Span(span) => spans.push(*span),
-                ExportItem::Line(line) => lines.push(*line),
+                ExportItem::LogLine(line) => lines.push(*line),
             }
             is_full = spans.len() + lines.len() >= MAX_BATCH_ITEMS;
             next = if is_full { None } else { items.try_recv().ok() };

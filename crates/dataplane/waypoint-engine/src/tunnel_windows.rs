@@ -5,7 +5,7 @@
 //! many connections small ones. A connection's charged window grows with its number of tunnels.
 
 use ambit_hbone::{DialError, Settings, pool::ConnectionReservation};
-use ambit_model::Reason;
+use ambit_model::FailureReason;
 use parking_lot::Mutex;
 
 use crate::memory::{
@@ -14,29 +14,30 @@ use crate::memory::{
 
 /// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
-/// Divisors of the free budgets of a caller and of the process: the quotient is the number of bytes that the tunnels of
-/// one downstream connection share. All its windows together have less than four times as much. Connections to
-/// endpoints get a smaller part, since they are numerous and stay open for further tunnels.
+/// Divisors for the receive windows of downstream connections. The free budgets of the caller and of the process, each
+/// divided by its divisor, bound the bytes that the tunnels of one connection share; all windows of the connection
+/// together have less than four times as many. Connections to endpoints get a smaller part, since they are numerous and
+/// stay open for further tunnels.
 const DOWNSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
-    of_caller: 64,
-    of_process: 1024,
+    caller: 64,
+    process: 1024,
 };
 const UPSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
-    of_caller: 512,
-    of_process: 4096,
+    caller: 512,
+    process: 4096,
 };
 /// Minimum receive window of one tunnel, in bytes.
 const MIN_WINDOW_BYTES: u32 = 16 << 10;
 /// Maximum number of bytes of one tunnel that wait to be sent.
 const MAX_SEND_BUFFER_BYTES: usize = 32 << 10;
-/// Bytes charged for a tunnel in addition to its window and send buffer.
-const TUNNEL_BYTES: usize = 16 << 10;
+/// Bytes charged for the state of a tunnel, in addition to its receive window and send buffer.
+const TUNNEL_STATE_BYTES: usize = 16 << 10;
 
-/// Bytes charged for one tunnel, except the window that it adds to its connection.
-pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES;
+/// Bytes charged to the caller for one tunnel, without the receive window.
+pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_STATE_BYTES + MAX_SEND_BUFFER_BYTES;
 
 /// Returns the HTTP/2 settings of a new downstream connection, with windows by the caller's free budget.
-pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
+pub(crate) fn downstream_settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
     scaled_settings(configured, memory.window_bytes(DOWNSTREAM_WINDOW_DIVISORS))
 }
 
@@ -48,20 +49,20 @@ fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
         connection_window: shared,
         stream_window: configured.stream_window.min(shared),
         min_stream_window: MIN_WINDOW_BYTES,
-        frame_size: configured.frame_size.min(shared),
-        send_buffer: MAX_SEND_BUFFER_BYTES,
+        max_frame_bytes: configured.max_frame_bytes.min(shared),
+        max_send_buffer_bytes: MAX_SEND_BUFFER_BYTES,
         ..configured.clone()
     }
 }
 
-/// Charge for the receive windows of one downstream HBONE connection.
+/// Memory charge for the receive windows of one downstream HBONE connection.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: MemoryPermit,
     /// Bytes by which each tunnel enlarges the charged window.
-    of_tunnel: usize,
-    /// Highest number of concurrent tunnels so far, which the permit covers.
-    peak: usize,
+    bytes_per_tunnel: usize,
+    /// Highest number of concurrent tunnels so far, for which memory is charged.
+    peak_tunnels: usize,
 }
 
 impl ReceiveWindows {
@@ -69,14 +70,14 @@ impl ReceiveWindows {
     ///
     /// # Errors
     /// When a budget has no room.
-    pub(crate) fn open(
+    pub(crate) fn charge_connection(
         settings: &Settings,
         memory: &ConnectionMemory,
     ) -> Result<Self, BudgetExhausted> {
         Ok(Self {
-            permit: memory.charge_tunnel(settings.server_connection_bytes())?,
-            of_tunnel: settings.stream_bytes(),
-            peak: 0,
+            permit: memory.charge_tunnel(settings.server_connection_window_bytes())?,
+            bytes_per_tunnel: settings.min_stream_window_bytes(),
+            peak_tunnels: 0,
         })
     }
 
@@ -90,9 +91,13 @@ impl ReceiveWindows {
         open: usize,
         memory: &ConnectionMemory,
     ) -> Result<(), BudgetExhausted> {
-        if open > self.peak {
-            memory.grow(ChargePurpose::Connection, &mut self.permit, self.of_tunnel)?;
-            self.peak = open;
+        if open > self.peak_tunnels {
+            memory.grow(
+                ChargePurpose::Connection,
+                &mut self.permit,
+                self.bytes_per_tunnel,
+            )?;
+            self.peak_tunnels = open;
         }
         Ok(())
     }
@@ -104,7 +109,7 @@ impl ReceiveWindows {
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// Permit for a connection with minimal windows, taken in advance in case the pool has no connection.
+    /// Memory permit for a connection with minimal windows, taken in advance in case the pool has no connection.
     connection: Mutex<Option<MemoryPermit>>,
     tunnel: Option<MemoryPermit>,
 }
@@ -114,13 +119,15 @@ impl<'a> UpstreamWindows<'a> {
     ///
     /// # Errors
     /// When the budget has no room.
-    pub(crate) fn open(
+    pub(crate) fn charge_in_advance(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
     ) -> Result<Self, BudgetExhausted> {
         let smallest = scaled_settings(configured, MIN_SHARED_BYTES);
-        let tunnel = memory.charge_upstream_tunnel(TUNNEL_COST_BYTES + smallest.stream_bytes())?;
-        let connection = memory.charge_upstream_tunnel(smallest.client_connection_bytes())?;
+        let tunnel = memory
+            .charge_upstream_tunnel(TUNNEL_COST_BYTES + smallest.min_stream_window_bytes())?;
+        let connection =
+            memory.charge_upstream_tunnel(smallest.client_connection_window_bytes())?;
         Ok(Self {
             memory,
             configured,
@@ -129,24 +136,24 @@ impl<'a> UpstreamWindows<'a> {
         })
     }
 
-    /// Takes the tunnel's permit, which is held as long as the tunnel is open.
-    pub(crate) fn tunnel(&mut self) -> Option<MemoryPermit> {
+    /// Takes the memory permit of the tunnel, to be held as long as the tunnel is open.
+    pub(crate) fn take_tunnel_permit(&mut self) -> Option<MemoryPermit> {
         self.tunnel.take()
     }
 
     /// Returns the settings and permits of a new connection. If the budget has no room for usual windows, the
     /// connection gets the minimal windows that were charged in advance, so that tunnels that wait for it do not fail.
-    pub(crate) fn connection(&self) -> Result<Option<ConnectionReservation>, DialError> {
+    pub(crate) fn reserve_connection(&self) -> Result<Option<ConnectionReservation>, DialError> {
         let charged = self.connection.lock().take();
         let smallest = scaled_settings(self.configured, MIN_SHARED_BYTES);
         let mut permit = charged.map_or_else(
             || {
                 let taken = self
                     .memory
-                    .charge_upstream_tunnel(smallest.client_connection_bytes());
+                    .charge_upstream_tunnel(smallest.client_connection_window_bytes());
                 taken.map_err(|full| DialError::Prepare {
                     text: "no room for a connection",
-                    reason: Reason::Connect,
+                    reason: FailureReason::Connect,
                     source: Box::new(full),
                 })
             },
@@ -155,8 +162,8 @@ impl<'a> UpstreamWindows<'a> {
         let shared = self.memory.window_bytes(UPSTREAM_WINDOW_DIVISORS);
         let settings = scaled_settings(self.configured, shared);
         let more = settings
-            .client_connection_bytes()
-            .saturating_sub(smallest.client_connection_bytes());
+            .client_connection_window_bytes()
+            .saturating_sub(smallest.client_connection_window_bytes());
         let settings = permit.grow(more).map_or(smallest, |()| settings);
         Ok(Some(ConnectionReservation {
             settings: settings.into(),

@@ -17,7 +17,7 @@ use ambit_sys::socket::keep_alive;
 
 use crate::{
     applied_services::AppliedServices, config::HeaderLimits, destination::with_connect_timeout,
-    hops::Hops, memory::ConnectionMemory, origination::TlsUpstream,
+    hops::Hops, memory::ConnectionMemory, tls_origination::TlsUpstream,
     tunnel_windows::UpstreamWindows,
 };
 
@@ -43,16 +43,16 @@ pub(crate) struct UpstreamPools {
 pub(crate) struct ConnectParameters<'a> {
     pub(crate) upstream: &'a Upstream,
     /// Workload record of the waypoint itself, the source of the connection.
-    pub(crate) own: &'a LocalPod,
+    pub(crate) own_pod: &'a LocalPod,
     /// Address of the original client, reported to the next proxy (`Forwarded` header of the CONNECT).
     pub(crate) forwarded: &'a Forwarded,
-    /// Services whose attachments have been applied, named to the next waypoint in the CONNECT.
-    pub(crate) applied: &'a AppliedServices,
+    /// Services whose attachments this waypoint has applied, named to the next waypoint in a header of the CONNECT.
+    pub(crate) applied_services: &'a AppliedServices,
     pub(crate) options: ConnectOptions<'a>,
     /// Number of waypoints that the connection has passed, sent to the next waypoint in the CONNECT; `None` for HTTP,
     /// where each request carries the number in its own headers.
     pub(crate) hops: Option<Hops>,
-    /// Identity of the connection, if it is not the waypoint's own.
+    /// Identity under which the connection is opened; `None` for the waypoint's own.
     pub(crate) identity: Option<&'a Identity>,
     /// Memory budget of the caller to which the connection is charged; `None` for the waypoint's own calls.
     pub(crate) memory: Option<&'a ConnectionMemory>,
@@ -68,8 +68,8 @@ pub(crate) struct ConnectOptions<'a> {
     pub(crate) preamble: Option<&'a ProxyProtocolHeader>,
 }
 
-/// Returns the client address that tunnels report for the waypoint's own calls and for connections that callers share:
-/// the waypoint's pod, without a port.
+/// Returns the client address that tunnels report when they carry the waypoint's own calls or are shared by several
+/// callers: the address of the waypoint's pod, without a port.
 pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -82,8 +82,8 @@ pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
 impl UpstreamPools {
     /// Creates the empty connection pools of a worker.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
-        let tunnels = Pool::new(dialer.http2.clone());
-        dialer.state.close_departed_in(&tunnels);
+        let tunnels = Pool::new(dialer.http2_settings.clone());
+        dialer.state.close_departed_connections(&tunnels);
         Self {
             tunnels,
             dialer: dialer.clone(),
@@ -124,9 +124,9 @@ impl UpstreamPools {
     ) -> Result<Stream, UpstreamError> {
         let ConnectParameters {
             upstream,
-            own,
+            own_pod: own,
             forwarded,
-            applied,
+            applied_services: applied,
             options,
             hops,
             identity,
@@ -134,7 +134,7 @@ impl UpstreamPools {
         } = connect;
         match upstream {
             Upstream::Plain(address, _) => {
-                let stream = self.dialer.plain(*address).await?;
+                let stream = self.dialer.connect_plain(*address).await?;
                 if let Some(of) = &options.limits.keepalive
                     && let Err(error) = keep_alive(&stream, of.time, of.interval, of.probes)
                 {
@@ -153,15 +153,25 @@ impl UpstreamPools {
                     identity: identity.unwrap_or(&self.dialer.identity).clone(),
                     ..self.dialer.clone()
                 };
-                let windows = memory.map(|memory| UpstreamWindows::open(&dialer.http2, memory));
+                let windows = memory.map(|memory| {
+                    UpstreamWindows::charge_in_advance(&dialer.http2_settings, memory)
+                });
                 let mut windows = windows.transpose()?;
-                let permit = windows.as_mut().and_then(UpstreamWindows::tunnel);
+                let permit = windows
+                    .as_mut()
+                    .and_then(UpstreamWindows::take_tunnel_permit);
                 let reserve = || {
                     windows
                         .as_ref()
-                        .map_or(Ok(None), UpstreamWindows::connection)
+                        .map_or(Ok(None), UpstreamWindows::reserve_connection)
                 };
-                let tunnel = dialer.tunnel_within(&self.tunnels, route, source, headers, reserve);
+                let tunnel = dialer.open_tunnel_with_reservation(
+                    &self.tunnels,
+                    route,
+                    source,
+                    headers,
+                    reserve,
+                );
                 // Boxed, since the future of opening is much larger than the tunnel.
                 let tunnel = Box::pin(tunnel).await?;
                 Ok(Stream::Tunnel(Box::new(tunnel.into_io()), permit))

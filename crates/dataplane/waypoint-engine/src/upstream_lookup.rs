@@ -1,9 +1,9 @@
-//! Resolves routes to upstream addresses: hostnames of endpoints by DNS, and hosts below a wildcard that a client
-//! names. A DNS name cannot make the waypoint call an address of the mesh.
+//! Resolves routes to upstream addresses: by DNS for endpoints with hostnames, and for hosts below a wildcard that a
+//! client names. A DNS name cannot make the waypoint call an address of the mesh.
 
 use std::net::{IpAddr, SocketAddr};
 
-use ambit_egress::Forbidden;
+use ambit_egress::ForbiddenAddress;
 use ambit_model::{ArcStr, NetworkAddress};
 use ambit_proxy::{choose_address, state::LOCAL_WORKLOAD_TIMEOUT};
 use ambit_route::{Route, WorkloadRef};
@@ -39,7 +39,7 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
     let is_of_cluster = is_cluster_endpoint(&route);
     let upstream = Upstream::from_route(route)?;
     match waypoint.names.check_egress(upstream.next_hop().ip()) {
-        Err(Forbidden::Cluster(_)) if is_of_cluster => {}
+        Err(ForbiddenAddress::Cluster(_)) if is_of_cluster => {}
         checked => checked?,
     }
     Ok(upstream)
@@ -58,7 +58,7 @@ pub(crate) async fn request_address_record(
     waypoint: &Waypoint,
     ip: IpAddr,
 ) -> Result<NetworkAddress, UpstreamError> {
-    let own = waypoint.local.wait_until_known().await;
+    let own = waypoint.local.wait_until_published().await;
     let network = own.as_ref().map(|own| own.workload.network.clone());
     let at = NetworkAddress::new(network.unwrap_or_default(), ip);
     let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
@@ -69,8 +69,8 @@ pub(crate) async fn request_address_record(
     Ok(at)
 }
 
-/// Whether the API server itself vouches for the endpoint of a route, rather than an object with a hand-written
-/// address: it is a pod, which may use its node's network, or the API server as endpoint of the Service `kubernetes`.
+/// Whether the API server itself vouches for the endpoint's address: the endpoint is a pod, possibly in its node's
+/// network, or the API server as endpoint of the Service `kubernetes`. Hand-written addresses do not qualify.
 fn is_cluster_endpoint(route: &Route) -> bool {
     let workload = match route {
         Route::Plain(plain) => &plain.workload,
@@ -131,7 +131,7 @@ async fn check_outside_mesh(
         return Ok(());
     }
     let at = request_address_record(waypoint, ip).await?;
-    let own = waypoint.local.wait_until_known().await;
+    let own = waypoint.local.wait_until_published().await;
     let is_of_mesh = {
         let table = waypoint.state.table();
         let namespace = own

@@ -27,7 +27,7 @@ use crate::{
     fair_share::FairShares,
     in_flight_checks::InFlightChecks,
     memory::{Memory, MemoryLimits},
-    mirrors::Mirrors,
+    mirrors::MirrorLimits,
     names::HostResolver,
     published::PublishedConfig,
     retry_budget::RetryBudgets,
@@ -51,7 +51,7 @@ pub struct Waypoint {
     pub(crate) setups: SetupCounters,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
-    /// Registry of open connections, and their drain during shutdown.
+    /// Registry of open connections, which drains them during shutdown.
     pub lifecycle: Lifecycle,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
@@ -60,8 +60,8 @@ pub struct Waypoint {
     pub(crate) address: GatewayAddress,
     /// Key-value data and queues that plugins share (proxy-wasm shared data).
     pub(crate) shared_data: ambit_wasm::SharedState,
-    /// Notified when a plugin enqueues a message in a shared queue.
-    pub(crate) queues: tokio::sync::watch::Sender<()>,
+    /// Signal that a plugin has enqueued a message in a shared queue.
+    pub(crate) queue_signal: tokio::sync::watch::Sender<()>,
     /// DNS resolver for hosts outside of the mesh.
     pub(crate) names: HostResolver,
     created: Instant,
@@ -89,12 +89,12 @@ pub struct WaypointInputs {
 pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: UpstreamPools,
-    pub(crate) mirrors: Mirrors,
-    /// Watched bodies, of which stalled ones are dropped.
+    pub(crate) mirrors: MirrorLimits,
+    /// Detector of stalled request and response bodies.
     pub(crate) stalls: StallDetector,
     /// Checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of plugins.
     pub(crate) checks: InFlightChecks,
-    /// CPU shares of callers.
+    /// CPU shares of the callers on this worker.
     pub(crate) shares: FairShares,
     /// Retry budgets of destinations.
     pub(crate) retries: RetryBudgets,
@@ -106,7 +106,7 @@ impl Shard {
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
             upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
-            mirrors: Mirrors::default(),
+            mirrors: MirrorLimits::default(),
             stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
             checks: InFlightChecks::default(),
             shares: FairShares::default(),
@@ -117,10 +117,10 @@ impl Shard {
     }
 }
 
-/// Reason why the waypoint does not know the mesh well enough to serve.
+/// Reason why the waypoint cannot serve yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotReadyError {
-    /// Initial configuration that is incomplete: see [`PublishedConfig::is_complete`].
+    /// Missing initial records of the configuration: see [`PublishedConfig::is_complete`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     ConfigurationIncomplete,
     /// Missing workload record of the waypoint's own pod.
@@ -151,13 +151,13 @@ impl Waypoint {
                 identity: config.identity(),
                 certificates,
                 netns: None,
-                mark: None,
-                tuning: config.tuning,
-                http2: config.http2.clone(),
+                packet_mark: None,
+                tcp_tuning: config.tuning,
+                http2_settings: config.http2.clone(),
                 node: config.node.clone(),
                 network: config.network.clone(),
                 state: state.clone(),
-                waits: WaypointWaits::default(),
+                waypoint_waits: WaypointWaits::default(),
             },
             setups: SetupCounters::new(config.setup_limits),
             memory: Memory::new(
@@ -169,7 +169,7 @@ impl Waypoint {
             http_metrics,
             address: config.address(),
             shared_data: ambit_wasm::SharedState::default(),
-            queues: tokio::sync::watch::Sender::new(()),
+            queue_signal: tokio::sync::watch::Sender::new(()),
             names: HostResolver::new(published.guard().clone()),
             created: Instant::now(),
             last_tunnel: AtomicU64::new(0),
@@ -241,7 +241,7 @@ impl Waypoint {
         }
         let local = self
             .local
-            .wait_until_known()
+            .wait_until_published()
             .await
             .ok_or(NotReadyError::NoOwnWorkload)?;
         Ok(local.workload.clone())

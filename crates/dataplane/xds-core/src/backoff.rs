@@ -1,20 +1,19 @@
-//! Backoff between streams to the control plane.
+//! Delays between attempts to open a stream to the control plane.
 
 use std::time::Duration;
 
 const INITIAL_DELAY: Duration = Duration::from_millis(10);
-/// Maximum delay after a server that rejects streams: it is reachable, and may be overloaded.
-const REFUSED_CAP: Duration = Duration::from_secs(15);
-/// Maximum delay after a failed connection attempt, and so the time until a control plane that is available again is
-/// used.
-const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
+/// Maximum delay after streams that the server rejected: it is reachable, but may be overloaded.
+const MAX_REFUSED_DELAY: Duration = Duration::from_secs(15);
+/// Maximum delay after failed connection attempts, and so the maximum time until a recovered control plane is used.
+const MAX_UNREACHABLE_DELAY: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamEnding {
     /// The connection or stream could not be opened.
     ConnectFailed,
-    /// The server ended the stream in an ordinary way (rollout, connection age, transport closed).
+    /// The server ended the stream for an ordinary reason: rollout, maximum connection age, closed transport.
     Transient,
     /// The server ended the stream with an error status.
     Refused,
@@ -23,7 +22,7 @@ pub enum StreamEnding {
 }
 
 impl StreamEnding {
-    /// Returns the label `reason` in the metric of terminations.
+    /// Returns the value of the label `reason` in the metric of stream terminations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ConnectFailed => "ConnectionError",
@@ -36,24 +35,24 @@ impl StreamEnding {
 
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    /// Next delay after a server that rejects streams or ends them early.
-    refused: Duration,
+    /// Next delay after the server rejects a stream or ends it before its first response.
+    refused_delay: Duration,
     /// Next delay after a failed connection attempt.
-    unreachable: Duration,
+    unreachable_delay: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
         Self {
-            refused: INITIAL_DELAY,
-            unreachable: INITIAL_DELAY,
+            refused_delay: INITIAL_DELAY,
+            unreachable_delay: INITIAL_DELAY,
         }
     }
 }
 
 impl Backoff {
-    /// Returns the delay after the end of a stream. A stream that ends before its first response counts as rejected,
-    /// however it ends: reconnecting at once would spin.
+    /// Returns the delay before the next stream is opened. Unless `was_useful`, a stream that ended without a response
+    /// counts as rejected, so that the client does not reconnect in a busy loop.
     pub(crate) fn next_delay(&mut self, ending: StreamEnding, was_useful: bool) -> Duration {
         match ending {
             StreamEnding::Transient if was_useful => {
@@ -64,16 +63,18 @@ impl Backoff {
                 *self = Self::default();
                 Duration::ZERO
             }
-            StreamEnding::ConnectFailed => double(&mut self.unreachable, UNREACHABLE_CAP),
+            StreamEnding::ConnectFailed => {
+                double_delay(&mut self.unreachable_delay, MAX_UNREACHABLE_DELAY)
+            }
             _ => {
-                self.unreachable = INITIAL_DELAY;
-                double(&mut self.refused, REFUSED_CAP)
+                self.unreachable_delay = INITIAL_DELAY;
+                double_delay(&mut self.refused_delay, MAX_REFUSED_DELAY)
             }
         }
     }
 }
 
-fn double(next: &mut Duration, cap: Duration) -> Duration {
+fn double_delay(next: &mut Duration, cap: Duration) -> Duration {
     let delay = *next;
     *next = cap.min(delay.saturating_mul(2));
     delay
@@ -111,7 +112,7 @@ mod tests {
         }
         assert_eq!(
             backoff.next_delay(StreamEnding::Refused, false),
-            REFUSED_CAP
+            MAX_REFUSED_DELAY
         );
     }
 

@@ -1,10 +1,10 @@
 //! State machine of the delta xDS client: one stream, several resource types, each with a wildcard or on-demand
 //! subscription.
 //!
-//! Known resources are kept while disconnected and sent to the server on reconnect; it then sends only what changed
-//! meanwhile and what was removed. A rejected resource keeps the version of the last good one: the server sees that
-//! it must send it again, and its removal is still reported. A resource that was replaced by a substitute has a
-//! version that no server uses.
+//! The client keeps its resources while disconnected, and sends their names and versions on reconnect; the server then
+//! sends only what has changed or was removed. If an update of a resource is rejected, the client continues to report
+//! the version of the last good one, so that the server sends the update again and still reports a removal. A resource
+//! that was replaced by a substitute has a version that no server uses.
 
 use std::{
     collections::VecDeque,
@@ -18,10 +18,10 @@ use crate::{StreamEnding, backoff::Backoff, known::ResourceVersions};
 
 /// Time for which the client caches that a resource does not exist.
 const ABSENT_TTL: Duration = Duration::from_secs(30);
-/// Maximum cached names of resources that do not exist.
+/// Maximum number of cached names of resources that do not exist.
 const MAX_ABSENT_NAMES: usize = 4096;
-/// Version of a resource that was replaced by a substitute: no server uses it, so that the server sends the resource
-/// again.
+/// Version that the client reports for a resource that a substitute replaced. No server uses it, so that the server
+/// sends the resource again.
 const REPLACED_VERSION: &str = "not-understood";
 /// Maximum length of a NACK's error text, in bytes; longer ones are truncated, since servers only log them.
 const MAX_NACK_BYTES: usize = 4096;
@@ -29,16 +29,16 @@ const MAX_NACK_BYTES: usize = 4096;
 /// Index of a resource type in the client's configuration.
 pub type TypeIndex = usize;
 
-/// Subscription to a resource type.
+/// Configuration of the subscription to one resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
     /// Type URL of the subscription.
     pub type_url: ArcStr,
-    /// Whether resources are subscribed to by name when needed; otherwise by wildcard.
+    /// Whether the client subscribes to single resources when they are needed, instead of to all of them (wildcard).
     pub on_demand: bool,
 }
 
-/// Request on the stream (`DeltaDiscoveryRequest`).
+/// Request to send on the stream (`DeltaDiscoveryRequest`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeltaRequest {
     /// Type URL of the resources.
@@ -51,13 +51,13 @@ pub struct DeltaRequest {
     pub initial_versions: Vec<(ArcStr, String)>,
     /// Nonce of the push that the request acknowledges or rejects.
     pub nonce: Option<String>,
-    /// Reason for which the push is rejected (NACK).
+    /// Reason for rejecting the push (NACK); `None` acknowledges it.
     pub error: Option<String>,
     /// Whether this is the stream's first request, which carries the node message.
     pub is_first: bool,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event, which the caller must carry out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Sends a request on the stream.
@@ -69,7 +69,7 @@ pub enum Effect {
         /// Name of the resource as requested.
         name: ArcStr,
     },
-    /// Reports that every type with a wildcard subscription has been received. Emitted once.
+    /// Reports that every type with a wildcard subscription has been received once. Occurs only once.
     Ready,
     /// Connects to the server after a delay.
     ReconnectAfter {
@@ -83,8 +83,8 @@ pub enum Effect {
 pub struct Client {
     types: Vec<TypeState>,
     backoff: Backoff,
-    connected: bool,
-    received: bool,
+    is_connected: bool,
+    has_received_response: bool,
     ready: bool,
 }
 
@@ -92,16 +92,16 @@ pub struct Client {
 struct TypeState {
     config: TypeConfig,
     versions: ResourceVersions,
-    synced: bool,
+    is_synced: bool,
     demands: NameDemands,
 }
 
-/// Names that were requested on demand and have no resource: still pending, or known not to exist.
+/// On-demand names without a resource: requested and still pending, or known not to exist.
 #[derive(Debug, Default)]
 struct NameDemands {
     names: HashMap<ArcStr, DemandState>,
-    /// Names that are known not to exist, oldest first; entries whose name has another state now are skipped.
-    absent: VecDeque<(Instant, ArcStr)>,
+    /// Names that are known not to exist, oldest first. An entry is stale if the name's state has changed since.
+    absent_names: VecDeque<(Instant, ArcStr)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,23 +118,23 @@ impl Client {
             .map(|config| TypeState {
                 config,
                 versions: ResourceVersions::default(),
-                synced: false,
+                is_synced: false,
                 demands: NameDemands::default(),
             })
             .collect();
         Self {
             types,
             backoff: Backoff::default(),
-            connected: false,
-            received: false,
+            is_connected: false,
+            has_received_response: false,
             ready: false,
         }
     }
 
-    /// Handles an opened stream: returns the first request of each type.
+    /// Handles an opened stream. Returns the first request of each resource type.
     pub fn on_connected(&mut self) -> Vec<Effect> {
-        self.connected = true;
-        self.received = false;
+        self.is_connected = true;
+        self.has_received_response = false;
         self.types
             .iter()
             .flat_map(TypeState::first_requests)
@@ -144,14 +144,14 @@ impl Client {
 
     /// Handles the end of a stream, or a failed attempt to open one.
     pub fn on_disconnected(&mut self, ending: StreamEnding) -> Vec<Effect> {
-        self.connected = false;
+        self.is_connected = false;
         vec![Effect::ReconnectAfter {
-            after: self.backoff.next_delay(ending, self.received),
+            after: self.backoff.next_delay(ending, self.has_received_response),
         }]
     }
 
-    /// Requests a resource for a caller that waits. Has no effect for a type with a wildcard subscription, or while
-    /// the client knows that the resource does not exist: then the caller need not wait.
+    /// Requests a resource for a waiting caller. Resolves at once for a type with a wildcard subscription, or while the
+    /// client knows that the resource does not exist.
     pub fn on_demand(&mut self, kind: TypeIndex, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
@@ -171,7 +171,7 @@ impl Client {
             .demands
             .names
             .insert(name.clone(), DemandState::Pending);
-        if !self.connected {
+        if !self.is_connected {
             return Vec::new();
         }
         vec![Effect::Send(DeltaRequest {
@@ -181,8 +181,8 @@ impl Client {
         })]
     }
 
-    /// Withdraws a request whose last waiting caller is gone, so that it is not repeated. An earlier subscription
-    /// stays until its response or the end of the stream.
+    /// Withdraws the on-demand request of a name whose last waiting caller is gone, so that a new stream does not
+    /// repeat it. A subscription that was sent remains until its response or the end of the stream.
     pub fn withdraw_demand(&mut self, kind: TypeIndex, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&DemandState::Pending)
@@ -191,9 +191,9 @@ impl Client {
         }
     }
 
-    /// Starts processing a push. A push of an unknown type is acknowledged, too.
+    /// Starts processing a push of the server. A push of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
-        self.received = true;
+        self.has_received_response = true;
         let kind = self
             .types
             .iter()
@@ -203,9 +203,9 @@ impl Client {
             kind,
             type_url: type_url.into(),
             nonce,
-            answered: Vec::new(),
-            rejected: 0,
-            replaced: 0,
+            resolved_names: Vec::new(),
+            rejected_count: 0,
+            replaced_count: 0,
             error: String::new(),
         }
     }
@@ -248,16 +248,16 @@ impl TypeState {
     }
 }
 
-/// Push in progress: once all its resources are reported, [`Push::finish`] acknowledges it.
+/// Push that is being processed. The caller reports each resource, and then ends the push with [`Push::finish`].
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
     kind: Option<TypeIndex>,
     type_url: ArcStr,
     nonce: String,
-    answered: Vec<ArcStr>,
-    rejected: usize,
-    replaced: usize,
+    resolved_names: Vec<ArcStr>,
+    rejected_count: usize,
+    replaced_count: usize,
     error: String,
 }
 
@@ -268,15 +268,15 @@ impl Push<'_> {
     }
 
     /// Whether a resource of the push was rejected without a substitute so far.
-    pub fn is_unknown_type(&self) -> bool {
-        self.rejected > 0
+    pub fn has_rejections(&self) -> bool {
+        self.rejected_count > 0
     }
 
     fn state(&mut self) -> Option<&mut TypeState> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// Records a resource that the handler accepted.
+    /// Records that the handler accepted a resource.
     pub fn accept_resource(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.versions.insert(name.clone(), version);
@@ -288,30 +288,31 @@ impl Push<'_> {
             .filter_map(|name| state.demands.names.remove_entry(name))
             .map(|(name, _)| name)
             .collect();
-        self.answered.extend(met);
+        self.resolved_names.extend(met);
     }
 
-    /// Rejects a resource. Callers that wait for it are woken, since no other response will arrive.
+    /// Records that a resource was rejected, which rejects the push. Wakes the callers that wait for the resource,
+    /// since no other response will arrive.
     pub fn reject_resource(&mut self, name: &str, reason: &dyn std::fmt::Display) {
-        self.rejected += 1;
-        self.note_error(name, reason);
+        self.rejected_count += 1;
+        self.append_error(name, reason);
         let Some(state) = self.state() else { return };
         if let Some((name, _)) = state.demands.names.remove_entry(name) {
-            self.answered.push(name);
+            self.resolved_names.push(name);
         }
     }
 
-    /// Records a resource that was rejected and replaced by a substitute until a valid one arrives: the push is
-    /// rejected, yet the type counts as received.
+    /// Records that a rejected resource is replaced by a substitute until a valid version arrives. The push is
+    /// rejected, but the type counts as received.
     pub fn replace_resource(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
-        self.replaced += 1;
-        self.note_error(name, reason);
+        self.replaced_count += 1;
+        self.append_error(name, reason);
         if let Some(state) = self.state() {
             state.versions.insert(name.clone(), REPLACED_VERSION);
         }
     }
 
-    fn note_error(&mut self, name: &str, reason: &dyn std::fmt::Display) {
+    fn append_error(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         if self.error.len() < MAX_NACK_BYTES {
             let separator = if self.error.is_empty() { "" } else { "; " };
             self.error.push_str(&format!("{separator}{name}: {reason}"));
@@ -323,18 +324,18 @@ impl Push<'_> {
         let Some(state) = self.state() else { return };
         state.versions.remove(name);
         if let Some(name) = state.demands.set_absent(name, now) {
-            self.answered.push(name);
+            self.resolved_names.push(name);
         }
     }
 
-    /// Ends the push: acknowledges it, or rejects it if resources were rejected.
+    /// Ends the push: acknowledges it, or rejects it if any of its resources was rejected.
     pub fn finish(mut self) -> Vec<Effect> {
-        let refused = self.rejected + self.replaced;
-        let complete = self.rejected == 0;
+        let refused = self.rejected_count + self.replaced_count;
+        let complete = self.rejected_count == 0;
         let mut effects = Vec::new();
         let mut unsubscribe = Vec::new();
         if let Some(state) = self.state() {
-            state.synced |= complete;
+            state.is_synced |= complete;
             unsubscribe = state.demands.evict_absent();
         }
         let Self {
@@ -342,7 +343,7 @@ impl Push<'_> {
             kind,
             type_url,
             nonce,
-            answered,
+            resolved_names: answered,
             mut error,
             ..
         } = self;
@@ -376,7 +377,7 @@ impl Push<'_> {
             );
         }
         let mut whole = client.types.iter().filter(|state| !state.config.on_demand);
-        if !client.ready && whole.all(|state| state.synced) {
+        if !client.ready && whole.all(|state| state.is_synced) {
             client.ready = true;
             effects.push(Effect::Ready);
         }
@@ -385,20 +386,20 @@ impl Push<'_> {
 }
 
 impl NameDemands {
-    /// Caches that a resource does not exist; returns the name if callers may wait for it.
+    /// Caches that a resource does not exist. Returns the name if callers may wait for it.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names
             .insert(name.clone(), DemandState::AbsentSince(now));
-        self.absent.push_back((now, name.clone()));
+        self.absent_names.push_back((now, name.clone()));
         Some(name)
     }
 
-    /// Drops the oldest names of resources that do not exist beyond the limit, and returns them.
+    /// Removes the oldest cached names of resources that do not exist, down to the maximum number, and returns them.
     fn evict_absent(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
-        while self.absent.len() > MAX_ABSENT_NAMES {
-            let Some((since, name)) = self.absent.pop_front() else {
+        while self.absent_names.len() > MAX_ABSENT_NAMES {
+            let Some((since, name)) = self.absent_names.pop_front() else {
                 break;
             };
             if self.names.get(&name) == Some(&DemandState::AbsentSince(since)) {

@@ -1,10 +1,10 @@
-//! Known resources of a type, with their versions.
+//! Names and versions of the known resources of one type.
 
 use arcstr::ArcStr;
 use hashbrown::HashMap;
 
-/// Names and versions of the known resources. A large mesh has very many: a version that is a
-/// hexadecimal hash, as usual, is stored as a number.
+/// Versions of the known resources by name. Large meshes have very many of them: a version that is a hexadecimal hash,
+/// as usual, is stored as a number.
 #[derive(Debug, Default)]
 pub(crate) struct ResourceVersions {
     versions: HashMap<ArcStr, Version>,
@@ -19,20 +19,20 @@ enum Version {
 impl Version {
     fn new(text: &str) -> Self {
         match u64::from_str_radix(text, 16) {
-            Ok(number) if hex(number) == text => Self::Hex(number),
+            Ok(number) if format_hex(number) == text => Self::Hex(number),
             _ => Self::Text(text.into()),
         }
     }
 
     fn text(&self) -> String {
         match self {
-            Self::Hex(number) => hex(*number),
+            Self::Hex(number) => format_hex(*number),
             Self::Text(text) => text.to_string(),
         }
     }
 }
 
-fn hex(number: u64) -> String {
+fn format_hex(number: u64) -> String {
     format!("{number:x}")
 }
 

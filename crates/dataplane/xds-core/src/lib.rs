@@ -1,5 +1,5 @@
-//! Client side of delta xDS as a state machine: subscriptions, acknowledgements, known resources, waiting callers,
-//! reconnection. Pure: no IO and no clock, the time is passed in.
+//! Client side of delta xDS as a state machine: subscriptions, acknowledgements, known resources, waiting callers and
+//! reconnection. No IO and no clock: callers pass in the time.
 #![forbid(unsafe_code)]
 
 mod backoff;

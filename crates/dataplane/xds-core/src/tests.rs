@@ -1,4 +1,4 @@
-//! Tests of the client against a naive server: single steps, then random histories.
+//! Tests of the client against a naive server: single steps, then random sequences of events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ fn client(on_demand: bool) -> Client {
     Client::new(vec![config("address", on_demand), config("policy", false)])
 }
 
-fn sent(effects: &[Effect]) -> Vec<DeltaRequest> {
+fn sent_requests(effects: &[Effect]) -> Vec<DeltaRequest> {
     let request = |effect: &Effect| match effect {
         Effect::Send(request) => Some(request.clone()),
         _ => None,
@@ -28,7 +28,7 @@ fn sent(effects: &[Effect]) -> Vec<DeltaRequest> {
     effects.iter().filter_map(request).collect()
 }
 
-fn push(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
+fn push_resources(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
     let mut push = client.begin_push(type_url, "nonce".into());
     for name in names {
         push.accept_resource(&(*name).into(), "1", &[]);
@@ -38,7 +38,7 @@ fn push(client: &mut Client, type_url: &str, names: &[&str]) -> Vec<Effect> {
 
 #[test]
 fn new_stream_subscribes_in_order_and_names_the_client() {
-    let requests = sent(&client(false).on_connected());
+    let requests = sent_requests(&client(false).on_connected());
     let urls: Vec<_> = requests
         .iter()
         .map(|request| request.type_url.as_str())
@@ -53,7 +53,7 @@ fn new_stream_subscribes_in_order_and_names_the_client() {
 
 #[test]
 fn on_demand_subscribes_to_nothing_at_first() {
-    let requests = sent(&client(true).on_connected());
+    let requests = sent_requests(&client(true).on_connected());
     assert_eq!(
         (&requests[0].subscribe[..], &requests[0].unsubscribe[..]),
         (&["*".into()][..], &["*".into()][..])
@@ -65,7 +65,7 @@ fn on_demand_subscribes_to_nothing_at_first() {
 fn a_push_is_acknowledged_with_its_nonce_alone() {
     let mut client = client(false);
     client.on_connected();
-    let ack = sent(&push(&mut client, "address", &["a"]));
+    let ack = sent_requests(&push_resources(&mut client, "address", &["a"]));
     let expected = DeltaRequest {
         type_url: "address".into(),
         nonce: Some("nonce".into()),
@@ -78,7 +78,7 @@ fn a_push_is_acknowledged_with_its_nonce_alone() {
 fn a_push_of_a_foreign_type_is_acknowledged_too() {
     let mut client = client(false);
     client.on_connected();
-    let ack = sent(&push(&mut client, "cluster", &["a"]));
+    let ack = sent_requests(&push_resources(&mut client, "cluster", &["a"]));
     assert_eq!(ack[0].type_url, "cluster");
     assert_eq!(ack[0].error, None);
 }
@@ -87,12 +87,12 @@ fn a_push_of_a_foreign_type_is_acknowledged_too() {
 fn readiness_comes_once_with_the_first_clean_push_of_every_type() {
     let mut client = client(false);
     client.on_connected();
-    assert!(!push(&mut client, "address", &["a"]).contains(&Effect::Ready));
+    assert!(!push_resources(&mut client, "address", &["a"]).contains(&Effect::Ready));
     let mut bad = client.begin_push("policy", "n".into());
     bad.reject_resource("ns/p", &"no");
     assert!(!bad.finish().contains(&Effect::Ready));
-    assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
-    assert!(!push(&mut client, "policy", &[]).contains(&Effect::Ready));
+    assert!(push_resources(&mut client, "policy", &[]).contains(&Effect::Ready));
+    assert!(!push_resources(&mut client, "policy", &[]).contains(&Effect::Ready));
     assert!(client.is_ready());
 }
 
@@ -100,7 +100,7 @@ fn readiness_comes_once_with_the_first_clean_push_of_every_type() {
 fn on_demand_types_do_not_delay_readiness() {
     let mut client = client(true);
     client.on_connected();
-    assert!(push(&mut client, "policy", &[]).contains(&Effect::Ready));
+    assert!(push_resources(&mut client, "policy", &[]).contains(&Effect::Ready));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_nack_names_every_bad_resource_and_its_reason() {
     push.accept_resource(&"good".into(), "1", &[]);
     push.reject_resource("bad", &"odd address");
     push.reject_resource("worse", &"no uid");
-    let nack = sent(&push.finish());
+    let nack = sent_requests(&push.finish());
     assert_eq!(
         nack[0].error.as_deref(),
         Some("bad: odd address; worse: no uid")
@@ -127,7 +127,7 @@ fn a_nack_of_very_many_resources_stays_small() {
     for _ in 0..100_000 {
         push.reject_resource("näme", &"réason");
     }
-    let error = sent(&push.finish())[0].error.clone().unwrap();
+    let error = sent_requests(&push.finish())[0].error.clone().unwrap();
     assert!(
         error.len() < 5000 && error.contains("100000 resources in all"),
         "{error}"
@@ -138,13 +138,13 @@ fn a_nack_of_very_many_resources_stays_small() {
 fn reconnect_reports_known_resources() {
     let mut client = client(false);
     client.on_connected();
-    push(&mut client, "address", &["a", "b"]);
+    push_resources(&mut client, "address", &["a", "b"]);
     let mut second = client.begin_push("address", "n".into());
     second.remove_resource("b", Instant::now());
     second.reject_resource("a", &"bad now");
     second.finish();
     client.on_disconnected(StreamEnding::Closed);
-    let requests = sent(&client.on_connected());
+    let requests = sent_requests(&client.on_connected());
     // The refused update leaves the last good version known: its removal must be reported.
     assert_eq!(requests[0].initial_versions, [("a".into(), "1".to_owned())]);
     assert!(requests[1].initial_versions.is_empty());
@@ -156,7 +156,7 @@ fn a_demand_is_answered_by_name_by_alias_and_by_absence() {
     client.on_connected();
     let now = Instant::now();
     for key in ["/10.0.0.1", "ns/host", "/10.0.0.9"] {
-        let requests = sent(&client.on_demand(ADDRESSES, key, now));
+        let requests = sent_requests(&client.on_demand(ADDRESSES, key, now));
         assert_eq!(requests[0].subscribe, [key]);
         assert_eq!(requests[0].nonce, None);
         // A second demand sends nothing while the first is pending.
@@ -204,7 +204,7 @@ fn negative_answers_take_bounded_memory() {
         client.on_demand(ADDRESSES, &key, now);
         let mut push = client.begin_push("address", "n".into());
         push.remove_resource(&key, now);
-        unsubscribed += sent(&push.finish())
+        unsubscribed += sent_requests(&push.finish())
             .iter()
             .map(|r| r.unsubscribe.len())
             .sum::<usize>();
@@ -220,7 +220,7 @@ fn demands_made_while_disconnected_are_sent_on_the_next_stream() {
             .on_demand(ADDRESSES, "ns/host", Instant::now())
             .is_empty()
     );
-    let requests = sent(&client.on_connected());
+    let requests = sent_requests(&client.on_connected());
     assert!(
         requests
             .iter()
@@ -236,13 +236,13 @@ fn demands_of_wildcard_types_need_no_waiting() {
 
 // === convergence ===
 
-/// Resources of the server: names to versions; resources whose version is divisible by 7 are invalid.
+/// Resources of the naive server: versions by name. Versions that are divisible by 7 mark invalid resources.
 type ServerState = BTreeMap<String, u64>;
 
-/// Stream from the naive server's side: the resources that it assumes the client has.
+/// Stream as the naive server sees it: the resources that it assumes the client has.
 #[derive(Default)]
 struct Session {
-    sent: BTreeMap<String, u64>,
+    client_resources: BTreeMap<String, u64>,
     opened: bool,
 }
 
@@ -250,7 +250,7 @@ impl Session {
     fn on_request(&mut self, request: &DeltaRequest) {
         if request.is_first && request.type_url == "address" {
             self.opened = true;
-            self.sent = request
+            self.client_resources = request
                 .initial_versions
                 .iter()
                 .map(|(name, version)| {
@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Returns a push of at most `limit` differences between the server's resources and the client's.
+    /// Returns a push with at most `limit` changes and `limit` removals that the client lacks.
     fn next_push(
         &mut self,
         truth: &ServerState,
@@ -268,22 +268,22 @@ impl Session {
     ) -> (Vec<(String, u64)>, Vec<String>) {
         let changed: Vec<_> = truth
             .iter()
-            .filter(|(name, version)| self.sent.get(*name) != Some(version))
+            .filter(|(name, version)| self.client_resources.get(*name) != Some(version))
             .map(|(name, version)| (name.clone(), *version))
             .take(limit)
             .collect();
         let removed: Vec<_> = self
-            .sent
+            .client_resources
             .keys()
             .filter(|name| !truth.contains_key(*name))
             .take(limit)
             .cloned()
             .collect();
         for (name, version) in &changed {
-            self.sent.insert(name.clone(), *version);
+            self.client_resources.insert(name.clone(), *version);
         }
         for name in &removed {
-            self.sent.remove(name);
+            self.client_resources.remove(name);
         }
         (changed, removed)
     }
@@ -291,53 +291,53 @@ impl Session {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Set(u8, u64),
-    Delete(u8),
-    Deliver(usize),
+    SetResource(u8, u64),
+    DeleteResource(u8),
+    DeliverPush(usize),
     /// The server computes a push and the stream breaks before the client receives it.
     LosePush(usize),
-    Break,
+    BreakStream,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn random_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0..12u8, 1..50u64).prop_map(|(name, version)| Step::Set(name, version)),
-        (0..12u8).prop_map(Step::Delete),
-        (1..6usize).prop_map(Step::Deliver),
+        (0..12u8, 1..50u64).prop_map(|(name, version)| Step::SetResource(name, version)),
+        (0..12u8).prop_map(Step::DeleteResource),
+        (1..6usize).prop_map(Step::DeliverPush),
         (1..6usize).prop_map(Step::LosePush),
-        Just(Step::Break),
+        Just(Step::BreakStream),
     ]
 }
 
-fn is_bad(version: u64) -> bool {
+fn is_invalid_version(version: u64) -> bool {
     version.is_multiple_of(7)
 }
 
 /// Delivers a push to the client; `held` is the test's store of accepted resources.
-fn deliver(
+fn deliver_push(
     client: &mut Client,
-    held: &mut ServerState,
+    accepted: &mut ServerState,
     (changed, removed): (Vec<(String, u64)>, Vec<String>),
 ) -> Vec<Effect> {
     let mut push = client.begin_push("address", "n".into());
     for (name, version) in changed {
-        if is_bad(version) {
+        if is_invalid_version(version) {
             push.reject_resource(&name, &"bad");
         } else {
             push.accept_resource(&name.as_str().into(), &format!("{version:x}"), &[]);
-            held.insert(name, version);
+            accepted.insert(name, version);
         }
     }
     for name in removed {
         push.remove_resource(&name, Instant::now());
-        held.remove(&name);
+        accepted.remove(&name);
     }
     push.finish()
 }
 
 fn reconnect(client: &mut Client) -> Session {
     let mut session = Session::default();
-    for request in sent(&client.on_connected()) {
+    for request in sent_requests(&client.on_connected()) {
         session.on_request(&request);
     }
     assert!(session.opened);
@@ -348,37 +348,37 @@ proptest! {
     /// Checks convergence under loss: eventually the client has every valid resource at its version, no removed one,
     /// and of invalid ones at most an older valid version.
     #[test]
-    fn a_client_converges_under_loss(steps in vec(step(), 0..60)) {
+    fn a_client_converges_under_loss(steps in vec(random_step(), 0..60)) {
         let mut client = client(false);
         let mut session = reconnect(&mut client);
         let (mut truth, mut held) = (ServerState::new(), ServerState::new());
         for step in steps {
             match step {
-                Step::Set(name, version) => {
+                Step::SetResource(name, version) => {
                     truth.insert(format!("n{name}"), version);
                 }
-                Step::Delete(name) => {
+                Step::DeleteResource(name) => {
                     truth.remove(&format!("n{name}"));
                 }
-                Step::Deliver(limit) => {
+                Step::DeliverPush(limit) => {
                     let push = session.next_push(&truth, limit);
-                    deliver(&mut client, &mut held, push);
+                    deliver_push(&mut client, &mut held, push);
                 }
                 Step::LosePush(limit) => {
                     session.next_push(&truth, limit);
                     client.on_disconnected(StreamEnding::Closed);
                     session = reconnect(&mut client);
                 }
-                Step::Break => {
+                Step::BreakStream => {
                     client.on_disconnected(StreamEnding::Refused);
                     session = reconnect(&mut client);
                 }
             }
         }
         let push = session.next_push(&truth, usize::MAX);
-        deliver(&mut client, &mut held, push);
+        deliver_push(&mut client, &mut held, push);
         for (name, version) in &truth {
-            if !is_bad(*version) {
+            if !is_invalid_version(*version) {
                 prop_assert_eq!(held.get(name), Some(version));
             }
         }

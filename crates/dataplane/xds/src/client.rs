@@ -1,4 +1,4 @@
-//! Run loop of the xDS client: one stream at a time, on-demand requests on it, backoff between streams.
+//! Main loop of the xDS client: runs one stream at a time, sends on-demand requests on it, and waits between streams.
 
 use std::{
     collections::HashMap,
@@ -19,21 +19,21 @@ use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 
 use crate::{
     CachedResource, InvalidPolicyMode, Role, UpdateHandler,
-    intake::{self, DecodeOptions, apply_response},
-    role::ADDRESSES,
+    push::{self, DecodeOptions, apply_response},
+    role::ADDRESS_TYPE_INDEX,
     stream::{self, ResponseStream},
 };
 
 /// Maximum number of queued requests on a stream.
 const MAX_QUEUED_REQUESTS: usize = 64;
-/// Maximum names that connections wait for: connections to unknown addresses must not use unbounded memory while the
-/// control plane is unavailable.
+/// Maximum number of names that connections wait for. Bounds the memory that connections to unknown addresses use while
+/// the control plane is unavailable.
 const MAX_AWAITED_NAMES: usize = 4096;
 
 /// Interval between log lines about an unreachable control plane.
 const UNREACHABLE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Connection, subscriptions and node identification of the xDS client.
+/// Connection, subscriptions and node identity of an xDS client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// Channel to the control plane, which connects whenever a stream is opened.
@@ -42,21 +42,21 @@ pub struct ClientOptions {
     pub address: String,
     /// Metadata of the stream: token, cluster and `XDS_HEADER_*`.
     pub headers: CallMetadata,
-    /// Program that the client belongs to, which determines the resource types.
+    /// Kind of program that the client runs in, which determines the resource types.
     pub role: Role,
     /// Node message that identifies the client to the control plane.
     pub node: Node,
     /// Whether WDS records are subscribed to by name when they are needed (`XDS_ON_DEMAND`).
     pub on_demand: bool,
-    /// Decision about policies that cannot be decoded in full.
+    /// How policies that cannot be decoded in full are handled.
     pub invalid_policies: InvalidPolicyMode,
 }
 
 impl ClientOptions {
-    fn intake(&self) -> DecodeOptions {
+    fn decode_options(&self) -> DecodeOptions {
         DecodeOptions {
             role: self.role,
-            not_understood: self.invalid_policies,
+            invalid_policies: self.invalid_policies,
         }
     }
 }
@@ -66,8 +66,8 @@ impl ClientOptions {
 pub struct AddressDemand {
     /// Name of the record: `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Sender that is completed when the handler has applied the response, whether or not the record exists.
-    pub resolved: oneshot::Sender<()>,
+    /// Sender that completes when the handler has applied the response, whether or not the record exists.
+    pub resolved_sender: oneshot::Sender<()>,
 }
 
 /// xDS client of the control plane.
@@ -76,11 +76,11 @@ pub struct Client<H> {
     options: ClientOptions,
     handler: H,
     demands: Option<mpsc::Receiver<AddressDemand>>,
-    machine: Machine,
+    state_machine: Machine,
     waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
 }
 
-/// Error with which a stream ended.
+/// Reason why a stream ended, or could not be opened.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("no credentials for the call")]
@@ -104,7 +104,7 @@ impl StreamError {
     }
 }
 
-/// Whether a gRPC status only means that the server or the connection was shut down in an ordinary way.
+/// Whether a gRPC status only means that the server or the connection shut down in an ordinary way.
 fn is_transient(status: &Status) -> bool {
     let message = status.message();
     match status.code() {
@@ -125,28 +125,34 @@ impl<H: UpdateHandler> Client<H> {
         handler: H,
         demands: Option<mpsc::Receiver<AddressDemand>>,
     ) -> Self {
-        let machine = Machine::new(options.role.types(options.on_demand));
+        let machine = Machine::new(options.role.subscriptions(options.on_demand));
         Self {
             options,
             handler,
             demands,
-            machine,
+            state_machine: machine,
             waiters: HashMap::new(),
         }
     }
 
-    /// Restores the resources of a type that an earlier client [cached](Handler::cache), before
+    /// Restores the resources of a type from a warm-start cache ([`UpdateHandler::on_resource_accepted`]), before
     /// [`Self::run`]: the control plane then sends only what has changed.
     pub fn restore(&mut self, type_url: &str, cached: impl Iterator<Item = CachedResource>) {
-        let intake = self.options.intake();
-        let effects = intake::restore(&mut self.machine, &self.handler, intake, type_url, cached);
+        let intake = self.options.decode_options();
+        let effects = push::restore(
+            &mut self.state_machine,
+            &self.handler,
+            intake,
+            type_url,
+            cached,
+        );
         // No server is connected that could receive the effect.
         if effects.contains(&Effect::Ready) {
             self.handler.on_ready();
         }
     }
 
-    /// Runs until the task is dropped.
+    /// Runs the client until its task is dropped.
     pub async fn run(mut self) {
         let mut next_report = Instant::now();
         loop {
@@ -171,7 +177,7 @@ impl<H: UpdateHandler> Client<H> {
                     tracing::info!(address, reason, "control plane connection ended");
                 }
             }
-            for effect in self.machine.on_disconnected(ending) {
+            for effect in self.state_machine.on_disconnected(ending) {
                 if let Effect::ReconnectAfter { after } = effect {
                     self.wait_before_reconnect(after).await;
                 }
@@ -179,8 +185,8 @@ impl<H: UpdateHandler> Client<H> {
         }
     }
 
-    /// Waits for the backoff, still accepting on-demand requests for the next stream. The delay is randomized, so
-    /// that clients do not reconnect all at once.
+    /// Waits for the backoff delay, and queues on-demand requests for the next stream meanwhile. The delay is
+    /// randomized, so that not all clients reconnect at once.
     async fn wait_before_reconnect(&mut self, after: Duration) {
         let spread = rand::rng().random_range(0.8..1.2);
         let mut sleep = pin!(tokio::time::sleep(after.mul_f64(spread)));
@@ -200,7 +206,7 @@ impl<H: UpdateHandler> Client<H> {
         let (requests, outgoing) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let mut metadata = MetadataMap::new();
         self.options.headers.apply(&mut metadata).await?;
-        let effects = self.machine.on_connected();
+        let effects = self.state_machine.on_connected();
         let mut stream = {
             let channel = self.options.channel.clone();
             let mut open = pin!(stream::open(
@@ -242,10 +248,10 @@ impl<H: UpdateHandler> Client<H> {
                 message = stream.next() => {
                     let response = message?.ok_or(StreamError::Closed)?;
                     let bytes = prost::Message::encoded_len(&response);
-                    self.handler.on_received(&response.type_url, bytes);
-                    let intake = self.options.intake();
+                    self.handler.on_message_received(&response.type_url, bytes);
+                    let intake = self.options.decode_options();
                     let effects =
-                        apply_response(&mut self.machine, &self.handler, intake, response).await;
+                        apply_response(&mut self.state_machine, &self.handler, intake, response).await;
                     self.apply_effects(effects, Some(requests)).await;
                 }
                 demand = next_demand(&mut self.demands) => {
@@ -259,7 +265,7 @@ impl<H: UpdateHandler> Client<H> {
         &mut self,
         AddressDemand {
             name,
-            resolved: done,
+            resolved_sender: done,
         }: AddressDemand,
         requests: Option<&mpsc::Sender<DeltaDiscoveryRequest>>,
     ) {
@@ -273,16 +279,18 @@ impl<H: UpdateHandler> Client<H> {
         let waiters = self.waiters.entry(name.as_str().into()).or_default();
         waiters.retain(|waiter| !waiter.is_closed());
         waiters.push(done);
-        let effects = self.machine.on_demand(ADDRESSES, &name, Instant::now());
+        let effects = self
+            .state_machine
+            .on_demand(ADDRESS_TYPE_INDEX, &name, Instant::now());
         self.apply_effects(effects, requests).await;
     }
 
     fn withdraw_abandoned_demands(&mut self) {
-        let machine = &mut self.machine;
+        let machine = &mut self.state_machine;
         self.waiters.retain(|name, waiters| {
             waiters.retain(|waiter| !waiter.is_closed());
             if waiters.is_empty() {
-                machine.withdraw_demand(ADDRESSES, name);
+                machine.withdraw_demand(ADDRESS_TYPE_INDEX, name);
             }
             !waiters.is_empty()
         });
@@ -299,7 +307,7 @@ impl<H: UpdateHandler> Client<H> {
                     let Some(requests) = requests else { continue };
                     // A closed channel means that the stream is ending, which is handled elsewhere.
                     if requests
-                        .send(to_wire(request, &self.options.node))
+                        .send(to_discovery_request(request, &self.options.node))
                         .await
                         .is_err()
                     {
@@ -330,8 +338,8 @@ async fn next_demand(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> Add
     std::future::pending().await
 }
 
-/// Converts the error of opening a stream. An error status from the server, unlike a failed connection, has no local
-/// cause.
+/// Converts the status with which opening a stream failed: a status with a local cause is a failed connection, one
+/// without is the server's.
 fn open_error(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),
@@ -339,7 +347,7 @@ fn open_error(status: Status) -> StreamError {
     }
 }
 
-fn to_wire(request: DeltaRequest, node: &Node) -> DeltaDiscoveryRequest {
+fn to_discovery_request(request: DeltaRequest, node: &Node) -> DeltaDiscoveryRequest {
     let names = |names: Vec<ArcStr>| names.iter().map(ToString::to_string).collect();
     DeltaDiscoveryRequest {
         node: request.is_first.then(|| node.clone()),

@@ -1,8 +1,8 @@
-//! Parses gRPC's length-prefixed messages from the received chunks.
+//! Parses gRPC's length-prefixed messages from the received chunks (gRPC over HTTP/2, "Length-Prefixed-Message").
 //!
-//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, as long as the stream; a first push
-//! of a large mesh is tens of megabytes and the stream lasts for days. Here a message consists of its received
-//! chunks, which are freed with it. Format: gRPC over HTTP/2, "Length-Prefixed-Message".
+//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, for the life of the stream. The first
+//! push of a large mesh is tens of megabytes, and the stream lasts for days. Here a message consists of its received
+//! chunks, which are freed with it.
 
 use std::{cmp::min, collections::VecDeque};
 
@@ -11,7 +11,7 @@ use bytes::{Buf, Bytes};
 /// Size of the prefix of each message (compression flag and length), in bytes.
 const PREFIX_BYTES: usize = 5;
 
-/// Reason why the bytes of a stream are not gRPC messages.
+/// Reason why received bytes are not valid gRPC messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FramingError {
     #[error("a compressed message, which was not requested")]
@@ -20,12 +20,12 @@ pub(crate) enum FramingError {
     TooLong(usize, usize),
 }
 
-/// Received bytes that are not parsed yet. Uses only as much memory as was received, whatever length a prefix
-/// announces.
+/// Parser of gRPC messages, with the received bytes that are not parsed yet. Allocates no more memory than was
+/// received, whatever length a prefix declares.
 #[derive(Debug)]
 pub(crate) struct FrameReader {
     received: ChunkedBytes,
-    /// Length of the current message, whose prefix was parsed.
+    /// Length of the current message in bytes, once its prefix is parsed.
     message_length: Option<usize>,
     limit: usize,
 }
@@ -45,7 +45,7 @@ impl FrameReader {
         self.received.push(chunk);
     }
 
-    /// Whether the stream may end here: all received messages are complete.
+    /// Whether all received messages are complete, so that the stream may end here.
     pub(crate) fn is_between_messages(&self) -> bool {
         self.message_length.is_none() && self.received.remaining() == 0
     }
@@ -89,7 +89,7 @@ impl ChunkedBytes {
         }
     }
 
-    /// Splits off the first `length` bytes, or all if there are fewer. Copies nothing.
+    /// Splits off the first `length` bytes, or all bytes if there are fewer. Copies no bytes.
     fn split_to(&mut self, length: usize) -> Self {
         let mut head = Self::default();
         while head.length < length {

@@ -1,19 +1,19 @@
-//! Delta xDS client over gRPC: the stream, and the decoding of its resources.
+//! Delta xDS client over gRPC: runs the stream, and decodes its resources.
 //!
-//! The state machine of the protocol is in `ambit-xds-core`; a [`UpdateHandler`] applies the records.
+//! The crate `ambit-xds-core` has the protocol's state machine; an [`UpdateHandler`] applies the decoded records.
 #![forbid(unsafe_code)]
 
 mod client;
 mod framing;
-mod intake;
 mod node;
+mod push;
 mod role;
 mod stream;
 
 pub use ambit_xds_core::StreamEnding;
 pub use client::{AddressDemand, Client, ClientOptions};
-pub use intake::{CachedResource, InvalidPolicyMode, MeshUpdate, UpdateHandler, WaypointUpdate};
 pub use node::{NodeInfo, NodeMetadataError};
+pub use push::{CachedResource, InvalidPolicyMode, MeshUpdate, UpdateHandler, WaypointUpdate};
 pub use role::{ResourceType, Role};
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Node message, by which the control plane identifies the client.
+//! Node message that identifies the client to the control plane.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,7 +11,7 @@ use crate::Role;
 /// Fields of the node message that identifies the proxy to the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Program that the client belongs to.
+    /// Kind of program that the client runs in.
     pub role: Role,
     /// Name of the pod (`POD_NAME`).
     pub name: String,
@@ -21,7 +21,7 @@ pub struct NodeInfo {
     pub ip: Option<IpAddr>,
     /// Name of the node (`NODE_NAME`).
     pub node_name: String,
-    /// Variables of `proxyMetadata` in the mesh configuration: names and values.
+    /// Variables of `proxyMetadata` in the mesh configuration, as names and values.
     pub proxy_metadata: Vec<(String, String)>,
 }
 
@@ -35,7 +35,7 @@ pub struct NodeMetadataError {
 }
 
 impl NodeInfo {
-    /// Returns the node id, from which the control plane takes namespace and address.
+    /// Returns the node id, from which the control plane reads namespace and address.
     pub fn id(&self) -> String {
         let Self {
             role,

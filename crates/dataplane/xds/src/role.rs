@@ -1,4 +1,4 @@
-//! Roles of clients, which determine the resource types that they subscribe to.
+//! Kinds of programs with an xDS client, and the resource types that each subscribes to.
 
 use ambit_model::WaypointRecordType;
 use ambit_wire::{
@@ -7,7 +7,7 @@ use ambit_wire::{
 };
 use ambit_xds_core::{TypeConfig, TypeIndex};
 
-/// Program that an xDS client belongs to, which determines its subscriptions.
+/// Kind of program that an xDS client runs in, which determines its subscriptions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Node proxy, which subscribes to workloads, services, and layer 4 policies.
@@ -17,19 +17,19 @@ pub enum Role {
     Waypoint,
 }
 
-/// Resource type that the client understands.
+/// Resource type that the client can decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResourceType {
     /// Workloads and services (WDS).
     Address,
     /// Layer 4 authorization policies.
     Policy,
-    /// Records of a waypoint.
+    /// Records of a waypoint, of one record type.
     Waypoint(WaypointRecordType),
 }
 
-/// Index of [`ResourceType::Address`] for every role; the one type that can be requested on demand.
-pub(crate) const ADDRESSES: TypeIndex = 0;
+/// Index of [`ResourceType::Address`] for every role. Only this type can be requested on demand.
+pub(crate) const ADDRESS_TYPE_INDEX: TypeIndex = 0;
 
 impl Role {
     /// Returns the role's name, which is the first part of the client's node id.
@@ -42,7 +42,7 @@ impl Role {
 
     /// Iterates over the resource types of the role, for waypoints in the order of pushes: settings and policies
     /// first.
-    fn resources(self) -> impl Iterator<Item = ResourceType> {
+    fn resource_types(self) -> impl Iterator<Item = ResourceType> {
         let (own, of_waypoints): (&[_], &[_]) = match self {
             Self::NodeProxy => (&[ResourceType::Address, ResourceType::Policy], &[]),
             Self::Waypoint => (&[ResourceType::Address], WaypointRecordType::ALL),
@@ -53,21 +53,21 @@ impl Role {
 
     /// Iterates over the type URLs that the role subscribes to.
     pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
-        self.resources().map(ResourceType::type_url)
+        self.resource_types().map(ResourceType::type_url)
     }
 
-    /// Returns the subscriptions of the role, in the order of their [`Kind`].
-    pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
+    /// Returns the subscriptions of the role; a subscription's position is the index of its type ([`TypeIndex`]).
+    pub(crate) fn subscriptions(self, on_demand: bool) -> Vec<TypeConfig> {
         let config = |resource: ResourceType| TypeConfig {
             type_url: resource.type_url().into(),
             on_demand: on_demand && resource == ResourceType::Address,
         };
-        self.resources().map(config).collect()
+        self.resource_types().map(config).collect()
     }
 
-    /// Returns the resource type with an index.
-    pub(crate) fn resource(self, kind: TypeIndex) -> Option<ResourceType> {
-        self.resources().nth(kind)
+    /// Returns the resource type with this index, if the role has one.
+    pub(crate) fn resource_type(self, kind: TypeIndex) -> Option<ResourceType> {
+        self.resource_types().nth(kind)
     }
 }
 

@@ -1,7 +1,7 @@
-//! Stream of delta xDS: opened on a channel, sends requests, receives responses.
+//! Delta xDS stream: opens it on a channel, sends requests and receives responses.
 
 use ambit_wire::{
-    decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
+    decode::{DELTA_PATH, DeltaCodec, LazyDeltaResponse},
     discovery::DeltaDiscoveryRequest,
 };
 use http_body_util::BodyExt;
@@ -22,7 +22,7 @@ use crate::framing::{FrameReader, FramingError};
 /// Maximum size of a response, in bytes.
 const MAX_MESSAGE_BYTES: usize = 200 << 20;
 
-/// Receiving side of an open stream.
+/// Receiving side of an open delta xDS stream.
 #[derive(Debug)]
 pub(crate) struct ResponseStream {
     body: Body,
@@ -30,8 +30,8 @@ pub(crate) struct ResponseStream {
     frames: FrameReader,
 }
 
-/// Opens a stream. A server may send its response headers only with its first message, so requests must be sendable
-/// before this completes.
+/// Opens a delta xDS stream. Sends `requests` even before the server's response headers arrive, since a server may send
+/// these only with its first response.
 pub(crate) async fn open(
     mut channel: Channel,
     metadata: MetadataMap,
@@ -69,12 +69,11 @@ pub(crate) async fn open(
 }
 
 impl ResponseStream {
-    /// Returns the next response; `None` when the server ended the stream without an error.
-    /// Cancelling loses nothing.
-    pub(crate) async fn next(&mut self) -> Result<Option<LeanDeltaResponse>, Status> {
+    /// Returns the next response; `None` if the server ended the stream without an error. Cancellation-safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<LazyDeltaResponse>, Status> {
         loop {
-            if let Some(message) = self.frames.next().map_err(unreadable)? {
-                return LeanDeltaResponse::decode(message)
+            if let Some(message) = self.frames.next().map_err(framing_status)? {
+                return LazyDeltaResponse::decode(message)
                     .map(Some)
                     .map_err(|error| {
                         Status::internal(format!("a response is malformed: {error}"))
@@ -90,12 +89,12 @@ impl ResponseStream {
         }
     }
 
-    /// Converts the end of the stream to its result: the gRPC status is in the trailers; without them the HTTP status
-    /// gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
+    /// Converts the end of the stream to a result: the gRPC status in the trailers or, without one, a status derived
+    /// from the HTTP status (gRPC's "HTTP to gRPC Status Code Mapping").
     fn stream_result(
         &self,
         trailers: Option<&HeaderMap>,
-    ) -> Result<Option<LeanDeltaResponse>, Status> {
+    ) -> Result<Option<LazyDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),
             Some(_) if self.frames.is_between_messages() => return Ok(None),
@@ -122,7 +121,7 @@ impl ResponseStream {
     }
 }
 
-fn unreadable(error: FramingError) -> Status {
+fn framing_status(error: FramingError) -> Status {
     let code = match error {
         FramingError::Compressed => Code::Unimplemented,
         FramingError::TooLong(..) => Code::OutOfRange,

@@ -45,7 +45,7 @@ async fn within_deadline<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 // === the control plane ===
 
-/// Stream that a client opened, from the control plane's side.
+/// Stream of a client as the control plane sees it.
 struct Session {
     metadata: MetadataMap,
     requests: Streaming<DeltaDiscoveryRequest>,
@@ -72,12 +72,12 @@ impl Session {
     }
 }
 
-struct Scripted(mpsc::Sender<Session>);
+struct ScriptedServer(mpsc::Sender<Session>);
 
 type Pushes = Pin<Box<dyn Stream<Item = Result<DeltaDiscoveryResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl AggregatedDiscoveryService for Scripted {
+impl AggregatedDiscoveryService for ScriptedServer {
     type DeltaAggregatedResourcesStream = Pushes;
 
     async fn delta_aggregated_resources(
@@ -113,7 +113,7 @@ impl ControlPlane {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (sender, sessions) = mpsc::channel(8);
-        let service = AggregatedDiscoveryServiceServer::new(Scripted(sender));
+        let service = AggregatedDiscoveryServiceServer::new(ScriptedServer(sender));
         let server = tonic::transport::Server::builder().add_service(service);
         let serving = async move {
             server
@@ -128,7 +128,7 @@ impl ControlPlane {
         }
     }
 
-    async fn session(&mut self) -> Session {
+    async fn accept_session(&mut self) -> Session {
         within_deadline("a stream", self.sessions.recv())
             .await
             .unwrap()
@@ -143,10 +143,10 @@ struct Recorder(Arc<RecordedEvents>);
 #[derive(Default)]
 struct RecordedEvents {
     updates: Mutex<Vec<MeshUpdate>>,
-    received: Mutex<Vec<(String, usize)>>,
-    unknown: Mutex<Vec<(String, u64)>>,
+    received_messages: Mutex<Vec<(String, usize)>>,
+    unknown_fields: Mutex<Vec<(String, u64)>>,
     cached: Mutex<Vec<(String, CachedResource)>>,
-    complete: Mutex<Vec<String>>,
+    complete_types: Mutex<Vec<String>>,
     endings: watch::Sender<Vec<StreamEnding>>,
     ready: watch::Sender<bool>,
 }
@@ -167,18 +167,22 @@ impl UpdateHandler for Recorder {
 
     fn on_push_cached(&self, type_url: &str, complete: bool) {
         if complete {
-            self.0.complete.lock().unwrap().push(type_url.to_owned());
+            self.0
+                .complete_types
+                .lock()
+                .unwrap()
+                .push(type_url.to_owned());
         }
     }
 
     fn on_unknown_fields(&self, type_url: &str, count: u64) {
         let counted = (type_url.to_owned(), count);
-        self.0.unknown.lock().unwrap().push(counted);
+        self.0.unknown_fields.lock().unwrap().push(counted);
     }
 
-    fn on_received(&self, type_url: &str, bytes: usize) {
+    fn on_message_received(&self, type_url: &str, bytes: usize) {
         self.0
-            .received
+            .received_messages
             .lock()
             .unwrap()
             .push((type_url.to_owned(), bytes));
@@ -194,7 +198,7 @@ impl Recorder {
         self.0.updates.lock().unwrap().clone()
     }
 
-    async fn ending(&self) -> StreamEnding {
+    async fn next_ending(&self) -> StreamEnding {
         let mut endings = self.0.endings.subscribe();
         let seen =
             within_deadline("an ending", endings.wait_for(|endings| !endings.is_empty())).await;
@@ -302,7 +306,7 @@ fn names(updates: &[MeshUpdate]) -> Vec<String> {
 async fn a_client_subscribes_applies_acknowledges_and_becomes_ready() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     for (key, value) in [
         ("authorization", "Bearer token"),
         ("clusterid", "c1"),
@@ -341,7 +345,7 @@ async fn a_client_subscribes_applies_acknowledges_and_becomes_ready() {
         .await
         .unwrap();
     assert_eq!(names(&recorder.updates())[3], "ns/p");
-    let received = recorder.0.received.lock().unwrap().clone();
+    let received = recorder.0.received_messages.lock().unwrap().clone();
     assert_eq!(received.len(), 2);
     assert!(
         received[0].0 == ADDRESS_TYPE_URL && received[0].1 > 20,
@@ -353,7 +357,7 @@ async fn a_client_subscribes_applies_acknowledges_and_becomes_ready() {
 async fn bad_resources_are_refused_by_name_and_good_ones_applied() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     session.request().await;
     let nameless = resource("bad", &wire::Address::from(wire::Workload::default()), &[]);
@@ -378,7 +382,7 @@ async fn bad_resources_are_refused_by_name_and_good_ones_applied() {
 async fn a_push_larger_than_a_batch_arrives_whole() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     session.request().await;
     let resources = (0..3000)
@@ -393,7 +397,7 @@ async fn a_push_larger_than_a_batch_arrives_whole() {
 async fn reconnect_reports_the_known_versions() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     assert!(session.request().await.initial_resource_versions.is_empty());
     session.request().await;
     session
@@ -406,8 +410,8 @@ async fn reconnect_reports_the_known_versions() {
         .await;
     session.request().await;
     drop(session);
-    assert_eq!(recorder.ending().await, StreamEnding::Closed);
-    let mut session = control_plane.session().await;
+    assert_eq!(recorder.next_ending().await, StreamEnding::Closed);
+    let mut session = control_plane.accept_session().await;
     let mut versions: Vec<_> = session
         .request()
         .await
@@ -423,7 +427,7 @@ async fn reconnect_reports_the_known_versions() {
 async fn cached_records_are_restored_and_only_changes_requested() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     session.request().await;
     let all = vec![workload("u"), workload("v"), service("h")];
@@ -444,7 +448,7 @@ async fn cached_records_are_restored_and_only_changes_requested() {
             .filter_map(move |(of, cached)| (of == type_url).then_some(cached))
             .collect::<Vec<_>>()
     };
-    let complete = recorder.0.complete.lock().unwrap().clone();
+    let complete = recorder.0.complete_types.lock().unwrap().clone();
     assert!(complete.contains(&ADDRESS_TYPE_URL.to_owned()));
     assert!(complete.contains(&AUTHORIZATION_TYPE_URL.to_owned()));
 
@@ -464,7 +468,7 @@ async fn cached_records_are_restored_and_only_changes_requested() {
         "it is cached already"
     );
     let _client = spawn_abortable("client under test", client.run());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     let versions = session.request().await.initial_resource_versions;
     let mut held: Vec<_> = versions.keys().map(String::as_str).collect();
     held.sort_unstable();
@@ -479,7 +483,7 @@ async fn demands_wake_all_waiters_once_the_response_is_applied() {
     let options = options(&control_plane.address, headers(), true);
     let client = Client::new(options, recorder.clone(), Some(receiver));
     let _client = spawn_abortable("client under test", client.run());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     let first = session.request().await;
     assert_eq!(first.resource_names_subscribe, ["*"]);
     assert_eq!(first.resource_names_unsubscribe, ["*"]);
@@ -491,7 +495,7 @@ async fn demands_wake_all_waiters_once_the_response_is_applied() {
         demands
             .try_send(AddressDemand {
                 name,
-                resolved: done,
+                resolved_sender: done,
             })
             .unwrap();
         answered
@@ -524,7 +528,7 @@ async fn retry_after_a_refusal_uses_the_current_token() {
     let mut control_plane = ControlPlane::start().await;
     let refused = CallMetadata::new(None, None, [("refuse", "yes")]).unwrap();
     let (recorder, client) = start(&control_plane.address, refused);
-    assert_eq!(recorder.ending().await, StreamEnding::Refused);
+    assert_eq!(recorder.next_ending().await, StreamEnding::Refused);
     drop(client);
 
     let dir = tempfile::tempdir().unwrap();
@@ -532,14 +536,14 @@ async fn retry_after_a_refusal_uses_the_current_token() {
     std::fs::write(&path, "first").unwrap();
     let headers = CallMetadata::new(Some(TokenSource::File(path.clone())), None, []).unwrap();
     let (_recorder, _client) = start(&control_plane.address, headers);
-    let session = control_plane.session().await;
+    let session = control_plane.accept_session().await;
     assert_eq!(
         session.metadata.get("authorization").unwrap(),
         "Bearer first"
     );
     std::fs::write(&path, "second").unwrap();
     drop(session);
-    let session = control_plane.session().await;
+    let session = control_plane.accept_session().await;
     assert_eq!(
         session.metadata.get("authorization").unwrap(),
         "Bearer second"
@@ -552,14 +556,14 @@ async fn an_unreachable_control_plane_is_a_failed_connection() {
     let address = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let (recorder, _client) = start(&address, headers());
-    assert_eq!(recorder.ending().await, StreamEnding::ConnectFailed);
+    assert_eq!(recorder.next_ending().await, StreamEnding::ConnectFailed);
 }
 
 #[tokio::test]
 async fn invalid_stream_keeps_the_known_resources() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     session.request().await;
     session
@@ -581,8 +585,8 @@ async fn invalid_stream_keeps_the_known_resources() {
         .send(Err(Status::internal("broken")))
         .await
         .unwrap();
-    assert_eq!(recorder.ending().await, StreamEnding::Refused);
-    let mut session = control_plane.session().await;
+    assert_eq!(recorder.next_ending().await, StreamEnding::Refused);
+    let mut session = control_plane.accept_session().await;
     assert_eq!(session.request().await.initial_resource_versions.len(), 1);
     assert_eq!(names(&recorder.updates()), ["u"]);
     assert!(session.requests.next().await.is_some());

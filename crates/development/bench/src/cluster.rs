@@ -4,15 +4,15 @@
 mod boot;
 mod enrolling;
 mod faults;
-mod leaving;
 mod load;
 mod memory;
+mod packet_capture;
+mod pod_deletion;
 mod policies;
 mod rig;
 mod starts;
 mod stats;
 mod table;
-mod wire;
 
 use std::path::PathBuf;
 
@@ -77,7 +77,7 @@ async fn measure(
         None
     };
     let silence = if is_selected("leave") {
-        Some(leaving::measure(rig, false).await?)
+        Some(pod_deletion::measure(rig, false).await?)
     } else {
         None
     };
@@ -90,7 +90,7 @@ async fn measure(
         lines.extend(more);
     }
     if let Some(without) = silence {
-        let (row, line) = leaving::compare(without, leaving::measure(rig, true).await?);
+        let (row, line) = pod_deletion::compare(without, pod_deletion::measure(rig, true).await?);
         rows.push(row);
         lines.push(line);
     }
@@ -100,13 +100,13 @@ async fn measure(
         lines.extend(more);
     }
     if is_selected("label") {
-        rows.push(enrolling::label(rig).await?);
+        rows.push(enrolling::enrol_running_namespace(rig).await?);
     }
     if is_selected("first") {
         rows.push(enrolling::first_connection(rig).await?);
     }
     if is_selected("deny") {
-        rows.push(policies::deny(rig).await?);
+        rows.push(policies::deny_policy_enforcement(rig).await?);
     }
     if is_selected("killed") {
         rows.push(faults::proxy_killed(rig).await?);
@@ -118,7 +118,7 @@ async fn measure(
         rows.push(faults::rollout(rig).await?);
     }
     if is_selected("others") {
-        rows.push(faults::others_replaced(rig).await?);
+        rows.push(faults::other_components_replaced(rig).await?);
     }
     if is_selected("loop") {
         rows.push(faults::agent_crash_looping(rig).await?);
@@ -127,7 +127,7 @@ async fn measure(
         rows.push(boot::cni_rewritten_at_boot(rig).await?);
     }
     if is_selected("policy") {
-        lines.extend(policies::last_node(rig).await?);
+        lines.extend(policies::enforcement_on_all_nodes(rig).await?);
     }
     if is_selected("enrol") {
         lines.extend(enrolling::enrolment(rig).await?);

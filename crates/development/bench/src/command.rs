@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Environment variable with the path of the Envoy binary with which waypoints are compared.
-const ENVOY: &str = "AMBIT_BENCH_ENVOY";
+const ENVOY_PATH_VARIABLE: &str = "AMBIT_BENCH_ENVOY";
 
 /// Runs the benchmarks that the arguments name; all without arguments.
 pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         lines.extend(control::run()?);
     }
     if is_selected("waypoint") {
-        let envoy = std::env::var_os(ENVOY).context(ENVOY)?;
+        let envoy = std::env::var_os(ENVOY_PATH_VARIABLE).context(ENVOY_PATH_VARIABLE)?;
         figures = waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
         if only.is_some() {
             return figure::write_figures(&figures);

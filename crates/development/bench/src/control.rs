@@ -1,11 +1,11 @@
 //! Benchmarks of the control plane at scale: the real program follows a simulated API server and serves simulated node
-//! proxies. Its CPU time is that of its own process; both simulations share another process.
+//! proxies. The CPU time of the control plane is that of its process alone; both simulations run in another process.
 
 mod attacks;
-mod board;
+mod control_plane_process;
+mod delivery_board;
 mod frames;
 mod new_pods;
-mod plane;
 mod population;
 mod proxies;
 
@@ -21,36 +21,36 @@ use serde_json::{Value, json};
 
 use crate::report::ReportLine;
 use attacks::Attack;
-use board::DeliveryBoard;
-use plane::ControlPlaneProcess;
+use control_plane_process::ControlPlaneProcess;
+use delivery_board::DeliveryBoard;
 use population::{ClusterSize, PODS, POLICIES, SLICES};
 use proxies::ProxyFleet;
 
-/// Numbers of objects in the simulated cluster.
+/// Default numbers of objects in the simulated cluster.
 const DEFAULT_SIZE: ClusterSize = ClusterSize {
     nodes: 1000,
     services: 5000,
-    pods_each: 10,
+    pods_per_service: 10,
     namespaces: 250,
 };
 /// Number of pods that are added or removed per second during the churn.
 const CHANGES_PER_SECOND: u32 = 100;
-/// Duration of the churn of pods.
+/// Duration for which pods are added and removed at a steady rate.
 const CHURN_DURATION: Duration = Duration::from_secs(30);
 /// Number of changes between the creation of a pod and its removal.
 const POD_LIFETIME_CHANGES: u32 = 200;
 /// Distance between the pod numbers of two rounds of new pods, with and without an attack on the control plane.
-const ROUND_DISTANCE: u32 = 10_000;
+const POD_NUMBERS_PER_ROUND: u32 = 10_000;
 /// Number of policies that are created one after the other.
 const POLICY_CHANGES: usize = 30;
-/// Number of the first of these policies, beyond the numbers of pods.
-const POLICY_NUMBERS: usize = 100_000;
+/// Number in the name of the first created policy, larger than the number of any pod.
+const FIRST_POLICY_NUMBER: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// Runs the benchmarks of the control plane. `AMBIT_BENCH_SCALE=0.1` measures a tenth of the cluster, for trials.
 pub(crate) fn run() -> Result<Vec<ReportLine>> {
     let mut bench = ControlPlaneBench::start(scaled(DEFAULT_SIZE)?)?;
-    bench.first_state()?;
+    bench.initial_state()?;
     bench.idle()?;
     bench.churn()?;
     bench.attacks()?;
@@ -94,10 +94,12 @@ impl ControlPlaneBench {
         let directory = tempfile::tempdir()?;
         let mut plane = ControlPlaneProcess::start(&api.kubeconfig(), directory.path())?;
         let none = plane.usage()?;
-        let ready = plane.ready(Duration::from_secs(300)).inspect_err(|_| {
-            let log = std::fs::read_to_string(directory.path().join("control.log"));
-            eprintln!("{}", log.unwrap_or_default());
-        })?;
+        let ready = plane
+            .wait_until_ready(Duration::from_secs(300))
+            .inspect_err(|_| {
+                let log = std::fs::read_to_string(directory.path().join("control.log"));
+                eprintln!("{}", log.unwrap_or_default());
+            })?;
         let usage = plane.usage()?;
         let mut bench = Self {
             size,
@@ -108,39 +110,39 @@ impl ControlPlaneBench {
             _directory: directory,
         };
         let what = format!("{} pods, {} services", size.pods(), size.services);
-        bench.line(&format!("start to ready, {what}"), "s", ready.as_secs_f64());
-        bench.line("CPU time of that", "s", usage.seconds_since(none));
-        bench.line("memory with every object read", "MB", usage.resident);
+        bench.report_value(&format!("start to ready, {what}"), "s", ready.as_secs_f64());
+        bench.report_value("CPU time of that", "s", usage.seconds_since(none));
+        bench.report_value("memory with every object read", "MB", usage.resident);
         Ok(bench)
     }
 
     /// Measures the time until all proxies have connected and received the initial state.
-    fn first_state(&mut self) -> Result<()> {
-        let board = Arc::new(DeliveryBoard::new(POLICY_NUMBERS + POLICY_CHANGES));
+    fn initial_state(&mut self) -> Result<()> {
+        let board = Arc::new(DeliveryBoard::new(FIRST_POLICY_NUMBER + POLICY_CHANGES));
         let before = self.plane.usage()?;
         let start = Instant::now();
         let fleet = ProxyFleet::start(self.size.nodes, &self.plane.target()?, board);
-        fleet.synced(Duration::from_secs(900))?;
+        fleet.wait_until_synced(Duration::from_secs(900))?;
         let took = start.elapsed();
         let after = self.plane.usage()?;
         let bytes = fleet.totals.bytes.load(Ordering::Relaxed);
         self.fleet = Some(fleet);
         let what = format!("{} proxies get everything", self.size.nodes);
-        self.line(&what, "s", took.as_secs_f64());
-        self.line("CPU time of that", "s", after.seconds_since(before));
+        self.report_value(&what, "s", took.as_secs_f64());
+        self.report_value("CPU time of that", "s", after.seconds_since(before));
         let each = count(bytes) / f64::from(self.size.nodes) / 1e6;
-        self.line("sent to each for that", "MB", each);
-        self.line("memory, peak so far", "MB", self.plane.peak_mb()?);
+        self.report_value("sent to each for that", "MB", each);
+        self.report_value("memory, peak so far", "MB", self.plane.peak_mb()?);
         Ok(())
     }
 
     fn idle(&mut self) -> Result<()> {
         let resident = crate::rig::wait_until_settled(|| Ok(self.plane.usage()?.resident))?;
-        self.line("memory with all proxies", "MB", resident);
+        self.report_value("memory with all proxies", "MB", resident);
         let before = self.plane.usage()?;
         thread::sleep(Duration::from_secs(5));
         let cores = self.plane.usage()?.cores_since(before);
-        self.line("CPU while nothing changes", "cores", cores);
+        self.report_value("CPU while nothing changes", "cores", cores);
         Ok(())
     }
 
@@ -180,18 +182,18 @@ impl ControlPlaneBench {
         let bytes = totals.bytes.load(Ordering::Relaxed) - bytes;
         let pushes = totals.pushes.load(Ordering::Relaxed) - pushes;
         thread::sleep(Duration::from_secs(2));
-        self.fleet()?.check()?;
+        self.fleet()?.check_streams()?;
         let latencies = board.latencies(0, self.size.nodes);
         let seconds = elapsed.as_secs_f64() * f64::from(self.size.nodes);
-        self.line(
+        self.report_value(
             &format!("CPU, {CHANGES_PER_SECOND} pod changes a second"),
             "cores",
             after.cores_since(before),
         );
-        self.line("sent to a node", "kB/s", count(bytes) / seconds / 1e3);
-        self.line("pushes to a node", "1/s", count(pushes) / seconds);
-        self.line("memory meanwhile", "MB", peak.max(after.resident));
-        self.latency("pod change to the last proxy", &latencies)
+        self.report_value("sent to a node", "kB/s", count(bytes) / seconds / 1e3);
+        self.report_value("pushes to a node", "1/s", count(pushes) / seconds);
+        self.report_value("memory meanwhile", "MB", peak.max(after.resident));
+        self.report_latency("pod change to the last proxy", &latencies)
     }
 
     /// Measures the time until new pods have certificates, each over its node's own connection, first without and then
@@ -204,15 +206,16 @@ impl ControlPlaneBench {
         let board = Arc::clone(&fleet.board);
         let mut quiet = None;
         for (round, attack) in (0..).zip(Attack::ALL) {
-            let under_way = attack.map(|attack| attack.start(&target, self.plane.monitoring()));
+            let under_way =
+                attack.map(|attack| attack.start(&target, self.plane.monitoring_port()));
             let under_way = under_way.transpose()?;
-            let first = ROUND_DISTANCE * (round + 1);
+            let first = POD_NUMBERS_PER_ROUND * (round + 1);
             let numbers = first..first + self.size.nodes;
             let certificates = new_pods::certificates(&target, self.size, numbers, |number| {
                 self.create_pod(number, &board);
             })?;
             thread::sleep(Duration::from_secs(2));
-            self.fleet()?.check()?;
+            self.fleet()?.check_streams()?;
             let records = board.latencies(index(first), self.size.nodes);
             drop(under_way);
             let figures = [
@@ -229,7 +232,7 @@ impl ControlPlaneBench {
             };
             for ((what, attacked), (_, quiet)) in figures.iter().zip(quiet.iter().flatten()) {
                 self.lines
-                    .extend(attacked.compared(what, attack.name(), quiet));
+                    .extend(attacked.compare_with_quiet(what, attack.name(), quiet));
             }
         }
         Ok(())
@@ -238,13 +241,13 @@ impl ControlPlaneBench {
     /// Measures the time until each of a sequence of new policies has reached all proxies.
     fn policies(&mut self) -> Result<()> {
         let board = Arc::clone(&self.fleet()?.board);
-        for number in POLICY_NUMBERS..POLICY_NUMBERS + POLICY_CHANGES {
+        for number in FIRST_POLICY_NUMBER..FIRST_POLICY_NUMBER + POLICY_CHANGES {
             board.record_change(true, number);
             self.api.put(POLICIES, self.size.deny(number));
             thread::sleep(Duration::from_millis(400));
         }
-        let policies = board.latencies(POLICY_NUMBERS, self.size.nodes);
-        self.latency("policy to the last proxy", &policies)
+        let policies = board.latencies(FIRST_POLICY_NUMBER, self.size.nodes);
+        self.report_latency("policy to the last proxy", &policies)
     }
 
     /// Creates a pod and adds it to its service: first scheduled without an address, then running.
@@ -252,7 +255,7 @@ impl ControlPlaneBench {
         self.api.put(PODS, self.size.churning_pod(number, false));
         board.record_change(true, index(number));
         self.api.put(PODS, self.size.churning_pod(number, true));
-        self.slice(number);
+        self.update_endpoint_slice(number);
     }
 
     fn delete_pod(&self, number: u32, board: &DeliveryBoard) {
@@ -260,10 +263,10 @@ impl ControlPlaneBench {
         let namespace = self.size.churning_namespace(number);
         self.api
             .delete(PODS, &namespace, &population::churning_name(number));
-        self.slice(number);
+        self.update_endpoint_slice(number);
     }
 
-    fn slice(&self, number: u32) {
+    fn update_endpoint_slice(&self, number: u32) {
         let service = number % self.size.services;
         self.api.put(SLICES, self.size.slice(service, number));
     }
@@ -274,7 +277,7 @@ impl ControlPlaneBench {
             .ok_or_else(|| anyhow::anyhow!("the proxies are not connected"))
     }
 
-    fn latency(&mut self, what: &str, latencies: &[Option<Duration>]) -> Result<()> {
+    fn report_latency(&mut self, what: &str, latencies: &[Option<Duration>]) -> Result<()> {
         let lost = latencies.iter().filter(|latency| latency.is_none()).count();
         ensure!(
             lost == 0,
@@ -287,13 +290,13 @@ impl ControlPlaneBench {
             let index = (all.len() * share / 100).min(all.len().saturating_sub(1));
             all.get(index).map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
         };
-        self.line(&format!("{what}, median"), "ms", at(50));
-        self.line(&format!("{what}, 99 of 100"), "ms", at(99));
-        self.line(&format!("{what}, worst of {}", all.len()), "ms", at(100));
+        self.report_value(&format!("{what}, median"), "ms", at(50));
+        self.report_value(&format!("{what}, 99 of 100"), "ms", at(99));
+        self.report_value(&format!("{what}, worst of {}", all.len()), "ms", at(100));
         Ok(())
     }
 
-    fn line(&mut self, what: &str, unit: &'static str, mesh: f64) {
+    fn report_value(&mut self, what: &str, unit: &'static str, mesh: f64) {
         self.lines
             .push(ReportLine::without_baseline(what, unit, mesh, None));
     }
@@ -314,14 +317,14 @@ impl LatencyQuantiles {
         Self([at(50), at(99)])
     }
 
-    /// Returns one line for each quantile, compared with the `quiet` result without the attack.
-    fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<ReportLine> {
+    /// Returns one report line for each quantile, compared with the `quiet` result without the attack.
+    fn compare_with_quiet(&self, what: &str, attack: &str, quiet: &Self) -> Vec<ReportLine> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines
             .map(|((which, attacked), quiet)| {
                 let what = format!("{what}, {attack}, {which}");
                 ReportLine {
-                    bare: Some(quiet),
+                    without_mesh: Some(quiet),
                     ..ReportLine::without_baseline(&what, "ms", attacked, None)
                 }
             })
@@ -331,14 +334,14 @@ impl LatencyQuantiles {
 
 fn fill(api: &ApiServer, size: ClusterSize) {
     let start = Instant::now();
-    for (collection, kind) in population::EMPTY {
+    for (collection, kind) in population::EMPTY_COLLECTIONS {
         api.serve(collection, kind);
     }
     for (collection, object) in size.objects() {
         api.put(collection, object);
     }
     api.compact();
-    api.answer_posts(TOKEN_REVIEWS, token_review_response);
+    api.set_review_handler(TOKEN_REVIEWS, token_review_response);
     eprintln!(
         "  (simulated cluster of {} nodes and {} pods made in {:.1} s)",
         size.nodes,

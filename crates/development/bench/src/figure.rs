@@ -10,24 +10,19 @@ const FIGURES_FILE_VARIABLE: &str = "AMBIT_BENCH_FIGURES";
 /// Environment variable with the number of rounds of traffic and of a waypoint's loads.
 const ROUNDS_VARIABLE: &str = "AMBIT_BENCH_ROUNDS";
 
-/// Result of one benchmark, for the comparison of revisions.
+/// Result of one benchmark, from which `cargo xtask bench --against` compares two revisions.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BenchmarkFigure {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) value: f64,
-    /// Ratio to the result of the same run without the mesh or with Envoy, if there is one.
-    pub(crate) ratio: Option<f64>,
-    /// Result of two plain TCP relays: a ratio like `ratio`, or else a value.
-    pub(crate) relay: Option<f64>,
-    /// Result of Istio's node proxy or of Envoy: a ratio to the result without the mesh, or else a value.
-    pub(crate) existing: Option<f64>,
     /// Quality, higher is better: relative to the result of the same run without the mesh or with Envoy, or absolute if
     /// there is no such result.
     pub(crate) score: f64,
 }
 
-/// Returns the number of rounds from the environment, or else `default`.
+/// Returns the number of rounds in the environment variable [`ROUNDS_VARIABLE`], or `default` if the variable is not
+/// set.
 ///
 /// # Errors
 /// When the variable is no positive number.
@@ -41,7 +36,8 @@ pub(crate) fn configured_rounds(default: usize) -> Result<usize> {
     }
 }
 
-/// Writes results to the file that the environment names, if it names one.
+/// Writes the benchmark results to the file whose path is in the environment variable [`FIGURES_FILE_VARIABLE`]; does
+/// nothing if the variable is not set.
 ///
 /// # Errors
 ///

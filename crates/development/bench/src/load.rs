@@ -17,7 +17,7 @@ pub(crate) struct HttpLoad {
 
 impl HttpLoad {
     /// Adds latencies from `h2load --log-file`: on each line start time, status and duration in microseconds.
-    pub(crate) fn with_times(self, log: &str) -> Result<Self> {
+    pub(crate) fn with_latencies(self, log: &str) -> Result<Self> {
         let time = |line: &str| line.split('\t').nth(2)?.parse().ok();
         let mut times: Vec<u64> = log.lines().filter_map(time).collect();
         times.sort_unstable();
@@ -31,7 +31,7 @@ impl HttpLoad {
     }
 }
 
-/// Returns a `wrk` command: one thread, `connections` connections, `seconds` long.
+/// Returns a `wrk` command: one thread, `connections` connections, a duration of `seconds`.
 pub(crate) fn wrk(connections: u32, seconds: u32, keep_alive: bool, url: &str) -> Vec<String> {
     let mut command: Vec<String> = ["wrk", "--latency", "-t1", "--timeout", "10s"]
         .map(Into::into)
@@ -101,7 +101,8 @@ pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) ->
     command
 }
 
-/// gRPC method that the load calls: of the echo server of the conformance tests, with its empty request.
+/// Path of the gRPC method that the load calls with an empty request message, served by the conformance tests' echo
+/// server.
 pub(crate) const GRPC_METHOD: &str = "/proto.EchoTestService/Echo";
 
 /// Returns an `h2load` command for unary calls of [`GRPC_METHOD`]; writes the request message into the directory.
@@ -157,23 +158,22 @@ pub(crate) fn parse_h2load(output: &str) -> Result<HttpLoad> {
 }
 
 /// Returns an `iperf3` client command.
-pub(crate) fn iperf3(
-    (server, port): &(String, u16),
-    streams: u32,
-    seconds: u32,
-    reverse: bool,
-) -> Vec<String> {
-    let mut command: Vec<String> = ["iperf3", "--json", "-c", server].map(Into::into).into();
-    for (option, value) in [("-p", u32::from(*port)), ("-P", streams), ("-t", seconds)] {
-        command.extend([option.to_owned(), value.to_string()]);
-    }
-    if reverse {
-        command.push("-R".to_owned());
-    }
-    command
+pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
+    [
+        "iperf3",
+        "--json",
+        "-c",
+        server,
+        "-P",
+        &streams.to_string(),
+        "-t",
+        &seconds.to_string(),
+    ]
+    .map(Into::into)
+    .into()
 }
 
-/// Result of `iperf3` at the receiver.
+/// Result of a run of `iperf3`, as measured at the receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BulkLoad {
     pub(crate) gigabits_per_second: f64,
@@ -227,10 +227,10 @@ mod tests {
         assert!((load.requests_per_second - 12.4).abs() < 1e-9);
         assert!(parse_h2load("nothing").is_err());
         let log = "1700000000\t200\t30\n1700000001\t200\t10\n1700000002\t200\t20\n";
-        let timed = load.with_times(log).unwrap();
+        let timed = load.with_latencies(log).unwrap();
         assert_eq!(timed.median, Some(Duration::from_micros(20)));
         assert_eq!(timed.p99, Some(Duration::from_micros(30)));
-        assert!(load.with_times("").is_err());
+        assert!(load.with_latencies("").is_err());
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn namespace(name: &str, mode: &str) -> String {
     )
 }
 
-fn sleeper(namespace: &str, name: &str) -> String {
+fn idle_pod(namespace: &str, name: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Pod
@@ -44,7 +44,7 @@ pub(crate) fn run() -> Result<Vec<ReportLine>> {
 
     let idle = {
         let manifests =
-            namespace("mesh", "ambient") + &sleeper("mesh", "a") + &sleeper("mesh", "b");
+            namespace("mesh", "ambient") + &idle_pod("mesh", "a") + &idle_pod("mesh", "b");
         let rig = BenchLab::up(&[("rig.yaml".into(), manifests)])?;
         let resident = |name: &str| wait_until_settled(|| process::resident_mb(&rig.pids(name)?));
         let idle = resident("proxy")?;
@@ -97,12 +97,12 @@ fn connections(rig: &BenchLab, lines: &mut Vec<ReportLine>) -> Result<()> {
     Ok(())
 }
 
-/// Measures 100 pods: memory, the time to enrol them, and the time to start one.
+/// Measures 100 pods in the mesh: the mesh's memory, the time to enrol all of them, and the time to start another pod.
 fn pods(bin_dir: &Path, lines: &mut Vec<ReportLine>) -> Result<()> {
     const PODS: usize = 100;
     let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");
     for n in 0..PODS {
-        manifests += &sleeper("crowd", &format!("pod-{n}"));
+        manifests += &idle_pod("crowd", &format!("pod-{n}"));
     }
     let rig = BenchLab::up(&[("rig.yaml".into(), manifests)])?;
     let start = Instant::now();
@@ -134,7 +134,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<ReportLine>) -> Result<()> {
     for n in 0..20 {
         rig.apply(
             &format!("new-{n}.yaml"),
-            &sleeper("mesh", &format!("new-{n}")),
+            &idle_pod("mesh", &format!("new-{n}")),
         )?;
         rig.wait_until("the new pod is captured", |status| {
             status
@@ -176,7 +176,7 @@ fn workloads(idle: f64, lines: &mut Vec<ReportLine>) -> Result<()> {
     const WORKLOADS_EACH: usize = 10;
     let mut files = vec![(
         "rig.yaml".to_owned(),
-        namespace("mesh", "ambient") + &sleeper("mesh", "a") + &namespace("many", "none"),
+        namespace("mesh", "ambient") + &idle_pod("mesh", "a") + &namespace("many", "none"),
     )];
     for chunk in 0..SERVICES / 100 {
         let mut text = String::new();

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use anyhow::{Context, Result};
 
 /// Returns the IDs of a process and its descendants; a node proxy has two processes.
-pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
+pub(crate) fn with_descendants(pid: u32) -> Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let mut family = vec![pid];
     for child in children.split_ascii_whitespace() {
@@ -114,8 +114,9 @@ fn processes() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// Finds the process with this ID in its innermost PID namespace, and with this (truncated) name; returns its ID here.
-pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
+/// Finds the process that has the ID `inside` in its innermost PID namespace and this (truncated) name; returns its ID
+/// in this program's PID namespace.
+pub(crate) fn find_outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
     for (pid, directory) in processes()? {
         let Ok(status) = fs::read_to_string(directory.join("status")) else {
@@ -133,7 +134,7 @@ pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
 }
 
 /// Finds the processes of this name whose environment has `variable`, as `NAME=value`.
-pub(crate) fn with_variable(name: &str, variable: &str) -> Result<Vec<u32>> {
+pub(crate) fn find_by_environment(name: &str, variable: &str) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for (pid, directory) in processes()? {
         let read = |file: &str| fs::read(directory.join(file)).unwrap_or_default();
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_and_time() {
-        let me = family(std::process::id()).unwrap();
+        let me = with_descendants(std::process::id()).unwrap();
         assert!(resident_mb(&me).unwrap() > 0.1);
         assert!(peak_mb(&me).unwrap() >= resident_mb(&me).unwrap());
         assert!(cpu_time(&me).unwrap() < Duration::from_secs(3600));

@@ -2,7 +2,7 @@
 
 use crate::figure::BenchmarkFigure;
 
-/// Direction in which a result is better.
+/// Direction in which a benchmark's result is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BetterDirection {
     Higher,
@@ -14,13 +14,12 @@ pub(crate) enum BetterDirection {
 pub(crate) struct ReportLine {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
-    /// Result without the mesh; `None` where it is meaningless.
-    pub(crate) bare: Option<f64>,
-    pub(crate) mesh: f64,
-    /// Result through two plain TCP relays: a ratio to `bare` if there is one, else a value.
-    pub(crate) relay: Option<f64>,
-    /// Result of Istio's node proxy in the same run, or on such a machine: a ratio to `bare` if there is one, else a value.
-    pub(crate) existing: Option<f64>,
+    /// Result without the mesh; `None` for benchmarks that have no meaning without the mesh.
+    pub(crate) without_mesh: Option<f64>,
+    pub(crate) with_mesh: f64,
+    /// Result of Istio's node proxy on a machine of the same size: a ratio to the result without the mesh if `bare` is
+    /// set, otherwise an absolute value.
+    pub(crate) istio: Option<f64>,
     pub(crate) better: BetterDirection,
 }
 
@@ -36,10 +35,9 @@ impl ReportLine {
         Self {
             what: what.into(),
             unit,
-            bare: None,
-            mesh,
-            relay: None,
-            existing,
+            without_mesh: None,
+            with_mesh: mesh,
+            istio: existing,
             better: BetterDirection::Lower,
         }
     }
@@ -53,7 +51,7 @@ impl ReportLine {
         existing: f64,
     ) -> Self {
         Self {
-            bare: Some(bare),
+            without_mesh: Some(bare),
             ..Self::without_baseline(what, unit, mesh, Some(existing))
         }
     }
@@ -63,10 +61,7 @@ impl ReportLine {
         BenchmarkFigure {
             what: self.what.clone(),
             unit: self.unit,
-            value: self.mesh,
-            ratio: self.bare.map(|bare| self.mesh / bare),
-            relay: self.relay,
-            existing: self.existing,
+            value: self.with_mesh,
             score: match self.better {
                 BetterDirection::Higher => self.comparison_score(),
                 BetterDirection::Lower => 1.0 / self.comparison_score(),
@@ -76,11 +71,12 @@ impl ReportLine {
 
     /// Returns the value that is compared with Istio's: the ratio, or the value itself.
     fn comparison_score(&self) -> f64 {
-        self.bare.map_or(self.mesh, |bare| self.mesh / bare)
+        self.without_mesh
+            .map_or(self.with_mesh, |bare| self.with_mesh / bare)
     }
 
     fn outcome(&self) -> &'static str {
-        match (self.existing, self.better) {
+        match (self.istio, self.better) {
             (None, _) => "",
             (Some(existing), BetterDirection::Higher) if self.comparison_score() >= existing => {
                 "better"
@@ -97,30 +93,30 @@ impl ReportLine {
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(lines: &[ReportLine]) {
     println!(
-        "\n{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  unit",
-        "", "bare", "mesh", "ratio", "relay", "existing"
+        "\n{:<52} {:>10} {:>10} {:>8} {:>10}  unit",
+        "", "bare", "mesh", "ratio", "existing"
     );
     for line in lines {
-        let bare = line.bare.map_or_else(|| "-".to_owned(), number);
-        let ratio = line
-            .bare
-            .map_or_else(|| "-".to_owned(), |bare| format!("{:.3}", line.mesh / bare));
-        let other = |result: Option<f64>| result.map_or_else(|| "-".to_owned(), number);
+        let bare = line.without_mesh.map_or_else(|| "-".to_owned(), number);
+        let ratio = line.without_mesh.map_or_else(
+            || "-".to_owned(),
+            |bare| format!("{:.3}", line.with_mesh / bare),
+        );
+        let existing = line.istio.map_or_else(|| "-".to_owned(), number);
         println!(
-            "{:<58} {:>10} {:>10} {:>8} {:>8} {:>10}  {:<8} {}",
+            "{:<52} {:>10} {:>10} {:>8} {:>10}  {:<8} {}",
             line.what,
             bare,
-            number(line.mesh),
+            number(line.with_mesh),
             ratio,
-            other(line.relay),
-            other(line.existing),
+            existing,
             line.unit,
             line.outcome()
         );
     }
     println!(
-        "\n\"relay\" is what two plain TCP relays reach, \"existing\" the existing node proxy: a ratio to bare \
-         where there is one, else a value."
+        "\n\"existing\" is what the existing node proxy reaches: a ratio to bare where there is one, \
+         else a value."
     );
 }
 
@@ -141,16 +137,15 @@ mod tests {
         let line = ReportLine {
             what: "requests".into(),
             unit: "req/s",
-            bare: Some(100.0),
-            mesh: 30.0,
-            relay: None,
-            existing: Some(0.25),
+            without_mesh: Some(100.0),
+            with_mesh: 30.0,
+            istio: Some(0.25),
             better: BetterDirection::Higher,
         };
         assert_eq!(line.outcome(), "better");
         assert_eq!(
             ReportLine {
-                mesh: 20.0,
+                with_mesh: 20.0,
                 ..line.clone()
             }
             .outcome(),

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{Read, Write},
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -23,41 +23,19 @@ pub(crate) struct BenchLab {
 impl BenchLab {
     /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
-        let bin_dir = own_directory()?;
+        let bin_dir = std::env::current_exe()?
+            .parent()
+            .context("a program is in a directory")?
+            .to_owned();
         let rig = Self::start(&bin_dir, files)?;
-        rig.wait_until_ready()?;
-        Ok(rig)
-    }
-
-    /// Starts a lab of several nodes, some with another node proxy, and waits until its pods are ready.
-    pub(crate) fn up_with_nodes(
-        files: &[(String, String)],
-        nodes: u8,
-        node_proxies: BTreeMap<String, PathBuf>,
-    ) -> Result<Self> {
-        let bin_dir = own_directory()?;
-        let rig = Self::launch(&bin_dir, files, nodes, node_proxies)?;
-        rig.wait_until_ready()?;
-        Ok(rig)
-    }
-
-    fn wait_until_ready(&self) -> Result<Status> {
-        self.wait_until("all pods ready", |status| {
+        rig.wait_until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
-        })
+        })?;
+        Ok(rig)
     }
 
     /// Starts a lab of one node with the programs in a directory.
     pub(crate) fn start(bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
-        Self::launch(bin_dir, files, 1, BTreeMap::new())
-    }
-
-    fn launch(
-        bin_dir: &Path,
-        files: &[(String, String)],
-        nodes: u8,
-        node_proxies: BTreeMap<String, PathBuf>,
-    ) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         for (name, text) in files {
             fs::write(directory.path().join(name), text)?;
@@ -66,9 +44,9 @@ impl BenchLab {
         let options = Options {
             name: "bench".into(),
             manifests: directory.path().to_path_buf(),
-            nodes,
+            nodes: 1,
             ip_family: IpFamily::Ipv4,
-            node_proxies,
+            node_proxies: BTreeMap::new(),
             ambit: bin_dir.join("ambit"),
             bin_dir: bin_dir.to_owned(),
             mesh: true,
@@ -92,7 +70,7 @@ impl BenchLab {
         Ok(fs::rename(scratch, self.manifests.path().join(file))?)
     }
 
-    /// Waits until the lab's status satisfies `enough`, and returns the status.
+    /// Waits until the lab's status satisfies the predicate `enough`, and returns the status.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -137,30 +115,18 @@ impl BenchLab {
             .dial(LabNetns::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// Returns the process IDs of the lab's only daemon of that name, as this program's PID namespace has them.
+    /// Returns the process IDs of the lab's only daemon of that name, in this program's PID namespace.
     pub(crate) fn pids(&self, daemon: &str) -> Result<Vec<u32>> {
-        self.pids_where(daemon, |_| true)
-    }
-
-    /// Returns the process IDs of a node's daemon of that name, as [`Self::pids`] does.
-    pub(crate) fn pids_on(&self, daemon: &str, node: &str) -> Result<Vec<u32>> {
-        self.pids_where(daemon, |on| on == Some(node))
-    }
-
-    fn pids_where(&self, daemon: &str, node: impl Fn(Option<&str>) -> bool) -> Result<Vec<u32>> {
         let status = self.client.status()?;
         let inside = status
             .daemons
             .iter()
-            .find(|process| process.name == daemon && node(process.node.as_deref()))
+            .find(|process| process.name == daemon)
             .and_then(|process| process.pid)
             .with_context(|| format!("no {daemon} runs"))?;
-        let programs = [&*format!("ambit-{daemon}"), "ambit-node-prox", "ztunnel"];
-        let pid = programs
-            .iter()
-            .find_map(|program| process::outer_pid(inside, program).ok())
-            .with_context(|| format!("no process of {daemon} has the ID {inside} in the lab"))?;
-        process::family(pid)
+        let pid = process::find_outer_pid(inside, &format!("ambit-{daemon}"))
+            .or_else(|_| process::find_outer_pid(inside, "ambit-node-prox"))?;
+        process::with_descendants(pid)
     }
 
     /// Returns sum and count of one of the agent's histograms.
@@ -186,13 +152,6 @@ impl Drop for BenchLab {
             eprintln!("the lab does not go down: {error}");
         }
     }
-}
-
-/// Returns the directory of this program, which has the others.
-fn own_directory() -> Result<PathBuf> {
-    let program = std::env::current_exe()?;
-    let directory = program.parent().context("a program is in a directory")?;
-    Ok(directory.to_owned())
 }
 
 /// Repeats a measurement until its value no longer changes.

@@ -4,6 +4,7 @@
 mod authorizer;
 mod change;
 mod clusters;
+mod compared_proxy;
 mod envoy;
 mod hashing;
 mod lab;
@@ -12,7 +13,6 @@ mod plugin;
 mod rollout;
 mod scenario;
 mod servers;
-mod side;
 mod table;
 mod tokens;
 mod tracing;
@@ -24,18 +24,18 @@ use anyhow::{Result, bail, ensure};
 pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::run_as_waypoint};
 use self::{
     lab::{Load, WaypointLab},
-    scenario::{RULES_OF_SERVICE, Scenario, ScenarioStep},
+    scenario::{RULES_PER_SERVICE, Scenario, ScenarioStep},
     table::WaypointRow,
     tokens::Algorithm,
 };
 use crate::figure::BenchmarkFigure;
 
-/// Benchmark that starts its own lab.
+/// Function that runs one benchmark of waypoints, in its own lab.
 type BenchmarkPart = fn(envoy: &Path) -> Result<Vec<WaypointRow>>;
 
 /// Benchmarks by their names on the command line.
 const BENCHMARK_PARTS: &[(&str, BenchmarkPart)] = &[
-    ("loads", loads),
+    ("loads", measure_loads),
     ("grpc", grpc),
     ("policies", policies),
     ("rules", rules),
@@ -66,7 +66,7 @@ pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<BenchmarkFigure>>
     Ok(rows.iter().map(WaypointRow::figure).collect())
 }
 
-fn loads(envoy: &Path) -> Result<Vec<WaypointRow>> {
+fn measure_loads(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let lab = WaypointLab::up(envoy, Scenario::default())?;
     let mut rows = vec![lab.memory("idle", true)?];
     for load in [
@@ -74,7 +74,7 @@ fn loads(envoy: &Path) -> Result<Vec<WaypointRow>> {
         Load::Http1(32),
         Load::Http1(1000),
         Load::Http2(8),
-        Load::Large(8),
+        Load::LargeResponses(8),
     ] {
         rows.extend(lab.compare("", load)?);
     }
@@ -94,7 +94,7 @@ fn policies(envoy: &Path) -> Result<Vec<WaypointRow>> {
         policies: 100,
         ..Scenario::default()
     };
-    with_scenario(envoy, "100 policies", scenario)
+    measure_scenario(envoy, "100 policies", scenario)
 }
 
 fn rules(envoy: &Path) -> Result<Vec<WaypointRow>> {
@@ -102,16 +102,16 @@ fn rules(envoy: &Path) -> Result<Vec<WaypointRow>> {
         rules: 100,
         ..Scenario::default()
     };
-    with_scenario(envoy, "100 rules", scenario)
+    measure_scenario(envoy, "100 rules", scenario)
 }
 
 fn many_rules(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
-        rules: RULES_OF_SERVICE,
+        rules: RULES_PER_SERVICE,
         services: 9,
         ..Scenario::default()
     };
-    with_scenario(envoy, "10,000 rules", scenario)
+    measure_scenario(envoy, "10,000 rules", scenario)
 }
 
 /// Measures requests of which one in a hundred is traced, and requests that are all traced.
@@ -119,7 +119,7 @@ fn traces(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let mut rows = Vec::new();
     for percentage in [1, 100] {
         let what = format!("traced {percentage} %");
-        rows.extend(with_step(envoy, &what, ScenarioStep::Trace(percentage))?);
+        rows.extend(measure_step(envoy, &what, ScenarioStep::Trace(percentage))?);
     }
     Ok(rows)
 }
@@ -129,25 +129,25 @@ fn verified_tokens(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let mut rows = Vec::new();
     for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
         let what = format!("token by {}", algorithm.name());
-        rows.extend(with_step(envoy, &what, ScenarioStep::Token(algorithm))?);
+        rows.extend(measure_step(envoy, &what, ScenarioStep::Token(algorithm))?);
     }
     Ok(rows)
 }
 
 fn external_authorization(envoy: &Path) -> Result<Vec<WaypointRow>> {
-    with_step(envoy, "authorizer over gRPC", ScenarioStep::Authorize)
+    measure_step(envoy, "authorizer over gRPC", ScenarioStep::Authorize)
 }
 
 fn plugins(envoy: &Path) -> Result<Vec<WaypointRow>> {
-    with_step(envoy, "plugin that touches headers", ScenarioStep::Plugin)
+    measure_step(envoy, "plugin that touches headers", ScenarioStep::Plugin)
 }
 
 fn consistent_hashing(envoy: &Path) -> Result<Vec<WaypointRow>> {
-    with_step(envoy, "hashing over 1,000 endpoints", ScenarioStep::Hash)
+    measure_step(envoy, "hashing over 1,000 endpoints", ScenarioStep::Hash)
 }
 
 /// Measures 32 connections whose requests need an additional processing step.
-fn with_step(envoy: &Path, what: &str, step: ScenarioStep) -> Result<Vec<WaypointRow>> {
+fn measure_step(envoy: &Path, what: &str, step: ScenarioStep) -> Result<Vec<WaypointRow>> {
     let scenario = Scenario {
         step: Some(step),
         ..Scenario::default()
@@ -156,7 +156,7 @@ fn with_step(envoy: &Path, what: &str, step: ScenarioStep) -> Result<Vec<Waypoin
     lab.compare(&format!("{what}, "), Load::Http1(32))
 }
 
-fn with_scenario(envoy: &Path, what: &str, scenario: Scenario) -> Result<Vec<WaypointRow>> {
+fn measure_scenario(envoy: &Path, what: &str, scenario: Scenario) -> Result<Vec<WaypointRow>> {
     let lab = WaypointLab::up(envoy, scenario)?;
     let mut rows = vec![lab.memory(what, true)?];
     rows.extend(lab.compare(&format!("{what}, "), Load::Http1(32))?);

@@ -21,24 +21,26 @@ mod pod;
 mod primary_cni;
 mod process;
 mod space;
+mod traffic_capture;
 mod uninstall;
 mod wait;
 mod waypoint;
-mod wire;
 
 pub use ambit_cluster::{
     Cluster, ClusterPaths, IpFamily, Node, NodeBoot, Options, PrimaryCni, Slot,
 };
 pub use ambit_lab::{ExpectedOutcome, FlowKind, FlowReport, GetOutcome};
 pub use ambit_testkit::{built_binary, target_directory};
-pub use load::{Failure, Load, Outcome};
-pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES, sources};
-pub use network_policies::{PolicyEngine, assert_network_policies_hold};
+pub use load::{Failure, Load, LoadOutcome};
+pub use mesh::{Access, Component, MESH_NAMESPACE, Mesh, VALUES, sources};
+pub use network_policies::{PolicyEngine, assert_network_policies_enforced};
 pub use pod::{address, is_captured, is_ready, restarts};
-pub use primary_cni::{Probes, assert_at_home, delay_loopback, plugins};
+pub use primary_cni::{ProbeTreatment, assert_mesh_works, cni_plugin_types, delay_loopback};
 pub use process::Process;
-pub use space::Space;
+pub use space::TestNamespace;
+pub use traffic_capture::{
+    TrafficCapture, assert_nothing_in_plaintext, assert_only_tls, check_only_tls,
+};
 pub use uninstall::assert_uninstalls;
-pub use wait::{TIMEOUT, throughout, until};
+pub use wait::{TIMEOUT, assert_throughout, wait_until};
 pub use waypoint::{Waypoint, condition};
-pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};

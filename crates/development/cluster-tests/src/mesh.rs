@@ -17,7 +17,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::runtime::Runtime;
 
 use crate::{
-    built_binary, pod::is_ready, process::succeed, target_directory, wait::until, wire::Wire,
+    built_binary, pod::is_ready, process::run_successfully, target_directory,
+    traffic_capture::TrafficCapture, wait::wait_until,
 };
 
 /// Namespace in which the mesh is installed.
@@ -32,7 +33,7 @@ pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Lock that tests which kill nodes or replace the mesh hold exclusively, and other tests share.
-static ALONE: RwLock<()> = RwLock::new(());
+static EXCLUSIVE_USE: RwLock<()> = RwLock::new(());
 
 /// Returns the path of the repository's `build` directory.
 pub fn sources() -> PathBuf {
@@ -41,7 +42,7 @@ pub fn sources() -> PathBuf {
 
 /// Component of Ambit in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Component {
     /// DaemonSet of node agents.
     Agent,
     /// DaemonSet of node proxies.
@@ -50,7 +51,7 @@ pub enum Part {
     Control,
 }
 
-impl Part {
+impl Component {
     const ALL: [Self; 3] = [Self::Agent, Self::NodeProxy, Self::Control];
 
     /// Returns the label `app` of the component's pods.
@@ -78,13 +79,13 @@ pub struct Mesh {
     slot: Slot,
     client: Client,
     runtime: Runtime,
-    holder: Option<Holder>,
+    remover: Option<ClusterRemover>,
 }
 
 /// Process that removes the cluster when this value is dropped or this process ends, in any way.
-struct Holder(Child);
+struct ClusterRemover(Child);
 
-impl Drop for Holder {
+impl Drop for ClusterRemover {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         if let Err(error) = self.0.wait() {
@@ -102,12 +103,12 @@ impl std::fmt::Debug for Mesh {
 /// Access of one test to the mesh, shared or exclusive.
 #[derive(Debug)]
 pub struct Access {
-    mesh: Reach,
+    mesh: MeshHandle,
     guard: Guard,
 }
 
 #[derive(Debug)]
-enum Reach {
+enum MeshHandle {
     Shared(&'static Mesh),
     Own(Box<Mesh>),
 }
@@ -117,7 +118,7 @@ enum Guard {
     Shared {
         _guard: RwLockReadGuard<'static, ()>,
     },
-    Alone {
+    Exclusive {
         _guard: RwLockWriteGuard<'static, ()>,
     },
 }
@@ -127,8 +128,8 @@ impl Deref for Access {
 
     fn deref(&self) -> &Mesh {
         match &self.mesh {
-            Reach::Shared(mesh) => mesh,
-            Reach::Own(mesh) => mesh,
+            MeshHandle::Shared(mesh) => mesh,
+            MeshHandle::Own(mesh) => mesh,
         }
     }
 }
@@ -137,10 +138,10 @@ impl Drop for Access {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
-            eprintln!("{}", self.refused());
+            eprintln!("{}", self.rejected_packets());
             if matches!(
                 (&self.guard, &self.mesh),
-                (Guard::Alone { .. }, Reach::Shared(_))
+                (Guard::Exclusive { .. }, MeshHandle::Shared(_))
             ) {
                 eprintln!("the tests after this one may find the cluster as this one left it");
             }
@@ -149,71 +150,71 @@ impl Drop for Access {
 }
 
 /// Maximum number of lines about failed connections in [`Mesh::logs`].
-const MAX_FAILED: usize = 60;
+const MAX_FAILURE_LINES: usize = 60;
 
 impl Mesh {
     /// Returns the mesh, shared with other tests.
     pub fn shared() -> Access {
         let guard = Guard::Shared {
-            _guard: ALONE.read(),
+            _guard: EXCLUSIVE_USE.read(),
         };
-        let mesh = Reach::Shared(MESH.get_or_init(Self::up));
+        let mesh = MeshHandle::Shared(MESH.get_or_init(Self::up));
         Access { mesh, guard }
     }
 
-    /// Returns the mesh for exclusive use: no other test runs meanwhile.
-    pub fn alone() -> Access {
-        let guard = Guard::Alone {
-            _guard: ALONE.write(),
+    /// Returns the mesh for exclusive use: no other test of the process runs until the returned value is dropped.
+    pub fn exclusive() -> Access {
+        let guard = Guard::Exclusive {
+            _guard: EXCLUSIVE_USE.write(),
         };
-        let mesh = Reach::Shared(MESH.get_or_init(Self::up));
+        let mesh = MeshHandle::Shared(MESH.get_or_init(Self::up));
         Access { mesh, guard }
     }
 
-    /// Creates a cluster with a mesh for one test, which is removed with the value: `options` are those of `cargo xtask
-    /// cluster up`, `values` those of [`Self::install`]. No other test runs meanwhile.
-    pub fn own(options: &[&str], values: &[&str]) -> Access {
-        let mesh = Self::bare(options, &[]);
+    /// Creates a cluster with a mesh for one test. Dropping the returned value removes the cluster. `options` are those
+    /// of `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test runs meanwhile.
+    pub fn with_own_cluster(options: &[&str], values: &[&str]) -> Access {
+        let mesh = Self::without_mesh(options, &[]);
         mesh.install(values);
         mesh
     }
 
-    /// Creates a cluster for one test, which is removed with the value: Ambit's images and the `further` image archives
-    /// are loaded, and nothing is installed. No other test runs meanwhile.
-    pub fn bare(options: &[&str], further: &[PathBuf]) -> Access {
-        let guard = Guard::Alone {
-            _guard: ALONE.write(),
+    /// Creates a cluster for one test without a mesh: Ambit's images and the `further` image archives are loaded, and
+    /// nothing is installed. Dropping the returned value removes the cluster. No other test runs meanwhile.
+    pub fn without_mesh(options: &[&str], further: &[PathBuf]) -> Access {
+        let guard = Guard::Exclusive {
+            _guard: EXCLUSIVE_USE.write(),
         };
-        let mesh = Self::loaded(Slot::OWN, Some(hold(Slot::OWN, options)));
+        let mesh = Self::with_images(Slot::OWN, Some(start_removed_on_exit(Slot::OWN, options)));
         mesh.cluster
             .load(further)
             .unwrap_or_else(|error| panic!("{error:#}"));
-        let mesh = Reach::Own(Box::new(mesh));
+        let mesh = MeshHandle::Own(Box::new(mesh));
         Access { mesh, guard }
     }
 
     fn up() -> Self {
         match std::env::var("AMBIT_TEST_SLOT") {
-            Ok(number) => Self::on(number.parse().expect("a slot's number"), None),
+            Ok(number) => Self::install_on_slot(number.parse().expect("a slot's number"), None),
             Err(_) => {
                 let slot = match std::env::var("AMBIT_TEST_PLACE").as_deref() {
                     Ok("1") => Slot::MORE_TESTS,
                     _ => Slot::TESTS,
                 };
-                Self::on(slot, Some(hold(slot, &[])))
+                Self::install_on_slot(slot, Some(start_removed_on_exit(slot, &[])))
             }
         }
     }
 
     /// Installs Ambit on the cluster of a slot, after loading its images if the cluster was just started.
-    fn on(slot: Slot, holder: Option<Holder>) -> Self {
-        let mesh = Self::loaded(slot, holder);
+    fn install_on_slot(slot: Slot, holder: Option<ClusterRemover>) -> Self {
+        let mesh = Self::with_images(slot, holder);
         mesh.install(&[]);
         mesh
     }
 
     /// Finds the cluster of a slot, and loads Ambit's images if it was just started.
-    fn loaded(slot: Slot, holder: Option<Holder>) -> Self {
+    fn with_images(slot: Slot, holder: Option<ClusterRemover>) -> Self {
         let places = ClusterPaths::in_target(&target_directory(), slot);
         let cluster = Cluster::find(places, slot)
             .expect("the cluster's state can be read")
@@ -231,9 +232,9 @@ impl Mesh {
             slot,
             client,
             runtime,
-            holder,
+            remover: holder,
         };
-        if mesh.holder.is_some() {
+        if mesh.remover.is_some() {
             mesh.cluster
                 .load(&archives())
                 .unwrap_or_else(|error| panic!("{error:#}"));
@@ -255,14 +256,14 @@ impl Mesh {
     #[track_caller]
     pub fn install_with_helm(&self) {
         self.ambit(&["uninstall", "--force"]);
-        self.until_gone();
+        self.wait_until_removed();
         let chart = sources().join("../charts/ambit");
         let chart = chart.to_str().expect("a path of letters");
         let args = ["install", RELEASE, chart, "--wait", "--timeout=120s"];
         self.helm(&[&args[..], &["--set", VALUES]].concat());
     }
 
-    /// Runs `helm uninstall`. Returns when of the release only terminating pods are left.
+    /// Runs `helm uninstall`, and returns once only terminating pods of the release are left.
     #[track_caller]
     pub fn uninstall_with_helm(&self) {
         self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
@@ -272,7 +273,7 @@ impl Mesh {
     #[track_caller]
     fn helm(&self, args: &[&str]) -> String {
         let mut command = ambit_testkit::helm_command();
-        succeed(
+        run_successfully(
             command
                 .args(args)
                 .args(["--namespace", MESH_NAMESPACE])
@@ -280,11 +281,11 @@ impl Mesh {
         )
     }
 
-    /// Waits until no pod of the mesh's own components is left.
+    /// Waits until no pod of the mesh's components is left.
     #[track_caller]
-    pub fn until_gone(&self) {
+    pub fn wait_until_removed(&self) {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
-        until("the mesh's own pods are gone", || {
+        wait_until("the mesh's own pods are gone", || {
             let list = self.wait_for(pods.list(&ListParams::default()));
             list.unwrap().items.is_empty()
         });
@@ -292,7 +293,7 @@ impl Mesh {
 
     /// Returns the names of the chart's objects that exist, except pods.
     #[track_caller]
-    pub fn objects_of_the_chart(&self) -> String {
+    pub fn chart_objects(&self) -> String {
         let kinds = "daemonsets,deployments,jobs,services,serviceaccounts,configmaps,roles,rolebindings,\
             networkpolicies,poddisruptionbudgets,clusterroles,clusterrolebindings";
         let ours = "--selector=app.kubernetes.io/part-of=ambit";
@@ -302,16 +303,16 @@ impl Mesh {
 
     /// Waits until every pod of the installation is ready after a change.
     #[track_caller]
-    pub fn until_installed(&self) {
-        for part in Part::ALL {
-            self.until_replaced(part, &[]);
+    pub fn wait_until_installed(&self) {
+        for part in Component::ALL {
+            self.wait_until_replaced(part, &[]);
         }
     }
 
-    /// Replaces the pods of a component, as an upgrade does, and waits until the new ones are ready. Earlier node
-    /// proxies may still be draining then, for whose end Kubernetes itself would wait.
+    /// Replaces the pods of a component, as an upgrade does, and waits until the new pods are ready. Replaced node
+    /// proxies may still drain their connections afterwards.
     #[track_caller]
-    pub fn restart(&self, part: Part) {
+    pub fn restart(&self, part: Component) {
         let before = self.pods_of(part);
         self.kubectl(&[
             "rollout",
@@ -320,16 +321,16 @@ impl Mesh {
             "--namespace",
             MESH_NAMESPACE,
         ]);
-        self.until_replaced(part, &before);
+        self.wait_until_replaced(part, &before);
     }
 
     #[track_caller]
-    fn until_replaced(&self, part: Part, before: &[Pod]) {
+    fn wait_until_replaced(&self, part: Component, before: &[Pod]) {
         let expected = match part {
-            Part::Control => 1,
-            Part::Agent | Part::NodeProxy => self.cluster.nodes().count(),
+            Component::Control => 1,
+            Component::Agent | Component::NodeProxy => self.cluster.nodes().count(),
         };
-        until(&format!("{} is ready", part.object()), || {
+        wait_until(&format!("{} is ready", part.object()), || {
             let pods = self.pods_of(part);
             let is_new = |pod: &Pod| {
                 let mut old = before.iter();
@@ -340,7 +341,7 @@ impl Mesh {
     }
 
     /// Returns the pods of a component that are not terminating.
-    pub fn pods_of(&self, part: Part) -> Vec<Pod> {
+    pub fn pods_of(&self, part: Component) -> Vec<Pod> {
         self.pods_with(&format!("app={}", part.label()))
     }
 
@@ -362,7 +363,7 @@ impl Mesh {
     #[track_caller]
     pub fn ambit(&self, args: &[&str]) -> String {
         let mut command = Command::new(built_binary("ambit"));
-        succeed(
+        run_successfully(
             command
                 .args(args)
                 .env("KUBECONFIG", self.cluster.kubeconfig()),
@@ -372,10 +373,10 @@ impl Mesh {
     /// Runs `kubectl` with these arguments, which must succeed; returns its output.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
-        succeed(self.cluster.kubectl().args(args))
+        run_successfully(self.cluster.kubectl().args(args))
     }
 
-    /// Runs a shell command in the repository's root, in which `ambit` and `kubectl` use this cluster.
+    /// Runs a shell command in the repository's root, with `ambit` and `kubectl` configured for this cluster.
     pub fn shell(&self, command: &str) -> Output {
         let kubectl = self.cluster.kubectl();
         let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy());
@@ -397,8 +398,8 @@ impl Mesh {
     }
 
     /// Captures the traffic of all nodes, and searches it for the `markers`.
-    pub fn watch(&self, markers: &[&str]) -> Wire {
-        Wire::watch(&self.cluster, markers)
+    pub fn capture_traffic(&self, markers: &[&str]) -> TrafficCapture {
+        TrafficCapture::watch(&self.cluster, markers)
     }
 
     /// Applies manifests, in the namespaces that they name.
@@ -432,7 +433,7 @@ impl Mesh {
 
     /// Returns the access logs of the node proxies on all nodes.
     pub fn access_log(&self) -> String {
-        let pods = format!("--selector=app={}", Part::NodeProxy.label());
+        let pods = format!("--selector=app={}", Component::NodeProxy.label());
         let log = self.kubectl(&[
             "logs",
             "--namespace",
@@ -446,17 +447,17 @@ impl Mesh {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// Returns the last log lines of the mesh's own pods, and the node proxies' log lines about failed connections.
+    /// Returns the last log lines of the mesh's pods, and the node proxies' log lines about failed connections.
     pub fn logs(&self) -> String {
         let access_log = self.access_log();
         let failed: Vec<_> = access_log
             .lines()
             .filter(|line| line.contains(" error="))
             .collect();
-        let shown = failed.len().saturating_sub(MAX_FAILED);
+        let shown = failed.len().saturating_sub(MAX_FAILURE_LINES);
         let failed = failed.get(shown..).unwrap_or_default().join("\n");
         let mut text = format!("--- connections that failed\n{failed}\n");
-        for app in Part::ALL.map(Part::label) {
+        for app in Component::ALL.map(Component::label) {
             let log = self
                 .cluster
                 .kubectl()
@@ -473,7 +474,7 @@ impl Mesh {
 
     /// Returns the numbers of packets that redirection rules in pods rejected, by node and namespace. An application
     /// cannot distinguish such a rejection from a missing listener.
-    fn refused(&self) -> String {
+    fn rejected_packets(&self) -> String {
         const RULES: &str = r#"for netns in /run/netns/*; do
             nsenter --net="$netns" nft list ruleset |
                 awk -v of="$netns" '/chain/ {chain = $2} /reject/ && !/packets 0 / {print of, chain, $0}'
@@ -508,11 +509,11 @@ fn archives() -> Vec<PathBuf> {
 
 /// Environment variable with the release of Kubernetes that test clusters run, for instance `1.35`; `cargo xtask
 /// cluster test` sets it.
-const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
+const KUBERNETES_VERSION_VARIABLE: &str = "AMBIT_CLUSTER_KUBERNETES";
 
 /// Starts a cluster that is removed when this process ends, in any way.
-fn hold(slot: Slot, options: &[&str]) -> Holder {
-    let release = std::env::var(KUBERNETES);
+fn start_removed_on_exit(slot: Slot, options: &[&str]) -> ClusterRemover {
+    let release = std::env::var(KUBERNETES_VERSION_VARIABLE);
     let release = release.map(|release| format!("--kubernetes={release}"));
     let mut child = Command::new(built_binary("ambit-cluster"))
         .arg("--target")
@@ -533,5 +534,5 @@ fn hold(slot: Slot, options: &[&str]) -> Holder {
     let output = child.stdout.take().expect("piped");
     BufReader::new(output).read_line(&mut line).unwrap();
     assert!(!line.is_empty(), "the cluster does not come up; see above");
-    Holder(child)
+    ClusterRemover(child)
 }

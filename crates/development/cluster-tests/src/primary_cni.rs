@@ -10,59 +10,68 @@ use kube::Api;
 use serde_json::Value;
 
 use crate::{
-    ExpectedOutcome, FlowKind, FlowReport, IpFamily, Mesh, Node, Space,
-    assert_nothing_in_plaintext, assert_only_tls, is_ready, until,
+    ExpectedOutcome, FlowKind, FlowReport, IpFamily, Mesh, Node, TestNamespace,
+    assert_nothing_in_plaintext, assert_only_tls, is_ready, wait_until,
 };
 
-/// Treatment of kubelet's probes with STRICT mTLS.
+/// Result of kubelet's probes of pods with STRICT mTLS.
 #[derive(Clone, Copy, Debug)]
-pub enum Probes {
+pub enum ProbeTreatment {
     /// Probes pass, since the kubelet is recognized by its address.
     Exempt,
     /// Probes are rejected like any plaintext: the node does not see the pod's frames, so that a neighbour could
     /// pretend to be the kubelet.
-    AsAnyPlaintext,
+    RejectedAsPlaintext,
 }
 
 /// Checks that the mesh works with the primary CNI. Returns a test namespace with STRICT mTLS, a server and its
 /// clients.
 #[track_caller]
-pub fn assert_at_home(mesh: &Mesh, probes: Probes) -> Space<'_> {
-    let space = mesh.space("wired");
-    let server = space.serve_captured();
-    let service = service_of_all_families(mesh, &space);
-    assert_tls_alone(mesh, &space, &server, &service);
+pub fn assert_mesh_works(mesh: &Mesh, probes: ProbeTreatment) -> TestNamespace<'_> {
+    let space = mesh.test_namespace("wired");
+    let server = space.deploy_captured_server();
+    let service = create_dual_stack_service(mesh, &space);
+    assert_only_tls_exchanged(mesh, &space, &server, &service);
     assert_starters_captured(mesh, &space, &server);
     let urls = match probes {
-        Probes::Exempt => service.cluster_ips.iter().map(|ip| url(ip, 80)).collect(),
-        // A server that is not ready is no endpoint of its Service.
-        Probes::AsAnyPlaintext => pod_ips(mesh, &server)
+        ProbeTreatment::Exempt => service
+            .cluster_ips
             .iter()
-            .map(|ip| url(ip, 8080))
+            .map(|ip| http_url(ip, 80))
+            .collect(),
+        // A server that is not ready is no endpoint of its Service.
+        ProbeTreatment::RejectedAsPlaintext => pod_ips(mesh, &server)
+            .iter()
+            .map(|ip| http_url(ip, 8080))
             .collect(),
     };
-    assert_probes_alone_in_plaintext(mesh, &space, urls, probes);
+    assert_only_probes_plaintext(mesh, &space, urls, probes);
     space
 }
 
 #[track_caller]
-fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllFamilies) {
+fn assert_only_tls_exchanged(
+    mesh: &Mesh,
+    space: &TestNamespace<'_>,
+    server: &Pod,
+    service: &DualStackService,
+) {
     let clients = ["far", "near"];
     let [far, near] =
-        [("far", "n1"), ("near", "n2")].map(|(name, node)| space.client(name, Some(node)));
+        [("far", "n1"), ("near", "n2")].map(|(name, node)| space.deploy_client(name, Some(node)));
     for client in clients {
-        space.until_captured(client, true);
+        space.wait_until_captured(client, true);
     }
     let mut urls = vec!["http://server/".to_owned(), "http://all/".to_owned()];
-    urls.extend(service.cluster_ips.iter().map(|ip| url(ip, 80)));
-    urls.extend(pod_ips(mesh, server).iter().map(|ip| url(ip, 8080)));
+    urls.extend(service.cluster_ips.iter().map(|ip| http_url(ip, 80)));
+    urls.extend(pod_ips(mesh, server).iter().map(|ip| http_url(ip, 8080)));
     for client in clients {
         for url in &urls {
-            space.until_get(client, url, true);
+            space.wait_for_get(client, url, true);
         }
     }
 
-    let wire = mesh.watch(&["GET /"]);
+    let wire = mesh.capture_traffic(&["GET /"]);
     for client in clients {
         for url in &urls {
             space.get(client, url).unwrap();
@@ -72,7 +81,7 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllF
     for client in [&far, &near] {
         assert_only_tls(&reports, &[server, client]);
     }
-    let dual = families(mesh) == 2;
+    let dual = family_count(mesh) == 2;
     assert!(
         !dual || reports.iter().any(is_tunnelled_over_ipv6),
         "{reports:#?}"
@@ -81,19 +90,19 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllF
     // A node's own address is not the mesh's: kube-proxy forwards such calls.
     for node in ["11", "12"] {
         let addresses = [format!("10.252.0.{node}"), format!("fd00:2:250::{node}")];
-        for address in &addresses[..families(mesh)] {
-            space.until_get("far", &url(address, service.node_port), true);
+        for address in &addresses[..family_count(mesh)] {
+            space.wait_for_get("far", &http_url(address, service.node_port), true);
         }
     }
 }
 
 /// Checks that pods which call the server when they start are captured, on either node.
 #[track_caller]
-fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
-    let wire = mesh.watch(&[&space.marker()]);
-    space.deploy_starters(4, None);
-    for pod in space.ready("starter", 4) {
-        let event = space.first_answer(&pod);
+fn assert_starters_captured(mesh: &Mesh, space: &TestNamespace<'_>, server: &Pod) {
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
+    space.deploy_starting_clients(4, None);
+    for pod in space.wait_until_ready("starter", 4) {
+        let event = space.wait_for_first_response(&pod);
         assert_eq!(event["retries"], 0, "{event}");
     }
     assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
@@ -101,21 +110,21 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
 
 /// Checks that with STRICT mTLS, pods outside the mesh are rejected, and kubelet's probes are treated as in `probes`.
 #[track_caller]
-fn assert_probes_alone_in_plaintext(
+fn assert_only_probes_plaintext(
     mesh: &Mesh,
-    space: &Space<'_>,
+    space: &TestNamespace<'_>,
     urls: Vec<String>,
-    probes: Probes,
+    probes: ProbeTreatment,
 ) {
-    let outside = mesh.space("outside");
+    let outside = mesh.test_namespace("outside");
     let clients = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
-        outside.client(name, Some(node));
+        outside.deploy_client(name, Some(node));
         name
     });
     let until_all_come_to = |expected: ExpectedOutcome<'_>| {
         for client in clients {
             for url in &urls {
-                outside.until_get(client, url, expected);
+                outside.wait_for_get(client, url, expected);
             }
         }
     };
@@ -130,12 +139,12 @@ spec: {mtls: {mode: STRICT}}
     until_all_come_to(ExpectedOutcome::Denial("istio_converted_static_strict"));
     match probes {
         // The server's node knows the policy by now: another server there becomes ready by its probes.
-        Probes::Exempt => {
-            space.serve("probed", Some("n2"));
-            space.until_captured("probed", true);
+        ProbeTreatment::Exempt => {
+            space.deploy_server("probed", Some("n2"));
+            space.wait_until_captured("probed", true);
         }
-        Probes::AsAnyPlaintext => {
-            until("the server's probes are refused", || {
+        ProbeTreatment::RejectedAsPlaintext => {
+            wait_until("the server's probes are refused", || {
                 !space.pods("server").iter().any(is_ready)
             });
             space.apply(
@@ -145,13 +154,13 @@ metadata: {name: strict}
 spec: {mtls: {mode: PERMISSIVE}}
 ",
             );
-            space.ready("server", 1);
+            space.wait_until_ready("server", 1);
         }
     }
 }
 
-/// Delays the loopback CNI plugin, which the container runtime calls concurrently with the others, so that it finishes
-/// last.
+/// Delays the loopback CNI plugin so that it finishes last: the container runtime calls it concurrently with the other
+/// plugins.
 pub fn delay_loopback(node: Node<'_>) {
     let plugins = node.plugins().unwrap();
     fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
@@ -163,7 +172,7 @@ pub fn delay_loopback(node: Node<'_>) {
 }
 
 /// Returns the plugin types, in order, in the first CNI configuration, which the node's container runtime uses.
-pub fn plugins(node: Node<'_>) -> Vec<String> {
+pub fn cni_plugin_types(node: Node<'_>) -> Vec<String> {
     let directory = node.configurations().unwrap();
     let files = directory
         .read_dir()
@@ -178,13 +187,13 @@ pub fn plugins(node: Node<'_>) -> Vec<String> {
         .collect()
 }
 
-struct AllFamilies {
+struct DualStackService {
     cluster_ips: Vec<String>,
     node_port: u16,
 }
 
 /// Creates a NodePort Service of the server with addresses of all of the cluster's IP families.
-fn service_of_all_families(mesh: &Mesh, space: &Space<'_>) -> AllFamilies {
+fn create_dual_stack_service(mesh: &Mesh, space: &TestNamespace<'_>) -> DualStackService {
     space.apply(
         "apiVersion: v1
 kind: Service
@@ -199,8 +208,8 @@ spec:
     let services: Api<Service> = Api::namespaced(mesh.client(), space.name());
     let spec = mesh.wait_for(services.get("all")).unwrap().spec.unwrap();
     let cluster_ips = spec.cluster_ips.unwrap();
-    assert_eq!(cluster_ips.len(), families(mesh));
-    AllFamilies {
+    assert_eq!(cluster_ips.len(), family_count(mesh));
+    DualStackService {
         cluster_ips,
         node_port: spec.ports.unwrap()[0]
             .node_port
@@ -210,7 +219,7 @@ spec:
     }
 }
 
-fn families(mesh: &Mesh) -> usize {
+fn family_count(mesh: &Mesh) -> usize {
     match mesh.cluster().options().ip_family {
         IpFamily::Ipv4 => 1,
         IpFamily::Dual => 2,
@@ -224,11 +233,11 @@ fn pod_ips(mesh: &Mesh, pod: &Pod) -> Vec<String> {
         .iter()
         .flat_map(|status| status.pod_ips.iter().flatten());
     let ips: Vec<String> = ips.map(|ip| ip.ip.clone()).collect();
-    assert_eq!(ips.len(), families(mesh));
+    assert_eq!(ips.len(), family_count(mesh));
     ips
 }
 
-fn url(ip: &str, port: u16) -> String {
+fn http_url(ip: &str, port: u16) -> String {
     if ip.contains(':') {
         format!("http://[{ip}]:{port}/")
     } else {

@@ -15,7 +15,7 @@ impl Drop for Process {
 
 /// Runs a command that must succeed; returns its output.
 #[track_caller]
-pub(crate) fn succeed(command: &mut Command) -> String {
+pub(crate) fn run_successfully(command: &mut Command) -> String {
     let output = command
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));

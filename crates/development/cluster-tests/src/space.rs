@@ -17,29 +17,29 @@ use serde_json::{Value, json};
 use crate::{
     mesh::Mesh,
     pod::{addresses, is_captured, is_ready, node_addresses},
-    wait::{TIMEOUT, until},
+    wait::{TIMEOUT, wait_until},
 };
 
-static NUMBER: AtomicU32 = AtomicU32::new(0);
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Namespace that is removed at the end of its test.
 #[derive(Debug)]
-pub struct Space<'a> {
+pub struct TestNamespace<'a> {
     mesh: &'a Mesh,
     name: String,
 }
 
 impl Mesh {
     /// Creates a namespace for a test; its name begins with `name`.
-    pub fn space(&self, name: &str) -> Space<'_> {
-        Space::new(self, name)
+    pub fn test_namespace(&self, name: &str) -> TestNamespace<'_> {
+        TestNamespace::new(self, name)
     }
 }
 
-impl<'a> Space<'a> {
+impl<'a> TestNamespace<'a> {
     fn new(mesh: &'a Mesh, name: &str) -> Self {
         // One of the same name may still be terminating.
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{name}-{}-{number}", std::process::id());
         mesh.apply(
             &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -54,14 +54,14 @@ impl<'a> Space<'a> {
     }
 
     /// Returns a text that only this test's pods send.
-    pub fn marker(&self) -> String {
+    pub fn traffic_marker(&self) -> String {
         format!("said-in-{}", self.name)
     }
 
-    /// Deploys pods that call `server` once when they start, with [`Self::marker`] in the request, and then stay idle.
-    /// Does not wait.
-    pub fn deploy_starters(&self, count: u32, node: Option<&str>) {
-        let marker = format!("--marker={}", self.marker());
+    /// Deploys `count` pods that call `server` once when they start, with [`Self::traffic_marker`] in the request, and then
+    /// stay idle. Returns without waiting for the pods.
+    pub fn deploy_starting_clients(&self, count: u32, node: Option<&str>) {
+        let marker = format!("--marker={}", self.traffic_marker());
         let args = ["first-connect", "server:9000", "--stay", &marker];
         self.deploy("starter", count, node, &args);
     }
@@ -92,7 +92,8 @@ impl<'a> Space<'a> {
     }
 
     /// Creates a Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account of
-    /// the same name, and a Service in front of ports 80 (to 8080) and 9000; on `node` if one is named. Does not wait.
+    /// the same name, and a Service in front of ports 80 (to 8080) and 9000. The pods run on `node` if it is given.
+    /// Returns without waiting for the pods.
     pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
         let labels = json!({"app": name});
         let objects = [
@@ -104,7 +105,7 @@ impl<'a> Space<'a> {
                 "spec": {
                     "replicas": replicas,
                     "selector": {"matchLabels": labels},
-                    "template": {"metadata": {"labels": labels}, "spec": pod_spec(name, node, args)},
+                    "template": {"metadata": {"labels": labels}, "spec": tool_pod_spec(name, node, args)},
                 },
             }),
             json!({
@@ -120,53 +121,71 @@ impl<'a> Space<'a> {
     }
 
     /// Deploys a server with HTTP (port 8080) and echo (9000), and waits until it is ready.
-    pub fn serve(&self, name: &str, node: Option<&str>) -> Pod {
+    pub fn deploy_server(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(
             name,
             1,
             node,
             &["serve", "--port=8080", "--echo=9000", "--quiet"],
         );
-        self.ready(name, 1).remove(0)
+        self.wait_until_ready(name, 1).remove(0)
     }
 
     /// Enrols the namespace, and deploys a captured server on the second node.
     #[track_caller]
-    pub fn serve_captured(&self) -> Pod {
+    pub fn deploy_captured_server(&self) -> Pod {
         self.label(Some("ambient"));
-        let server = self.serve("server", Some("n2"));
-        self.until_captured("server", true);
+        let server = self.deploy_server("server", Some("n2"));
+        self.wait_until_captured("server", true);
         server
     }
 
     /// Deploys an idle pod in which commands can be run, and waits until it is ready.
-    pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
+    pub fn deploy_client(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(name, 1, node, &["sleep"]);
-        self.ready(name, 1).remove(0)
+        self.wait_until_ready(name, 1).remove(0)
     }
 
-    /// Creates a pod that runs a shell script once. Does not wait.
+    /// Creates a pod that runs a shell script once. Returns without waiting for the pod.
     pub fn run(&self, name: &str, node: Option<&str>, script: &str) {
-        let mut spec = pod_spec("default", node, &[]);
+        let mut spec = tool_pod_spec("default", node, &[]);
         spec["restartPolicy"] = "Never".into();
         spec["containers"][0]["command"] = json!(["sh", "-c", script]);
         self.pod(name, json!({}), json!({}), spec);
     }
 
-    /// Creates an idle pod without an owner, with these labels and annotations, in which commands can be run. Does not
-    /// wait.
-    pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
+    /// Creates an idle pod without an owner, with these labels and annotations, in which commands can be run. Returns
+    /// without waiting for the pod.
+    pub fn create_ownerless_pod(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        labels: Value,
+        annotations: Value,
+    ) {
         self.pod(
             name,
             labels,
             annotations,
-            pod_spec("default", node, &["sleep"]),
+            tool_pod_spec("default", node, &["sleep"]),
         );
     }
 
-    /// Creates a pod without an owner that runs `ambit-lab-tool` with these arguments. Does not wait.
-    pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
-        self.pod(name, labels, json!({}), pod_spec("default", node, args));
+    /// Creates a pod without an owner that runs `ambit-lab-tool` with these arguments. Returns without waiting for the
+    /// pod.
+    pub fn create_ownerless_tool_pod(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        labels: Value,
+        args: &[&str],
+    ) {
+        self.pod(
+            name,
+            labels,
+            json!({}),
+            tool_pod_spec("default", node, args),
+        );
     }
 
     fn pod(&self, name: &str, mut labels: Value, annotations: Value, spec: Value) {
@@ -180,18 +199,18 @@ impl<'a> Space<'a> {
 
     /// Returns the pods with this label `app` that are not terminating.
     pub fn pods(&self, app: &str) -> Vec<Pod> {
-        self.labelled(&format!("app={app}"))
+        self.pods_with_labels(&format!("app={app}"))
     }
 
     /// Returns the pods with these labels that are not terminating.
-    pub(crate) fn labelled(&self, labels: &str) -> Vec<Pod> {
-        let mut pods = self.labelled_or_ending(labels);
+    pub(crate) fn pods_with_labels(&self, labels: &str) -> Vec<Pod> {
+        let mut pods = self.pods_including_terminating(labels);
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         pods
     }
 
     /// Returns the pods with these labels, including terminating ones.
-    pub(crate) fn labelled_or_ending(&self, labels: &str) -> Vec<Pod> {
+    pub(crate) fn pods_including_terminating(&self, labels: &str) -> Vec<Pod> {
         let list = ListParams::default().labels(labels);
         let pods = self.mesh.wait_for(self.pod_api().list(&list));
         pods.unwrap().items
@@ -199,9 +218,9 @@ impl<'a> Space<'a> {
 
     /// Waits until exactly this number of the app's pods exist and are ready; returns them.
     #[track_caller]
-    pub fn ready(&self, app: &str, count: usize) -> Vec<Pod> {
+    pub fn wait_until_ready(&self, app: &str, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
-        until(
+        wait_until(
             &format!("{count} pods of {}/{app} are ready", self.name),
             || {
                 pods = self.pods(app);
@@ -213,8 +232,8 @@ impl<'a> Space<'a> {
 
     /// Waits until all pods of the app are annotated as captured, or none is.
     #[track_caller]
-    pub fn until_captured(&self, app: &str, captured: bool) {
-        until(
+    pub fn wait_until_captured(&self, app: &str, captured: bool) {
+        wait_until(
             &format!("pods of {}/{app} captured: {captured}", self.name),
             || {
                 let pods = self.pods(app);
@@ -225,15 +244,20 @@ impl<'a> Space<'a> {
 
     /// Waits until the pod's log has a JSON line with this value of `event`; returns the line.
     #[track_caller]
-    pub fn until_event(&self, pod: &str, event: &str) -> Value {
-        self.until_event_of(pod, None, event)
+    pub fn wait_for_event(&self, pod: &str, event: &str) -> Value {
+        self.wait_for_container_event(pod, None, event)
     }
 
-    /// Waits like [`Self::until_event`], for the log of one of the pod's containers.
+    /// Waits like [`Self::wait_for_event`], for the log of one of the pod's containers.
     #[track_caller]
-    pub fn until_event_of(&self, pod: &str, container: Option<&str>, event: &str) -> Value {
+    pub fn wait_for_container_event(
+        &self,
+        pod: &str,
+        container: Option<&str>,
+        event: &str,
+    ) -> Value {
         let mut found = None;
-        until(&format!("{pod} says {event}"), || {
+        wait_until(&format!("{pod} says {event}"), || {
             found = events(&self.log_of(pod, container))
                 .into_iter()
                 .find(|line| line.get("event").and_then(Value::as_str) == Some(event));
@@ -247,10 +271,11 @@ impl<'a> Space<'a> {
         events(&self.log(pod))
     }
 
-    /// Returns the event of the first connection of a pod of [`Self::deploy_starters`]; fails unless it succeeded.
+    /// Returns the event of the first connection of a pod of [`Self::deploy_starting_clients`]; panics if the connection
+    /// failed.
     #[track_caller]
-    pub fn first_answer(&self, pod: &Pod) -> Value {
-        let event = self.until_event(&pod.name_any(), "first-connect");
+    pub fn wait_for_first_response(&self, pod: &Pod) -> Value {
+        let event = self.wait_for_event(&pod.name_any(), "first-connect");
         assert!(event["first_answer_ms"].is_number(), "{event}");
         event
     }
@@ -306,9 +331,9 @@ impl<'a> Space<'a> {
     }
 
     /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which must
-    /// be in an access log. Any other failure is not accepted.
+    /// be in an access log. Any other failure panics.
     #[track_caller]
-    pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<ExpectedOutcome<'e>>) {
+    pub fn wait_for_get<'e>(&self, app: &str, url: &str, expected: impl Into<ExpectedOutcome<'e>>) {
         let expected = expected.into();
         let denials = || match expected {
             ExpectedOutcome::Denial(policy) => {
@@ -353,18 +378,18 @@ impl<'a> Space<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns the mesh in whose cluster the namespace is.
+    /// Returns the mesh whose cluster contains the namespace.
     pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
 
-    /// Returns the API of this namespace's pods.
+    /// Returns the Kubernetes client for this namespace's pods.
     pub fn pod_api(&self) -> Api<Pod> {
         Api::namespaced(self.mesh.client(), &self.name)
     }
 }
 
-impl Drop for Space<'_> {
+impl Drop for TestNamespace<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for args in [
@@ -400,7 +425,7 @@ fn events(log: &str) -> Vec<Value> {
         .collect()
 }
 
-fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
+fn tool_pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
     let mut words = vec!["ambit-lab-tool"];
     words.extend(args);
     let probe = args

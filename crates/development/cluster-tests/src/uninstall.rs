@@ -4,10 +4,10 @@ use std::{fs, path::Path};
 
 use ambit_cluster::CNI_FILE;
 
-use crate::{Load, Mesh, process::succeed};
+use crate::{Load, Mesh, process::run_successfully};
 
 /// Parts of nftables rules that exist only for captured pods.
-const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];
+const CAPTURE_RULE_PARTS: [&str; 3] = ["redirect", "reject", "prerouting"];
 
 const NODE_RULES: &str = "nft list tables";
 
@@ -16,29 +16,29 @@ const POD_RULES: &str = "for netns in /run/netns/*; do
     nsenter --net=$netns nft list ruleset
 done";
 
-/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes and in their pods.
+/// Uninstalls the mesh under load, and checks that neither pods, CNI files nor redirection rules of the mesh are left.
 #[track_caller]
 pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
-    let space = mesh.space("uninstall");
-    space.serve_captured();
+    let space = mesh.test_namespace("uninstall");
+    space.deploy_captured_server();
     // Unenrolled pods depend on the node's kube-proxy: it must know the server, too.
-    let outside = mesh.space("outside");
-    outside.client("client", Some("n1"));
+    let outside = mesh.test_namespace("outside");
+    outside.deploy_client("client", Some("n1"));
     let url = format!("http://server.{}/", space.name());
-    outside.until_get("client", &url, true);
+    outside.wait_for_get("client", &url, true);
     let load = Load::start_captured(&space);
     // Connections that were opened through the mesh continue as long as their proxies drain, and so
     // does the command: until the load ends.
     std::thread::scope(|scope| {
         let uninstall = scope.spawn(uninstall);
-        space.until_captured("server", false);
-        space.until_captured("load", false);
-        space.client("late", Some("n1"));
-        space.until_get("late", "http://server/", true);
-        load.finish().assert_flawless();
+        space.wait_until_captured("server", false);
+        space.wait_until_captured("load", false);
+        space.deploy_client("late", Some("n1"));
+        space.wait_for_get("late", "http://server/", true);
+        load.finish().assert_no_failures();
         uninstall.join().unwrap();
     });
-    mesh.until_gone();
+    mesh.wait_until_removed();
     for node in mesh.cluster().nodes() {
         assert_eq!(names(&node.configurations().unwrap()), [CNI_FILE]);
         let file = node.configurations().unwrap().join(CNI_FILE);
@@ -48,13 +48,13 @@ pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
         assert!(!ours && !text.contains("ambit"), "{plugins:?}, {text}");
         let [of_node, of_pods] = [NODE_RULES, POD_RULES].map(|script| {
             let mut shell = node.command("sh").unwrap();
-            succeed(shell.args(["-ec", script]))
+            run_successfully(shell.args(["-ec", script]))
         });
         for ours in ["ambit", "istio"] {
             assert!(!of_node.contains(ours), "{ours}: {of_node}");
         }
         // Rules for the open connections of a released pod stay until its end; none of them redirects.
-        for statement in CAPTURING {
+        for statement in CAPTURE_RULE_PARTS {
             assert!(!of_pods.contains(statement), "{statement}: {of_pods}");
         }
     }

@@ -7,9 +7,9 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use crate::{
-    Space,
+    TestNamespace,
     pod::{addresses, is_ready},
-    until,
+    wait_until,
 };
 
 /// Label of a waypoint's pods and objects.
@@ -20,24 +20,24 @@ const NAME: &str = "waypoint";
 /// Gateway of the class `istio-waypoint`, called `waypoint`.
 #[derive(Debug)]
 pub struct Waypoint<'a> {
-    space: &'a Space<'a>,
+    space: &'a TestNamespace<'a>,
 }
 
 impl<'a> Waypoint<'a> {
     /// Runs `ambit waypoint apply`, and waits for two ready pods.
     #[track_caller]
-    pub fn apply(space: &'a Space<'a>) -> Self {
+    pub fn apply(space: &'a TestNamespace<'a>) -> Self {
         let waypoint = Self { space };
         waypoint.ambit(&["apply", "--wait"]);
-        waypoint.ready(2);
+        waypoint.wait_until_ready(2);
         waypoint
     }
 
-    /// Returns the waypoint that was applied by other means, once it has two ready pods.
+    /// Returns the handle of a waypoint whose Gateway already exists, once it has two ready pods.
     #[track_caller]
-    pub fn applied(space: &'a Space<'a>) -> Self {
+    pub fn find_ready(space: &'a TestNamespace<'a>) -> Self {
         let waypoint = Self { space };
-        waypoint.ready(2);
+        waypoint.wait_until_ready(2);
         waypoint
     }
 
@@ -65,7 +65,8 @@ impl<'a> Waypoint<'a> {
 
     /// Returns the waypoint's pods that are not terminating.
     pub fn pods(&self) -> Vec<Pod> {
-        self.space.labelled(&format!("{GATEWAY_NAME}={NAME}"))
+        self.space
+            .pods_with_labels(&format!("{GATEWAY_NAME}={NAME}"))
     }
 
     /// Returns the addresses of the waypoint's pods; a starting pod has none yet.
@@ -79,9 +80,9 @@ impl<'a> Waypoint<'a> {
 
     /// Waits until the waypoint has exactly this number of pods, all ready.
     #[track_caller]
-    pub fn ready(&self, count: usize) -> Vec<Pod> {
+    pub fn wait_until_ready(&self, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
-        until(&format!("the waypoint has {count} ready pods"), || {
+        wait_until(&format!("the waypoint has {count} ready pods"), || {
             pods = self.pods();
             pods.len() == count && pods.iter().all(is_ready)
         });
@@ -93,25 +94,25 @@ impl<'a> Waypoint<'a> {
     pub fn scale(&self, count: usize) {
         let replicas = format!("--replicas={count}");
         self.kubectl(&["scale", &format!("deployment/{NAME}"), &replicas]);
-        self.ready(count);
+        self.wait_until_ready(count);
     }
 
     /// Waits until the waypoint has no pod, not even a terminating one, which serves as long as it receives requests
     /// and no other pod serves.
     #[track_caller]
-    pub fn until_gone(&self) {
+    pub fn wait_until_gone(&self) {
         let label = format!("{GATEWAY_NAME}={NAME}");
-        until("the waypoint has no pods", || {
-            self.space.labelled_or_ending(&label).is_empty()
+        wait_until("the waypoint has no pods", || {
+            self.space.pods_including_terminating(&label).is_empty()
         });
     }
 
-    /// Runs `by`, which causes the waypoint's pods to be replaced, and waits until they are replaced.
+    /// Calls `by`, which makes the control plane replace the waypoint's pods, and waits until all pods are new.
     #[track_caller]
-    pub fn replaced(&self, by: impl FnOnce(&Self)) {
+    pub fn wait_until_replaced(&self, by: impl FnOnce(&Self)) {
         let before: BTreeSet<_> = self.pods().iter().map(ResourceExt::uid).collect();
         by(self);
-        until("the waypoint's pods are replaced", || {
+        wait_until("the waypoint's pods are replaced", || {
             let pods = self.pods();
             let is_new = |pod: &Pod| is_ready(pod) && !before.contains(&pod.uid());
             pods.len() == before.len() && pods.iter().all(is_new)
@@ -134,9 +135,9 @@ impl<'a> Waypoint<'a> {
 
     /// Waits until the Gateway's status condition of type `kind` is `expected`, as `STATUS REASON`.
     #[track_caller]
-    pub fn until_condition(&self, kind: &str, expected: &str) {
+    pub fn wait_for_condition(&self, kind: &str, expected: &str) {
         let mut last = Value::Null;
-        until(&format!("{kind} is {expected}"), || {
+        wait_until(&format!("{kind} is {expected}"), || {
             last = self.gateway()["status"].clone();
             condition(&last, kind).as_deref() == Some(expected)
         });
@@ -144,7 +145,7 @@ impl<'a> Waypoint<'a> {
 
     /// Returns the names of the waypoint's generated objects.
     #[track_caller]
-    pub fn objects(&self) -> String {
+    pub fn generated_objects(&self) -> String {
         let kinds = "serviceaccounts,services,deployments,poddisruptionbudgets";
         let label = format!("--selector={GATEWAY_NAME}={NAME}");
         self.kubectl(&["get", kinds, &label, "--output=name"])

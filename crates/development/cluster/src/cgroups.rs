@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-const ROOT: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// Creates a node's cgroup.
 pub(crate) fn make(name: &str) -> Result<()> {
@@ -73,7 +73,7 @@ fn remove_tree(cgroup: &Path) -> io::Result<()> {
 /// Returns the cgroup hierarchies: version 1 has a directory for each controller, version 2 has
 /// one.
 fn hierarchies() -> Result<Vec<PathBuf>> {
-    let root = Path::new(ROOT);
+    let root = Path::new(CGROUP_ROOT);
     if root.join("cgroup.controllers").exists() {
         return Ok(vec![root.to_path_buf()]);
     }

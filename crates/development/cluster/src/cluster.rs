@@ -15,7 +15,7 @@ use crate::{
 /// Running cluster, which this or another process has started.
 #[derive(Debug)]
 pub struct Cluster {
-    places: ClusterPaths,
+    paths: ClusterPaths,
     options: Options,
     network: Network,
     processes: Processes,
@@ -38,17 +38,17 @@ impl Cluster {
         Self {
             network: Network::new(slot, &options),
             processes: Processes::new(&places.state),
-            places,
+            paths: places,
             options,
         }
     }
 
     /// Returns the YAML of the Gateway API's CRDs.
     pub fn gateway_api(&self) -> Result<String> {
-        self.definitions(&GATEWAY_API)
+        self.crds(&GATEWAY_API)
     }
 
-    pub(crate) fn definitions(&self, of: &CrdSource) -> Result<String> {
+    pub(crate) fn crds(&self, of: &CrdSource) -> Result<String> {
         Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
@@ -65,7 +65,7 @@ impl Cluster {
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
             .arg("--cache-dir")
-            .arg(self.places.state.join("kubectl-cache"));
+            .arg(self.paths.state.join("kubectl-cache"));
         command
     }
 
@@ -79,8 +79,8 @@ impl Cluster {
         &self.options
     }
 
-    pub(crate) fn places(&self) -> &ClusterPaths {
-        &self.places
+    pub(crate) fn paths(&self) -> &ClusterPaths {
+        &self.paths
     }
 
     pub(crate) fn network(&self) -> Network {
@@ -93,14 +93,14 @@ impl Cluster {
 
     pub(crate) fn bin(&self) -> PathBuf {
         let directory = self.options.kubernetes.directory();
-        self.places.cache.join(directory)
+        self.paths.cache.join(directory)
     }
 
     pub(crate) fn pki(&self) -> PathBuf {
-        self.places.state.join("pki")
+        self.paths.state.join("pki")
     }
 
     pub(crate) fn data(&self) -> PathBuf {
-        self.places.state.join("cp")
+        self.paths.state.join("cp")
     }
 }

@@ -28,7 +28,7 @@ impl ToolCommand {
         self
     }
 
-    /// Returns the program and its arguments.
+    /// Returns the command line: the program and its arguments.
     pub(crate) fn words(&self) -> &[OsString] {
         &self.0
     }

@@ -21,7 +21,7 @@ pub(crate) struct ControlPlane<'a> {
 
 impl ControlPlane<'_> {
     /// Returns the command line of a component.
-    pub(crate) fn command(&self, part: &str) -> ToolCommand {
+    pub(crate) fn component_command(&self, part: &str) -> ToolCommand {
         match part {
             ETCD => self.etcd(),
             API_SERVER => self.api_server(),
@@ -36,7 +36,7 @@ impl ControlPlane<'_> {
         self.network
             .in_control_plane(self.bin.join("etcd"))
             .arg("--name=cp")
-            .arg(self.flag("--data-dir", &self.data.join("etcd")))
+            .arg(self.path_flag("--data-dir", &self.data.join("etcd")))
             .args([
                 format!("--listen-client-urls={client}"),
                 format!("--advertise-client-urls={client}"),
@@ -49,7 +49,7 @@ impl ControlPlane<'_> {
     }
 
     fn api_server(&self) -> ToolCommand {
-        self.kube("kube-apiserver")
+        self.kubernetes_component("kube-apiserver")
             .args([
                 "--bind-address=0.0.0.0",
                 "--secure-port=6443",
@@ -69,31 +69,34 @@ impl ControlPlane<'_> {
                 "--enable-aggregator-routing=true",
                 "--profiling=false",
             ])
-            .arg(format!("--advertise-address={}", self.network.api_server()))
+            .arg(format!(
+                "--advertise-address={}",
+                self.network.api_server_address()
+            ))
             .arg(format!(
                 "--service-cluster-ip-range={}",
-                self.network.services()
+                self.network.service_cidr_list()
             ))
             .args([
-                self.key("--client-ca-file", "ca.crt"),
-                self.key("--tls-cert-file", "apiserver.crt"),
-                self.key("--tls-private-key-file", "apiserver.key"),
-                self.key("--service-account-key-file", "sa.pub"),
-                self.key("--service-account-signing-key-file", "sa.key"),
-                self.key("--kubelet-certificate-authority", "ca.crt"),
-                self.key(
+                self.key_flag("--client-ca-file", "ca.crt"),
+                self.key_flag("--tls-cert-file", "apiserver.crt"),
+                self.key_flag("--tls-private-key-file", "apiserver.key"),
+                self.key_flag("--service-account-key-file", "sa.pub"),
+                self.key_flag("--service-account-signing-key-file", "sa.key"),
+                self.key_flag("--kubelet-certificate-authority", "ca.crt"),
+                self.key_flag(
                     "--kubelet-client-certificate",
                     "apiserver-kubelet-client.crt",
                 ),
-                self.key("--kubelet-client-key", "apiserver-kubelet-client.key"),
-                self.key("--requestheader-client-ca-file", "front-ca.crt"),
-                self.key("--proxy-client-cert-file", "front-proxy.crt"),
-                self.key("--proxy-client-key-file", "front-proxy.key"),
+                self.key_flag("--kubelet-client-key", "apiserver-kubelet-client.key"),
+                self.key_flag("--requestheader-client-ca-file", "front-ca.crt"),
+                self.key_flag("--proxy-client-cert-file", "front-proxy.crt"),
+                self.key_flag("--proxy-client-key-file", "front-proxy.key"),
             ])
     }
 
     fn controllers(&self) -> ToolCommand {
-        self.kube("kube-controller-manager")
+        self.kubernetes_component("kube-controller-manager")
             .args([
                 "--bind-address=127.0.0.1",
                 "--use-service-account-credentials=true",
@@ -109,52 +112,52 @@ impl ControlPlane<'_> {
             ])
             .arg(format!(
                 "--cluster-cidr={}",
-                self.network.all_pods().join(",")
+                self.network.cluster_pod_cidrs().join(",")
             ))
             .arg(format!(
                 "--service-cluster-ip-range={}",
-                self.network.services()
+                self.network.service_cidr_list()
             ))
-            .arg(self.flag("--flex-volume-plugin-dir", &self.data.join("flexvolume")))
-            .args(self.kubeconfigs("kcm.conf"))
+            .arg(self.path_flag("--flex-volume-plugin-dir", &self.data.join("flexvolume")))
+            .args(self.kubeconfig_flags("kcm.conf"))
             .args([
-                self.key("--root-ca-file", "ca.crt"),
-                self.key("--service-account-private-key-file", "sa.key"),
-                self.key("--cluster-signing-cert-file", "ca.crt"),
-                self.key("--cluster-signing-key-file", "ca.key"),
+                self.key_flag("--root-ca-file", "ca.crt"),
+                self.key_flag("--service-account-private-key-file", "sa.key"),
+                self.key_flag("--cluster-signing-cert-file", "ca.crt"),
+                self.key_flag("--cluster-signing-key-file", "ca.key"),
             ])
     }
 
     fn scheduler(&self) -> ToolCommand {
-        self.kube("kube-scheduler")
+        self.kubernetes_component("kube-scheduler")
             .args([
                 "--bind-address=127.0.0.1",
                 "--leader-elect=false",
                 "--profiling=false",
             ])
-            .args(self.kubeconfigs("scheduler.conf"))
+            .args(self.kubeconfig_flags("scheduler.conf"))
     }
 
-    fn kube(&self, part: &str) -> ToolCommand {
+    fn kubernetes_component(&self, part: &str) -> ToolCommand {
         self.network
             .in_control_plane(self.bin.join("kube"))
             .arg(part)
     }
 
-    fn kubeconfigs(&self, file: &str) -> [String; 3] {
+    fn kubeconfig_flags(&self, file: &str) -> [String; 3] {
         [
-            self.key("--kubeconfig", file),
-            self.key("--authentication-kubeconfig", file),
-            self.key("--authorization-kubeconfig", file),
+            self.key_flag("--kubeconfig", file),
+            self.key_flag("--authentication-kubeconfig", file),
+            self.key_flag("--authorization-kubeconfig", file),
         ]
     }
 
-    fn key(&self, flag: &str, file: &str) -> String {
-        self.flag(flag, &self.pki.join(file))
+    fn key_flag(&self, flag: &str, file: &str) -> String {
+        self.path_flag(flag, &self.pki.join(file))
     }
 
     #[expect(clippy::unused_self, reason = "reads as the other flags do")]
-    fn flag(&self, flag: &str, path: &Path) -> String {
+    fn path_flag(&self, flag: &str, path: &Path) -> String {
         format!("{flag}={}", path.display())
     }
 }

@@ -21,7 +21,7 @@ pub(crate) fn write(bin: &Path, out: &Path) -> Result<Vec<PathBuf>> {
         let path = out.join(format!("{program}.tar"));
         let image = Image {
             name,
-            variants: vec![Variant::native(vec![tree.layer()?])?],
+            variants: vec![Variant::native(vec![tree.to_layer()?])?],
             entrypoint: &[&entrypoint],
             user: "",
         };

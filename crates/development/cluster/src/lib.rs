@@ -2,8 +2,8 @@
 //! with containerd, kubelet and kube-proxy. Each node has its own namespaces, and its own `/etc`, `/opt`, `/run` and
 //! `/var`.
 //!
-//! Everything is built from Go modules, Debian packages and images made here. A running cluster can be reached from
-//! this machine: the API server, pods and Services have routes.
+//! Everything is built from Go modules, Debian packages and images that this crate writes. A running cluster can be
+//! reached from this machine: the API server, pods and Services have routes.
 #![forbid(unsafe_code)]
 
 mod cgroups;

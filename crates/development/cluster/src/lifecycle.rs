@@ -35,7 +35,7 @@ const NODE_INIT_SCRIPT: &str = include_str!("node-init.sh");
 /// Timeout for any component to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Lock by which this process alone uses the cluster of a slot.
+/// Lock that gives this process exclusive use of a slot's cluster.
 #[derive(Debug)]
 pub struct SlotLock {
     _lock: File,
@@ -55,10 +55,10 @@ impl Cluster {
         }
         let cluster = Self::new(places, slot, options);
         cluster.remove()?;
-        let cache = &cluster.places().cache;
+        let cache = &cluster.paths().cache;
         let building = lock_file(&cache.join("bin"))?;
         let options = cluster.options();
-        programs::ensure(
+        programs::build_outdated(
             sources,
             options.kubernetes,
             options.primary_cni,
@@ -75,19 +75,19 @@ impl Cluster {
         let bin = places.cache.join("bin");
         // Not under the lock of the cluster's programs: a cluster may be built and started
         // meanwhile.
-        let _building = lock_file(&bin.join(programs::CONFORMANCE))?;
+        let _building = lock_file(&bin.join(programs::CONFORMANCE_PROGRAM))?;
         programs::ensure_conformance(sources, &bin)
     }
 
     /// Returns the path of Kiali's server, built if it is outdated. No cluster needs to run.
     pub fn kiali(places: &ClusterPaths, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
-        let _building = lock_file(&bin.join(programs::KIALI))?;
+        let _building = lock_file(&bin.join(programs::KIALI_PROGRAM))?;
         programs::ensure_kiali(sources, &bin)
     }
 
     fn start(&self, images: &[PathBuf]) -> Result<()> {
-        let state = &self.places().state;
+        let state = &self.paths().state;
         fs::create_dir_all(state)?;
         fs::write(
             state.join("cluster.json"),
@@ -108,13 +108,13 @@ impl Cluster {
                 node.number,
             )?;
         }
-        self.start_part(ETCD)?;
-        self.start_part(API_SERVER)?;
+        self.start_component(ETCD)?;
+        self.start_component(API_SERVER)?;
         let runtime = runtime()?;
-        runtime.block_on(self.api_ready())?;
+        runtime.block_on(self.wait_until_api_ready())?;
         say("the API server is ready");
-        self.start_part(control_plane::CONTROLLER_MANAGER)?;
-        self.start_part(control_plane::SCHEDULER)?;
+        self.start_component(control_plane::CONTROLLER_MANAGER)?;
+        self.start_component(control_plane::SCHEDULER)?;
         std::thread::scope(|scope| {
             let nodes: Vec<_> = self
                 .nodes()
@@ -131,12 +131,12 @@ impl Cluster {
             })
         })?;
         say("the nodes run");
-        runtime.block_on(self.ready())?;
+        runtime.block_on(self.wait_until_ready())?;
         say("the nodes are ready");
         Ok(())
     }
 
-    async fn api_ready(&self) -> Result<()> {
+    async fn wait_until_api_ready(&self) -> Result<()> {
         let client = self.client().await?;
         objects::wait_until("the API server ready", START_TIMEOUT, async || {
             let request = http_get("/readyz")?;
@@ -145,17 +145,17 @@ impl Cluster {
         .await
     }
 
-    async fn ready(&self) -> Result<()> {
+    async fn wait_until_ready(&self) -> Result<()> {
         let client = self.client().await?;
         if !self.options().no_gateway_api {
             objects::apply(&client, &self.gateway_api()?).await?;
         }
-        if let Some(definitions) = self.options().primary_cni.definitions() {
-            objects::apply(&client, &self.definitions(definitions)?).await?;
+        if let Some(definitions) = self.options().primary_cni.crds() {
+            objects::apply(&client, &self.crds(definitions)?).await?;
         }
         let nodes: Api<NodeObject> = Api::all(client.clone());
         for node in self.nodes() {
-            let ranges = self.network().pods(node.number);
+            let ranges = self.network().node_pod_cidrs(node.number);
             let spec = json!({"spec": {"podCIDR": ranges.first(), "podCIDRs": ranges}});
             let patch = Patch::Merge(&spec);
             objects::wait_until("the node registers", START_TIMEOUT, async || {
@@ -165,11 +165,12 @@ impl Cluster {
             .await?;
         }
         if !self.options().no_dns {
-            let dns = COREDNS_MANIFEST.replace("$DNS", &self.network().dns_service().to_string());
+            let dns =
+                COREDNS_MANIFEST.replace("$DNS", &self.network().dns_service_address().to_string());
             objects::apply(&client, &dns).await?;
         }
         for node in self.nodes() {
-            self.node_ready(&client, node).await?;
+            self.check_node_ready(&client, node).await?;
         }
         // The API server rejects pods until the service account exists.
         let accounts: Api<ServiceAccount> = Api::default_namespaced(client.clone());
@@ -189,7 +190,7 @@ impl Cluster {
         .await
     }
 
-    async fn node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
+    async fn check_node_ready(&self, client: &Client, node: Node<'_>) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(client.clone());
         let what = format!("node {} ready", node.name());
         objects::wait_until(&what, START_TIMEOUT, async || {
@@ -204,8 +205,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. A process
-    /// must not find the cluster of another process, still running or partly removed.
+    /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. Without the
+    /// lock, a process could use another process's cluster while it is partly removed.
     pub fn lock_slot(places: &ClusterPaths) -> Result<SlotLock> {
         Ok(SlotLock {
             _lock: lock_file(&places.state.with_extension("held"))?,
@@ -235,17 +236,15 @@ impl Cluster {
             .into();
         names.extend((1..=9).map(|number| PathBuf::from(format!("n{number}"))));
         for name in names {
-            remove(&self.places().state.join(name), |path| {
+            ignore_not_found(&self.paths().state.join(name), |path| {
                 fs::remove_dir_all(path)
             })?;
         }
         for name in ["cluster.json", "node-init.sh"] {
-            remove(&self.places().state.join(name), |path| {
-                fs::remove_file(path)
-            })?;
+            ignore_not_found(&self.paths().state.join(name), |path| fs::remove_file(path))?;
         }
-        if self.places().state != self.places().cache {
-            remove(&self.places().state, |path| fs::remove_dir_all(path))?;
+        if self.paths().state != self.paths().cache {
+            ignore_not_found(&self.paths().state, |path| fs::remove_dir_all(path))?;
         }
         Ok(())
     }
@@ -253,7 +252,7 @@ impl Cluster {
     /// Prints the last log lines of the components, to explain a failure.
     fn print_logs(&self) {
         for part in self.process_names() {
-            let tail = self.processes().tail(&part);
+            let tail = self.processes().log_tail(&part);
             if !tail.is_empty() {
                 eprintln!("--- {part}\n{tail}");
             }
@@ -272,11 +271,11 @@ impl Cluster {
 
     /// Starts the API server again after [`Self::stop_api_server`].
     pub fn start_api_server(&self) -> Result<()> {
-        self.start_part(API_SERVER)?;
-        runtime()?.block_on(self.api_ready())
+        self.start_component(API_SERVER)?;
+        runtime()?.block_on(self.wait_until_api_ready())
     }
 
-    /// Copies the contents of etcd as a snapshot of this name; the API server is stopped meanwhile.
+    /// Copies the contents of etcd as a snapshot of this name. The API server is stopped during the copy.
     pub fn snapshot(&self, name: &str) -> Result<()> {
         self.with_etcd_stopped(|data| {
             fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
@@ -285,7 +284,7 @@ impl Cluster {
     }
 
     /// Restores etcd from the snapshot of this name, as an operator does after a disaster: resource versions increase
-    /// and the history before is lost, so that all watchers must list again.
+    /// and the earlier history of changes is lost, so that all watchers must list again.
     pub fn restore(&self, name: &str) -> Result<()> {
         self.with_etcd_stopped(|data| {
             fs::remove_dir_all(data.join(ETCD))?;
@@ -308,13 +307,13 @@ impl Cluster {
         self.stop_api_server()?;
         self.processes().stop(ETCD, Duration::from_secs(10))?;
         work(&self.data())?;
-        self.start_part(ETCD)?;
+        self.start_component(ETCD)?;
         self.start_api_server()?;
-        self.start_part(control_plane::CONTROLLER_MANAGER)?;
-        self.start_part(control_plane::SCHEDULER)
+        self.start_component(control_plane::CONTROLLER_MANAGER)?;
+        self.start_component(control_plane::SCHEDULER)
     }
 
-    fn start_part(&self, part: &str) -> Result<()> {
+    fn start_component(&self, part: &str) -> Result<()> {
         ensure!(self.processes().pid(part).is_none(), "{part} runs already");
         let control_plane = ControlPlane {
             bin: &self.bin(),
@@ -322,7 +321,8 @@ impl Cluster {
             data: &self.data(),
             network: self.network(),
         };
-        self.processes().start(part, &control_plane.command(part))
+        self.processes()
+            .start(part, &control_plane.component_command(part))
     }
 
     /// Returns the name of each component, and its PID if it runs.
@@ -356,7 +356,7 @@ fn lock_file(what: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn remove(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+fn ignore_not_found(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     match how(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", path.display()))

@@ -49,7 +49,7 @@ pub(crate) const CILIUM_BPF: FileSource = FileSource {
 /// Directories of CRDs in a Go module, and the manifest that is built from them.
 #[derive(Debug)]
 pub(crate) struct CrdSource {
-    /// Directory of our Go module in `build`, which requires `module`.
+    /// Directory in `build` of the Go module that requires `module`.
     pub(crate) source: &'static str,
     /// File name of the manifest in the directory of programs.
     pub(crate) manifest: &'static str,
@@ -58,7 +58,7 @@ pub(crate) struct CrdSource {
 }
 
 impl CrdSource {
-    /// Writes the CRDs to `output` as one manifest; `source` is our Go module.
+    /// Writes the CRDs to `output` as one manifest; `source` is the Go module in `build`.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         let module = module_directory(self.module, source)?;
         let mut all = String::new();
@@ -83,7 +83,7 @@ impl CrdSource {
 /// Directory in a Go module, and the archive that is built from it.
 #[derive(Debug)]
 pub(crate) struct FileSource {
-    /// Directory of our Go module in `build`, which requires `module`.
+    /// Directory in `build` of the Go module that requires `module`.
     pub(crate) source: &'static str,
     /// File name of the archive in the directory of programs.
     pub(crate) archive: &'static str,
@@ -92,7 +92,7 @@ pub(crate) struct FileSource {
 }
 
 impl FileSource {
-    /// Writes the files to `output` as one archive; `source` is our Go module.
+    /// Writes the files to `output` as one archive; `source` is the Go module in `build`.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         ToolCommand::new("tar")
             .arg("-C")
@@ -104,8 +104,8 @@ impl FileSource {
     }
 }
 
-/// Returns the directory with a Go module's files, downloaded if necessary; `source` is our Go module, which requires
-/// it.
+/// Returns the directory with a Go module's files, downloaded if necessary; `source` is the Go module in `build` that
+/// requires it.
 fn module_directory(module: &str, source: &Path) -> Result<PathBuf> {
     let listed = Command::new("go")
         .args(["mod", "download", "-json", module])

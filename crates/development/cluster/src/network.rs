@@ -14,14 +14,15 @@ use crate::{
     options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
-/// Network namespace of the control plane, besides the nodes' `n1`, `n2`, ...
+/// Network namespace of the control plane, without the cluster's prefix. Those of the nodes are called `n1`, `n2`, and
+/// so on.
 const CONTROL_PLANE_NAMESPACE: &str = "cp";
 
 /// Names and addresses of a cluster, all derived from the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Network {
     slot: u8,
-    dual: bool,
+    is_dual_stack: bool,
     primary_cni: PrimaryCni,
 }
 
@@ -29,7 +30,7 @@ impl Network {
     pub(crate) fn new(slot: Slot, options: &Options) -> Self {
         Self {
             slot: slot.number(),
-            dual: options.ip_family == IpFamily::Dual,
+            is_dual_stack: options.ip_family == IpFamily::Dual,
             primary_cni: options.primary_cni,
         }
     }
@@ -43,13 +44,13 @@ impl Network {
     }
 
     /// Returns the name of the network namespace of a node or of the control plane.
-    pub(crate) fn namespace(self, who: &str) -> String {
+    pub(crate) fn namespace_name(self, who: &str) -> String {
         format!("{}-{who}", self.prefix())
     }
 
     /// Returns the path of the network namespace of a node or of the control plane.
-    pub(crate) fn path(self, who: &str) -> PathBuf {
-        PathBuf::from("/run/netns").join(self.namespace(who))
+    pub(crate) fn namespace_path(self, who: &str) -> PathBuf {
+        PathBuf::from("/run/netns").join(self.namespace_name(who))
     }
 
     /// Returns a command that runs a program in the control plane's network namespace.
@@ -57,20 +58,20 @@ impl Network {
         ToolCommand::new("nsenter")
             .arg(format!(
                 "--net={}",
-                self.path(CONTROL_PLANE_NAMESPACE).display()
+                self.namespace_path(CONTROL_PLANE_NAMESPACE).display()
             ))
             .arg(program)
     }
 
-    pub(crate) fn api_server(self) -> Ipv4Addr {
+    pub(crate) fn api_server_address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 250 + self.slot, 0, 1)
     }
 
-    fn machine(self) -> Ipv4Addr {
+    fn host_machine_address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 250 + self.slot, 0, 254)
     }
 
-    pub(crate) fn node(self, number: u8) -> Ipv4Addr {
+    pub(crate) fn node_address(self, number: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 250 + self.slot, 0, 10 + number)
     }
 
@@ -80,96 +81,100 @@ impl Network {
 
     /// Returns the addresses of a node, for the kubelet's `--node-ip`.
     pub(crate) fn node_addresses(self, number: u8) -> String {
-        let v4 = self.node(number).to_string();
-        self.both(v4, self.node_v6(10 + number)).join(",")
+        let v4 = self.node_address(number).to_string();
+        self.by_ip_family(v4, self.node_v6(10 + number)).join(",")
     }
 
     /// Returns the pod CIDRs of a node.
-    pub(crate) fn pods(self, number: u8) -> Vec<String> {
+    pub(crate) fn node_pod_cidrs(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.0/24", 244 + self.slot);
-        self.both(v4, format!("fd00:{}:244:{number}::/64", self.slot))
+        self.by_ip_family(v4, format!("fd00:{}:244:{number}::/64", self.slot))
     }
 
     /// Returns a node's addresses in its pod CIDRs: the first ones, which CNI plugins use as the gateway.
-    fn gateways(self, number: u8) -> Vec<String> {
+    fn pod_gateways(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.1/24", 244 + self.slot);
-        self.both(v4, format!("fd00:{}:244:{number}::1/64", self.slot))
+        self.by_ip_family(v4, format!("fd00:{}:244:{number}::1/64", self.slot))
     }
 
     /// Returns the pod CIDRs of the whole cluster.
-    pub(crate) fn all_pods(self) -> Vec<String> {
+    pub(crate) fn cluster_pod_cidrs(self) -> Vec<String> {
         let v4 = format!("10.{}.0.0/16", 244 + self.slot);
-        self.both(v4, format!("fd00:{}:244::/48", self.slot))
+        self.by_ip_family(v4, format!("fd00:{}:244::/48", self.slot))
     }
 
-    fn services_each(self) -> Vec<String> {
+    fn service_cidrs(self) -> Vec<String> {
         let v4 = format!("10.{}.0.0/16", 96 + self.slot);
-        self.both(v4, format!("fd00:{}:96::/112", self.slot))
+        self.by_ip_family(v4, format!("fd00:{}:96::/112", self.slot))
     }
 
     /// Returns the CIDRs of Services' cluster IPs.
-    pub(crate) fn services(self) -> String {
-        self.services_each().join(",")
+    pub(crate) fn service_cidr_list(self) -> String {
+        self.service_cidrs().join(",")
     }
 
     /// Returns the cluster IP of the API server's Service.
-    pub(crate) fn api_service(self) -> Ipv4Addr {
+    pub(crate) fn api_service_address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 1)
     }
 
     /// Returns the cluster IP of the DNS Service.
-    pub(crate) fn dns_service(self) -> Ipv4Addr {
+    pub(crate) fn dns_service_address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 10)
     }
 
     /// Returns whether pods and Services have IPv4 and IPv6 addresses.
     pub(crate) fn is_dual(self) -> bool {
-        self.dual
+        self.is_dual_stack
     }
 
-    fn both(self, v4: String, v6: String) -> Vec<String> {
-        if self.dual { vec![v4, v6] } else { vec![v4] }
+    fn by_ip_family(self, v4: String, v6: String) -> Vec<String> {
+        if self.is_dual_stack {
+            vec![v4, v6]
+        } else {
+            vec![v4]
+        }
     }
 
-    fn link(self) -> String {
+    fn machine_link_name(self) -> String {
         format!("{}-host", self.prefix())
     }
 
     /// Creates all network namespaces and links of a cluster with this number of nodes.
     pub(crate) fn make(self, nodes: u8) -> Result<()> {
-        let switch = self.namespace(CONTROL_PLANE_NAMESPACE);
-        let api = self.api_server();
-        let link = self.link();
+        let switch = self.namespace_name(CONTROL_PLANE_NAMESPACE);
+        let api = self.api_server_address();
+        let link = self.machine_link_name();
         let mut root = format!("netns add {switch}\n");
         let mut inside = format!(
             "link set lo up\nlink add kbr0 type bridge\n{}link set kbr0 up\n",
-            self.address("kbr0", api, 1)
+            self.address_commands("kbr0", api, 1)
         );
         for number in 1..=nodes {
-            let node = self.namespace(&format!("n{number}"));
+            let node = self.namespace_name(&format!("n{number}"));
             writeln!(root, "netns add {node}")?;
             writeln!(
                 root,
                 "link add eth0 netns {node} type veth peer name kn{number} netns {switch}"
             )?;
             writeln!(inside, "link set kn{number} master kbr0 up")?;
-            self.routes(&mut inside, number)?;
+            self.add_pod_routes(&mut inside, number)?;
         }
         writeln!(
             root,
             "link add {link} type veth peer name khost netns {switch}\n{}link set {link} up",
-            self.address(&link, self.machine(), 254)
+            self.address_commands(&link, self.host_machine_address(), 254)
         )?;
         writeln!(inside, "link set khost master kbr0 up")?;
         for number in 1..=nodes {
-            self.routes(&mut root, number)?;
+            self.add_pod_routes(&mut root, number)?;
         }
-        for range in self.services_each() {
+        for range in self.service_cidrs() {
             writeln!(root, "route add {range} via {}", self.route_via(&range, 1))?;
         }
         command::ip_batch(None, &root)?;
         command::ip_batch(Some(&switch), &inside)?;
-        self.sysctls(
+        self.set_sysctls(
             CONTROL_PLANE_NAMESPACE,
             &[("net/bridge/bridge-nf-call-iptables", "0")],
         )?;
@@ -182,38 +187,38 @@ impl Network {
     fn make_node(self, number: u8, nodes: u8) -> Result<()> {
         let mut batch = format!(
             "link set lo up\n{}link set eth0 up\nroute add default via {}\n",
-            self.address("eth0", self.node(number), 10 + number),
-            self.api_server(),
+            self.address_commands("eth0", self.node_address(number), 10 + number),
+            self.api_server_address(),
         );
-        if self.dual {
+        if self.is_dual_stack {
             writeln!(batch, "route add default via {}", self.node_v6(1))?;
         }
         if self.primary_cni == PrimaryCni::Macvlan {
-            self.macvlan(&mut batch, number)?;
+            self.add_node_macvlan(&mut batch, number)?;
         }
-        if !self.primary_cni.routes_between_nodes() {
+        if !self.primary_cni.has_own_node_routes() {
             for other in (1..=nodes).filter(|other| *other != number) {
-                self.routes(&mut batch, other)?;
+                self.add_pod_routes(&mut batch, other)?;
             }
         }
-        command::ip_batch(Some(&self.namespace(&format!("n{number}"))), &batch)?;
-        self.sysctls(&format!("n{number}"), &[])
+        command::ip_batch(Some(&self.namespace_name(&format!("n{number}"))), &batch)?;
+        self.set_sysctls(&format!("n{number}"), &[])
     }
 
-    /// Adds a macvlan interface for the node itself, which cannot reach its pods' macvlan interfaces through their
-    /// common parent.
-    fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
+    /// Adds the commands for a macvlan interface of the node itself. Without it, the node could not reach its pods'
+    /// macvlan interfaces, which share their parent with it.
+    fn add_node_macvlan(self, batch: &mut String, number: u8) -> Result<()> {
         writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
-        for gateway in self.gateways(number) {
+        for gateway in self.pod_gateways(number) {
             writeln!(batch, "addr add {gateway} dev mac0")?;
         }
         Ok(writeln!(batch, "link set mac0 up")?)
     }
 
     /// Returns the `ip` commands that set an interface's addresses in the nodes' network.
-    fn address(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
+    fn address_commands(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
         let mut batch = format!("addr add {v4}/24 dev {link}\n");
-        if self.dual {
+        if self.is_dual_stack {
             // No duplicate address detection: no other host can have the address.
             batch += &format!("addr add {}/64 dev {link} nodad\n", self.node_v6(host));
         }
@@ -221,8 +226,8 @@ impl Network {
     }
 
     /// Adds the `ip` commands for the routes to a node's pods.
-    fn routes(self, batch: &mut String, number: u8) -> Result<()> {
-        for range in self.pods(number) {
+    fn add_pod_routes(self, batch: &mut String, number: u8) -> Result<()> {
+        for range in self.node_pod_cidrs(number) {
             writeln!(
                 batch,
                 "route add {range} via {}",
@@ -236,11 +241,11 @@ impl Network {
         if range.contains(':') {
             self.node_v6(10 + number)
         } else {
-            self.node(number).to_string()
+            self.node_address(number).to_string()
         }
     }
 
-    fn sysctls(self, who: &str, more: &[(&str, &str)]) -> Result<()> {
+    fn set_sysctls(self, who: &str, more: &[(&str, &str)]) -> Result<()> {
         let forward = [
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
@@ -254,17 +259,17 @@ impl Network {
             )?;
         }
         ToolCommand::new("nsenter")
-            .arg(format!("--net={}", self.path(who).display()))
+            .arg(format!("--net={}", self.namespace_path(who).display()))
             .args(["sh", "-ec", &script])
             .run()
-            .with_context(|| format!("cannot set up forwarding in {}", self.namespace(who)))
+            .with_context(|| format!("cannot set up forwarding in {}", self.namespace_name(who)))
     }
 
     /// Removes all network namespaces and links of the cluster that exist.
     pub(crate) fn remove(self) -> Result<()> {
         // The kernel deletes namespaces asynchronously; the link of this machine must be gone at
         // once.
-        let link = self.link();
+        let link = self.machine_link_name();
         if Path::new("/sys/class/net").join(&link).exists() {
             command::ip_batch(None, &format!("link del {link}\n"))?;
         }

@@ -20,9 +20,9 @@ use crate::{cluster::Cluster, command::ToolCommand, nodes::Node};
 /// Number of the netfilter queue that the engine binds by default.
 const NFQUEUE_NUMBER: &str = "100";
 
-/// Iptables rules that queue packets to the engine. They are before source NAT, where packets have the addresses of
-/// pods, including those between pods on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets
-/// of root on the node are kubelet's probes.
+/// Iptables rules that queue packets to the engine. The rules apply before source NAT, where packets still have the
+/// addresses of pods, and also to packets between pods on one node and to packets that IPVS forwards. Neighbour
+/// discovery is ICMPv6; packets of root on the node are kubelet's probes.
 const IPTABLES_RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
@@ -38,7 +38,8 @@ pub struct NetworkPolicies<'a> {
 }
 
 impl Cluster {
-    /// Enforces NetworkPolicies until the returned value is dropped; by default, the cluster does not.
+    /// Enforces NetworkPolicies until the returned value is dropped. Without this call, the cluster enforces no
+    /// NetworkPolicy.
     pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
         NetworkPolicies::enforce(self)
     }
@@ -71,7 +72,9 @@ impl<'a> NetworkPolicies<'a> {
             .arg(self.cluster.bin().join("kube-network-policies"))
             .arg(self.cluster.kubeconfig())
             .arg(node.name());
-        self.cluster.processes().start(&name(node), &engine)
+        self.cluster
+            .processes()
+            .start(&engine_process_name(node), &engine)
     }
 
     fn wait_until_listening(&self, node: Node<'_>) -> Result<()> {
@@ -79,10 +82,10 @@ impl<'a> NetworkPolicies<'a> {
         let deadline = Instant::now() + READY_TIMEOUT;
         while !is_listening(node)? {
             ensure!(
-                processes.pid(&name(node)).is_some() && Instant::now() < deadline,
+                processes.pid(&engine_process_name(node)).is_some() && Instant::now() < deadline,
                 "{} does not listen: {}",
-                name(node),
-                processes.tail(&name(node))
+                engine_process_name(node),
+                processes.log_tail(&engine_process_name(node))
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -93,7 +96,7 @@ impl<'a> NetworkPolicies<'a> {
         // The rules are removed first: without an engine, they drop all packets.
         set_rules(node, "")?;
         let processes = self.cluster.processes();
-        processes.stop(&name(node), Duration::from_secs(10))
+        processes.stop(&engine_process_name(node), Duration::from_secs(10))
     }
 }
 
@@ -108,11 +111,12 @@ impl Drop for NetworkPolicies<'_> {
 }
 
 /// Returns the name of a node's engine process.
-fn name(node: Node<'_>) -> String {
+fn engine_process_name(node: Node<'_>) -> String {
     format!("network-policies-{}", node.name())
 }
 
-/// Returns whether the engine has bound its netfilter queue, which it does once it knows all objects.
+/// Returns whether the engine has bound its netfilter queue. The engine binds the queue once it has received all
+/// policies, pods and namespaces.
 fn is_listening(node: Node<'_>) -> Result<bool> {
     let pid = node.pid().context("a node is down")?;
     let queues = format!("/proc/{pid}/net/netfilter/nfnetlink_queue");
@@ -121,7 +125,7 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
     Ok(numbers.any(|number| number == Some(NFQUEUE_NUMBER)))
 }
 
-/// Replaces the rules of the engine's iptables chain, which has no others. The kubelet has other chains in the table.
+/// Replaces all rules of the engine's own iptables chain, and leaves the kubelet's chains in the same table unchanged.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
         ToolCommand::new("nsenter")

@@ -29,12 +29,18 @@ pub(crate) fn write(
     let etc = directory.join("own/etc");
     let name = format!("n{number}");
     fs::create_dir_all(&etc)?;
-    let containerd = containerd(directory, options.layout);
+    let containerd = containerd_configuration(directory, options.layout);
     fs::write(directory.join("containerd.toml"), containerd)?;
     let save = |name: &str, value: &Value| fs::write(directory.join(name), value.to_string());
-    save("kubelet.json", &kubelet(directory, pki, network, number))?;
+    save(
+        "kubelet.json",
+        &kubelet_configuration(directory, pki, network, number),
+    )?;
     let plugin = options.primary_cni;
-    save("kube-proxy.json", &kube_proxy(pki, network, plugin, number))?;
+    save(
+        "kube-proxy.json",
+        &kube_proxy_configuration(pki, network, plugin, number),
+    )?;
     fs::write(etc.join("hostname"), format!("{name}\n"))?;
     fs::write(
         etc.join("machine-id"),
@@ -42,13 +48,13 @@ pub(crate) fn write(
     )?;
     // Pods that use the node's resolver get none, instead of that of the machine under the cluster.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
-    if let Some(program) = plugin.plugin() {
-        let plugins = own(directory, options.layout.plugins());
+    if let Some(program) = plugin.plugin_name() {
+        let plugins = node_file(directory, options.layout.plugins());
         fs::create_dir_all(&plugins)?;
         fs::copy(bin.join(program), plugins.join(program))?;
     }
     let kubeconfig = pki.join("admin.conf");
-    let agent = plugin.agent(&AgentOptions {
+    let agent = plugin.agent_script(&AgentOptions {
         node: &name,
         bin,
         kubeconfig: &kubeconfig,
@@ -58,12 +64,12 @@ pub(crate) fn write(
     if let Some(agent) = agent {
         fs::write(directory.join("cni-agent.sh"), agent)?;
     }
-    fs::create_dir_all(own(directory, options.layout.configurations()))?;
-    reset_cni(directory, network, options, number, &kubeconfig, false)
+    fs::create_dir_all(node_file(directory, options.layout.configurations()))?;
+    rewrite_cni_configuration(directory, network, options, number, &kubeconfig, false)
 }
 
 /// Rewrites the primary CNI's configuration, as some CNIs do at each boot of their node.
-pub(crate) fn reset_cni(
+pub(crate) fn rewrite_cni_configuration(
     directory: &Path,
     network: Network,
     options: &Options,
@@ -71,7 +77,7 @@ pub(crate) fn reset_cni(
     kubeconfig: &Path,
     alone: bool,
 ) -> Result<()> {
-    let configurations = own(directory, options.layout.configurations());
+    let configurations = node_file(directory, options.layout.configurations());
     if alone {
         for entry in configurations.read_dir()? {
             fs::remove_file(entry?.path())?;
@@ -87,12 +93,12 @@ pub(crate) fn reset_cni(
     Ok(())
 }
 
-/// Returns the path, while the node is down, of the file that the node itself has at `path`.
-fn own(directory: &Path, path: &str) -> PathBuf {
+/// Returns the path on this machine of the file that the node sees at `path`, usable while the node is down.
+fn node_file(directory: &Path, path: &str) -> PathBuf {
     directory.join("own").join(path.trim_start_matches('/'))
 }
 
-fn containerd(directory: &Path, layout: Layout) -> String {
+fn containerd_configuration(directory: &Path, layout: Layout) -> String {
     format!(
         r#"version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp"]
@@ -118,10 +124,10 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
     )
 }
 
-fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value {
+fn kubelet_configuration(directory: &Path, pki: &Path, network: Network, number: u8) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-        "address": network.node(number).to_string(),
+        "address": network.node_address(number).to_string(),
         "healthzBindAddress": "127.0.0.1",
         "authentication": {
             "anonymous": {"enabled": false},
@@ -133,11 +139,11 @@ fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value 
         "tlsPrivateKeyFile": pki.join(format!("n{number}-serving.key")),
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", cgroup(network, number)),
+        "cgroupRoot": format!("/{}", cgroup_path(network, number)),
         "failCgroupV1": false,
         "failSwapOn": false,
         "clusterDomain": "cluster.local",
-        "clusterDNS": [network.dns_service().to_string()],
+        "clusterDNS": [network.dns_service_address().to_string()],
         "volumePluginDir": directory.join("volume-plugins"),
         "staticPodPath": "/etc/kubernetes/manifests",
         // Images are loaded once, by this program: neither a full disk nor age may remove them.
@@ -153,14 +159,14 @@ fn kubelet(directory: &Path, pki: &Path, network: Network, number: u8) -> Value 
     })
 }
 
-fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> Value {
+fn kube_proxy_configuration(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": "nftables",
         // Without this setting, a pod would respond directly to a neighbour on the node that had
         // called the Service.
         "nftables": {"masqueradeAll": plugin == PrimaryCni::Macvlan},
-        "clusterCIDR": network.all_pods().join(","),
+        "clusterCIDR": network.cluster_pod_cidrs().join(","),
         "hostnameOverride": format!("n{number}"),
         "bindAddress": "0.0.0.0",
         "healthzBindAddress": "127.0.0.1:10256",
@@ -174,6 +180,6 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
 }
 
 /// Returns the path of a node's cgroup, relative to each hierarchy.
-pub(crate) fn cgroup(network: Network, number: u8) -> String {
-    network.namespace(&format!("n{number}"))
+pub(crate) fn cgroup_path(network: Network, number: u8) -> String {
+    network.namespace_name(&format!("n{number}"))
 }

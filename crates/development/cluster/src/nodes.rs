@@ -21,11 +21,12 @@ pub enum NodeBoot {
     /// The disk is as it was when the node was killed.
     #[default]
     AsConfigured,
-    /// The primary CNI has rewritten its configuration file, without plugins that others had added.
+    /// The primary CNI has rewritten its configuration file, which drops the plugins that other programs had added to
+    /// it.
     CniRewritten,
-    /// The configuration file is rewritten as in [`Self::CniRewritten`], and all other files of the CNI configuration
-    /// directory are removed.
-    CniAlone,
+    /// The primary CNI has rewritten its configuration file as in [`Self::CniRewritten`], and has removed all other
+    /// files of the CNI configuration directory.
+    OnlyCniConfiguration,
 }
 
 /// One node of the cluster.
@@ -36,7 +37,7 @@ pub struct Node<'a> {
 }
 
 impl Cluster {
-    /// Returns the nodes, in order.
+    /// Returns all nodes of the cluster, in the order of their numbers.
     pub fn nodes(&self) -> impl Iterator<Item = Node<'_>> {
         (1..=self.options().nodes).map(|number| Node {
             cluster: self,
@@ -44,7 +45,7 @@ impl Cluster {
         })
     }
 
-    /// Returns a node, counted from 1.
+    /// Returns the node with this number, counted from 1.
     pub fn node(&self, number: u8) -> Node<'_> {
         Node {
             cluster: self,
@@ -65,12 +66,12 @@ impl Node<'_> {
     }
 
     fn directory(&self) -> PathBuf {
-        self.cluster.places().state.join(self.name())
+        self.cluster.paths().state.join(self.name())
     }
 
     /// Returns the path of the node's network namespace.
     pub fn netns(&self) -> PathBuf {
-        self.cluster.network().path(&self.name())
+        self.cluster.network().namespace_path(&self.name())
     }
 
     /// Returns the PID of the node's first process; `None` while the node is down.
@@ -99,7 +100,7 @@ impl Node<'_> {
         Ok(self.root()?.join(directory.trim_start_matches('/')))
     }
 
-    /// Returns a command that runs a program inside the node, as a shell on it would.
+    /// Returns a command that runs a program inside the node's namespaces, as a shell on the node would.
     pub fn command(&self, program: &str) -> Result<std::process::Command> {
         let pid = self
             .pid()
@@ -112,12 +113,12 @@ impl Node<'_> {
         Ok(command)
     }
 
-    /// Returns the PIDs on this machine of processes in the node's pods whose command line begins with `command`; of
-    /// all processes in pods if it is empty.
+    /// Returns the PIDs on this machine of processes in the node's pods whose command line begins with `command`. An
+    /// empty `command` matches all processes in pods.
     pub fn processes(&self, command: &str) -> Vec<u32> {
         let group = format!(
             "/{}/",
-            node_config::cgroup(self.cluster.network(), self.number)
+            node_config::cgroup_path(self.cluster.network(), self.number)
         );
         process::pids()
             .into_iter()
@@ -164,7 +165,10 @@ impl Node<'_> {
         }
         // A kubelet that finds cgroups of missing pods waits some seconds for each before it
         // starts.
-        cgroups::remove(&node_config::cgroup(self.cluster.network(), self.number))?;
+        cgroups::remove(&node_config::cgroup_path(
+            self.cluster.network(),
+            self.number,
+        ))?;
         ToolCommand::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
             .args(["nft", "flush", "ruleset"])
@@ -174,18 +178,18 @@ impl Node<'_> {
     /// Boots the node, with its disk in the given state.
     pub fn start(&self, boot: NodeBoot) -> Result<()> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
-        let (network, places) = (self.cluster.network(), self.cluster.places());
+        let (network, places) = (self.cluster.network(), self.cluster.paths());
         if boot != NodeBoot::AsConfigured {
-            node_config::reset_cni(
+            node_config::rewrite_cni_configuration(
                 &self.directory(),
                 network,
                 self.cluster.options(),
                 self.number,
                 &self.cluster.kubeconfig(),
-                boot == NodeBoot::CniAlone,
+                boot == NodeBoot::OnlyCniConfiguration,
             )?;
         }
-        cgroups::make(&node_config::cgroup(network, self.number))?;
+        cgroups::make(&node_config::cgroup_path(network, self.number))?;
         let init = ToolCommand::new("nsenter")
             .arg(format!("--net={}", self.netns().display()))
             .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork"])
@@ -199,20 +203,21 @@ impl Node<'_> {
             .arg(self.cluster.options().layout.plugins());
         self.cluster.processes().start(&self.name(), &init)?;
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.answers() {
+        while !self.is_containerd_responding() {
             ensure!(
                 self.cluster.processes().pid(&self.name()).is_some() && Instant::now() < deadline,
                 "containerd of node {} does not answer: {}",
                 self.name(),
-                self.cluster.processes().tail(&self.name())
+                self.cluster.processes().log_tail(&self.name())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
     }
 
-    fn answers(&self) -> bool {
-        self.ctr().is_ok_and(|ctr| ctr.arg("version").run().is_ok())
+    fn is_containerd_responding(&self) -> bool {
+        self.ctr_command()
+            .is_ok_and(|ctr| ctr.arg("version").run().is_ok())
     }
 
     /// Loads image archives on the node, except for images that it already has.
@@ -224,7 +229,7 @@ impl Node<'_> {
             if stamp.exists() {
                 continue;
             }
-            self.ctr()?
+            self.ctr_command()?
                 .args(["--namespace=k8s.io", "images", "import"])
                 .arg(archive)
                 .run()?;
@@ -233,15 +238,15 @@ impl Node<'_> {
         Ok(())
     }
 
-    fn ctr(&self) -> Result<ToolCommand> {
+    fn ctr_command(&self) -> Result<ToolCommand> {
         Ok(ToolCommand::new("ctr")
             .arg("--address")
             .arg(self.root()?.join(SOCKET)))
     }
 }
 
-/// Returns the digest that identifies an archive: the one recorded when it was written here, or else that of the whole
-/// file.
+/// Returns the digest that identifies an archive: the one recorded when this machine wrote the archive, or else that of
+/// the whole file.
 fn fingerprint(archive: &Path) -> Result<String> {
     if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
         return Ok(digest);

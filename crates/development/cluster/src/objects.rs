@@ -33,7 +33,7 @@ pub async fn apply(client: &Client, yaml: &str) -> Result<()> {
         let parameters = PatchParams::apply("ambit-cluster").force();
         api.patch(&name, &parameters, &Patch::Apply(&object))
             .await
-            .with_context(|| format!("cannot apply {}", describe(&object)))?;
+            .with_context(|| format!("cannot apply {}", object_description(&object)))?;
     }
     Ok(())
 }
@@ -45,7 +45,7 @@ pub async fn delete(client: &Client, yaml: &str) -> Result<()> {
         match api.delete(&name, &Default::default()).await {
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             other => {
-                other.with_context(|| format!("cannot delete {}", describe(&object)))?;
+                other.with_context(|| format!("cannot delete {}", object_description(&object)))?;
             }
         }
     }
@@ -68,7 +68,7 @@ async fn api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObje
     Ok((api, name))
 }
 
-/// Finds the API resource of a kind, whose CRD may have been applied just before.
+/// Finds the API resource of a kind; retries for a while, since its CRD may have been applied just before.
 async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, ApiCapabilities)> {
     let kind = GroupVersionKind::try_from(types)?;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -83,7 +83,7 @@ async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, Api
     }
 }
 
-fn describe(object: &DynamicObject) -> String {
+fn object_description(object: &DynamicObject) -> String {
     let kind = object.types.as_ref().map_or("object", |types| &types.kind);
     let metadata = &object.metadata;
     format!(

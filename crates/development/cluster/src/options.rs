@@ -41,7 +41,7 @@ pub enum PrimaryCni {
 
 impl PrimaryCni {
     /// Returns whether the CNI's agents, rather than the cluster, set the routes to the pods of other nodes.
-    pub(crate) fn routes_between_nodes(self) -> bool {
+    pub(crate) fn has_own_node_routes(self) -> bool {
         matches!(self, Self::Flannel | Self::KubeRouter | Self::Cilium)
     }
 }

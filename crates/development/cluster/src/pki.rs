@@ -12,10 +12,10 @@ use serde_json::json;
 
 use crate::network::Network;
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
+type CertificateAuthority = CertifiedIssuer<'static, KeyPair>;
 
-/// Client certificate's identity for the API server.
-struct Client<'a> {
+/// Identity in a client certificate for the API server, and the file of its kubeconfig.
+struct ClientIdentity<'a> {
     file: &'a str,
     user: &'a str,
     group: Option<&'a str>,
@@ -26,11 +26,11 @@ pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()>
     fs::create_dir_all(directory)?;
     let pki = Pki {
         directory,
-        server: format!("https://{}:6443", network.api_server()),
-        ca: authority("kubernetes-ca")?,
+        server: format!("https://{}:6443", network.api_server_address()),
+        ca: create_authority("kubernetes-ca")?,
     };
     pki.save("ca", &pki.ca.pem(), pki.ca.key())?;
-    let front = authority("front-proxy-ca")?;
+    let front = create_authority("front-proxy-ca")?;
     pki.save("front-ca", &front.pem(), front.key())?;
     let (pem, key) = certify(
         &front,
@@ -40,12 +40,12 @@ pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()>
     )?;
     pki.save("front-proxy", &pem, &key)?;
     let accounts = KeyPair::generate()?;
-    pki.file("sa.key", &accounts.serialize_pem())?;
-    pki.file("sa.pub", &accounts.public_key_pem())?;
+    pki.write_file("sa.key", &accounts.serialize_pem())?;
+    pki.write_file("sa.pub", &accounts.public_key_pem())?;
 
     let names = [
-        network.api_server().to_string(),
-        network.api_service().to_string(),
+        network.api_server_address().to_string(),
+        network.api_service_address().to_string(),
         "127.0.0.1".into(),
         "localhost".into(),
         "kubernetes".into(),
@@ -53,7 +53,7 @@ pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()>
         "kubernetes.default.svc".into(),
         "kubernetes.default.svc.cluster.local".into(),
     ];
-    pki.server("apiserver", "kube-apiserver", &names)?;
+    pki.write_server_certificate("apiserver", "kube-apiserver", &names)?;
     let masters = Some("system:masters");
     for (file, user, group) in [
         (
@@ -66,17 +66,17 @@ pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()>
         ("scheduler", "system:kube-scheduler", None),
         ("proxy", "system:kube-proxy", None),
     ] {
-        pki.client(&Client { file, user, group })?;
+        pki.write_client_certificate(&ClientIdentity { file, user, group })?;
     }
     for number in 1..=nodes {
         let name = format!("n{number}");
-        pki.client(&Client {
+        pki.write_client_certificate(&ClientIdentity {
             file: &name,
             user: &format!("system:node:{name}"),
             group: Some("system:nodes"),
         })?;
-        let addresses = [network.node(number).to_string(), name.clone()];
-        pki.server(&format!("{name}-serving"), &name, &addresses)?;
+        let addresses = [network.node_address(number).to_string(), name.clone()];
+        pki.write_server_certificate(&format!("{name}-serving"), &name, &addresses)?;
     }
     Ok(())
 }
@@ -84,18 +84,18 @@ pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()>
 struct Pki<'a> {
     directory: &'a Path,
     server: String,
-    ca: Authority,
+    ca: CertificateAuthority,
 }
 
 impl Pki<'_> {
-    fn server(&self, file: &str, name: &str, addresses: &[String]) -> Result<()> {
+    fn write_server_certificate(&self, file: &str, name: &str, addresses: &[String]) -> Result<()> {
         let usage = ExtendedKeyUsagePurpose::ServerAuth;
         let (pem, key) = certify(&self.ca, (name, None), usage, addresses)?;
         self.save(file, &pem, &key)
     }
 
     /// Writes a client's certificate, and the kubeconfig that contains it.
-    fn client(&self, client: &Client<'_>) -> Result<()> {
+    fn write_client_certificate(&self, client: &ClientIdentity<'_>) -> Result<()> {
         let usage = ExtendedKeyUsagePurpose::ClientAuth;
         let (pem, key) = certify(&self.ca, (client.user, client.group), usage, &[])?;
         let config = json!({
@@ -110,16 +110,16 @@ impl Pki<'_> {
             }}],
             "contexts": [{"name": "cluster", "context": {"cluster": "cluster", "user": "user"}}],
         });
-        self.file(&format!("{}.conf", client.file), &config.to_string())?;
+        self.write_file(&format!("{}.conf", client.file), &config.to_string())?;
         self.save(client.file, &pem, &key)
     }
 
     fn save(&self, name: &str, certificate: &str, key: &KeyPair) -> Result<()> {
-        self.file(&format!("{name}.crt"), certificate)?;
-        self.file(&format!("{name}.key"), &key.serialize_pem())
+        self.write_file(&format!("{name}.crt"), certificate)?;
+        self.write_file(&format!("{name}.key"), &key.serialize_pem())
     }
 
-    fn file(&self, name: &str, text: &str) -> Result<()> {
+    fn write_file(&self, name: &str, text: &str) -> Result<()> {
         use std::io::Write;
         let path = self.directory.join(name);
         fs::File::options()
@@ -133,8 +133,8 @@ impl Pki<'_> {
     }
 }
 
-fn authority(name: &str) -> Result<Authority> {
-    let mut params = params((name, None), &[])?;
+fn create_authority(name: &str) -> Result<CertificateAuthority> {
+    let mut params = certificate_params((name, None), &[])?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![
         KeyUsagePurpose::DigitalSignature,
@@ -145,12 +145,12 @@ fn authority(name: &str) -> Result<Authority> {
 }
 
 fn certify(
-    ca: &Authority,
+    ca: &CertificateAuthority,
     subject: (&str, Option<&str>),
     usage: ExtendedKeyUsagePurpose,
     names: &[String],
 ) -> Result<(String, KeyPair)> {
-    let mut params = params(subject, names)?;
+    let mut params = certificate_params(subject, names)?;
     params.key_usages = vec![
         KeyUsagePurpose::DigitalSignature,
         KeyUsagePurpose::KeyEncipherment,
@@ -160,7 +160,10 @@ fn certify(
     Ok((params.signed_by(&key, ca)?.pem(), key))
 }
 
-fn params((user, group): (&str, Option<&str>), names: &[String]) -> Result<CertificateParams> {
+fn certificate_params(
+    (user, group): (&str, Option<&str>),
+    names: &[String],
+) -> Result<CertificateParams> {
     let mut params = CertificateParams::new(names)?;
     let mut subject = DistinguishedName::new();
     if let Some(group) = group {

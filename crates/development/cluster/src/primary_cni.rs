@@ -18,7 +18,7 @@ pub const CNI_FILE: &str = "10-kube.conflist";
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// Directory in `build` of our Go module that contains or requires the package.
+    /// Directory in `build` of the Go module that contains or requires the package.
     pub(crate) source: &'static str,
     pub(crate) package: &'static str,
 }
@@ -61,7 +61,7 @@ const CILIUM_PROGRAMS: &[Program] = &[
 ];
 
 /// Directory with the `clang` that Cilium's agent calls.
-const CLANG: &str = "/usr/lib/llvm-19/bin";
+const CLANG_DIRECTORY: &str = "/usr/lib/llvm-19/bin";
 
 /// Node on which a primary CNI's agent runs, and its access to the API server.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(crate) struct AgentOptions<'a> {
 
 impl PrimaryCni {
     /// Returns the Go programs that the CNI needs.
-    pub(crate) fn programs(self) -> &'static [Program] {
+    pub(crate) fn go_programs(self) -> &'static [Program] {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan => &[],
             Self::Flannel => FLANNEL_PROGRAMS,
@@ -85,8 +85,8 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the name of the CNI's plugin program; `None` if it is one of Debian's.
-    pub(crate) fn plugin(self) -> Option<&'static str> {
+    /// Returns the name of the CNI's plugin program; `None` if the plugin is in Debian's package of CNI plugins.
+    pub(crate) fn plugin_name(self) -> Option<&'static str> {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
             Self::Flannel => Some("flannel"),
@@ -96,7 +96,7 @@ impl PrimaryCni {
     }
 
     /// Returns the CNI's CRDs, if it has any.
-    pub(crate) fn definitions(self) -> Option<&'static CrdSource> {
+    pub(crate) fn crds(self) -> Option<&'static CrdSource> {
         match self {
             Self::Calico => Some(&CALICO),
             Self::Cilium => Some(&CILIUM),
@@ -104,8 +104,8 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the archive that the CNI's agent needs besides programs, if any.
-    pub(crate) fn files(self) -> Option<&'static FileSource> {
+    /// Returns the archive of additional files that the CNI's agent needs, if any.
+    pub(crate) fn agent_files(self) -> Option<&'static FileSource> {
         (self == Self::Cilium).then_some(&CILIUM_BPF)
     }
 
@@ -116,7 +116,7 @@ impl PrimaryCni {
         number: u8,
         kubeconfig: &Path,
     ) -> Option<Value> {
-        let ipam = host_local(network, number);
+        let ipam = host_local_ipam(network, number);
         let wiring = match self {
             Self::Bridge => json!({
                 "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": false,
@@ -149,7 +149,7 @@ impl PrimaryCni {
 
     /// Returns the shell script that runs the CNI's agent on a node, if it has one. The script
     /// fails until the node is registered.
-    pub(crate) fn agent(self, options: &AgentOptions<'_>) -> Option<String> {
+    pub(crate) fn agent_script(self, options: &AgentOptions<'_>) -> Option<String> {
         let AgentOptions { node, network, .. } = options;
         let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());
         Some(match self {
@@ -159,7 +159,7 @@ impl PrimaryCni {
 echo '{}' >/run/flannel/net-conf.json
 NODE_NAME={node} exec {bin}/flanneld {kubeconfig} /run/flannel/net-conf.json /run/flannel/subnet.env
 ",
-                flannel(*network)
+                flannel_network_config(*network)
             ),
             Self::Calico => format!(
                 "mkdir -p /var/lib/calico
@@ -180,15 +180,15 @@ exec {bin}/kube-router --kubeconfig={kubeconfig} --hostname-override={node} --ru
 ",
                 configurations = options.layout.configurations(),
                 dual = network.is_dual(),
-                services = network.services(),
+                services = network.service_cidr_list(),
             ),
-            Self::Cilium => cilium(options),
+            Self::Cilium => cilium_agent_script(options),
         })
     }
 }
 
-fn host_local(network: Network, number: u8) -> Value {
-    let ranges = network.pods(number);
+fn host_local_ipam(network: Network, number: u8) -> Value {
+    let ranges = network.node_pod_cidrs(number);
     let routes: Vec<Value> = ranges
         .iter()
         .map(|range| json!({"dst": if range.contains(':') { "::/0" } else { "0.0.0.0/0" }}))
@@ -203,18 +203,18 @@ fn host_local(network: Network, number: u8) -> Value {
 /// Returns the script of Cilium's agent without its operator: pods get addresses of the node's
 /// range, and agents allocate identities. kube-proxy serves Services, and iptables does the
 /// masquerading.
-fn cilium(options: &AgentOptions<'_>) -> String {
+fn cilium_agent_script(options: &AgentOptions<'_>) -> String {
     let AgentOptions { node, network, .. } = options;
     let (bin, kubeconfig) = (options.bin.display(), options.kubeconfig.display());
     let mut ranges = String::new();
-    for range in network.all_pods() {
+    for range in network.cluster_pod_cidrs() {
         let family = if range.contains(':') { 6 } else { 4 };
         ranges += &format!(
             " --ipv{family}-native-routing-cidr={range} --k8s-require-ipv{family}-pod-cidr=true"
         );
     }
     format!(
-        "export PATH={CLANG}:$PATH K8S_NODE_NAME={node}
+        "export PATH={CLANG_DIRECTORY}:$PATH K8S_NODE_NAME={node}
 mkdir -p /var/lib/cilium
 tar -C /var/lib/cilium -xf {bin}/{archive}
 mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
@@ -233,10 +233,10 @@ exec {bin}/cilium-agent --k8s-kubeconfig-path={kubeconfig} --config-dir= \
     )
 }
 
-fn flannel(network: Network) -> Value {
+fn flannel_network_config(network: Network) -> Value {
     let mut config = Map::new();
     config.insert("Backend".to_owned(), json!({"Type": "vxlan"}));
-    for range in network.all_pods() {
+    for range in network.cluster_pod_cidrs() {
         let name = if range.contains(':') {
             config.insert("EnableIPv6".to_owned(), true.into());
             "IPv6Network"

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::command::ToolCommand;
 
-/// Recorded processes of a cluster, by name.
+/// Records and logs of a cluster's processes, by name.
 #[derive(Debug)]
 pub(crate) struct Processes {
     records: PathBuf,
@@ -45,7 +45,7 @@ impl Processes {
             .with_context(|| format!("cannot start {name}"))?;
         let pid = child.id();
         let started = start_time(pid).with_context(|| format!("{name} ended at once"))?;
-        fs::write(self.record(name), format!("{pid} {started}"))?;
+        fs::write(self.record_path(name), format!("{pid} {started}"))?;
         // This process is the parent, which reaps the child while it runs.
         std::thread::spawn(move || child.wait());
         Ok(())
@@ -53,7 +53,7 @@ impl Processes {
 
     /// Returns the PID of the process of this name, if it runs.
     pub(crate) fn pid(&self, name: &str) -> Option<u32> {
-        let record = fs::read_to_string(self.record(name)).ok()?;
+        let record = fs::read_to_string(self.record_path(name)).ok()?;
         let (pid, start) = record.split_once(' ')?;
         let pid = pid.parse().ok()?;
         (start_time(pid)? == start.parse::<u64>().ok()?).then_some(pid)
@@ -70,7 +70,7 @@ impl Processes {
         self.remove_record(name)
     }
 
-    /// Kills the process of this name.
+    /// Kills the cluster's process of this name (SIGKILL).
     pub(crate) fn kill(&self, name: &str) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             kill(pid).with_context(|| format!("{name} does not end"))?;
@@ -79,7 +79,7 @@ impl Processes {
     }
 
     fn remove_record(&self, name: &str) -> Result<()> {
-        match fs::remove_file(self.record(name)) {
+        match fs::remove_file(self.record_path(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         }
@@ -91,7 +91,7 @@ impl Processes {
     }
 
     /// Returns the last lines of a process's log.
-    pub(crate) fn tail(&self, name: &str) -> String {
+    pub(crate) fn log_tail(&self, name: &str) -> String {
         let text = fs::read_to_string(self.log(name)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines
@@ -100,7 +100,7 @@ impl Processes {
             .join("\n")
     }
 
-    fn record(&self, name: &str) -> PathBuf {
+    fn record_path(&self, name: &str) -> PathBuf {
         self.records.join(format!("{name}.pid"))
     }
 }
@@ -195,7 +195,7 @@ mod tests {
             .unwrap();
         let pid = processes.pid("sleeper").unwrap();
         // Another process has reused the pid.
-        fs::write(processes.record("other"), format!("{pid} 1")).unwrap();
+        fs::write(processes.record_path("other"), format!("{pid} 1")).unwrap();
         assert_eq!(processes.pid("other"), None);
         processes.kill("sleeper").unwrap();
         assert_eq!(processes.pid("sleeper"), None);

@@ -19,12 +19,12 @@ use crate::{
 };
 
 /// Name of the program of the Gateway API's conformance tests for meshes.
-pub(crate) const CONFORMANCE: &str = "conformance";
+pub(crate) const CONFORMANCE_PROGRAM: &str = "conformance";
 /// Name of Kiali's server program.
-pub(crate) const KIALI: &str = "kiali";
+pub(crate) const KIALI_PROGRAM: &str = "kiali";
 
 /// Builds the cluster's missing or outdated programs; `sources` is the repository's `build` directory.
-pub(crate) fn ensure(
+pub(crate) fn build_outdated(
     sources: &Path,
     kubernetes: Kubernetes,
     primary_cni: PrimaryCni,
@@ -44,14 +44,14 @@ pub(crate) fn ensure(
     }
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let own = |name| Program::new(name, name, ".");
-    go(&own("kube"), &command, &flags, sources, bin)?;
+    build_go(&own("kube"), &command, &flags, sources, bin)?;
     for program in [own("etcd"), own("coredns"), own("kube-network-policies")]
         .iter()
-        .chain(primary_cni.programs())
+        .chain(primary_cni.go_programs())
     {
-        go(program, &["build"], "-s -w", sources, bin)?;
+        build_go(program, &["build"], "-s -w", sources, bin)?;
     }
-    build("pause", &sources.join("pause"), bin, "", |output| {
+    build_if_outdated("pause", &sources.join("pause"), bin, "", |output| {
         let mut cc = Command::new("cc");
         cc.args(["-Os", "-static", "-s", "-o"])
             .arg(output)
@@ -59,15 +59,15 @@ pub(crate) fn ensure(
             .current_dir(sources.join("pause"));
         compile("pause", &mut cc)
     })?;
-    for definitions in [GATEWAY_API].iter().chain(primary_cni.definitions()) {
+    for definitions in [GATEWAY_API].iter().chain(primary_cni.crds()) {
         let source = sources.join(definitions.source);
-        build(definitions.manifest, &source, bin, "", |output| {
+        build_if_outdated(definitions.manifest, &source, bin, "", |output| {
             definitions.write(&source, output)
         })?;
     }
-    if let Some(files) = primary_cni.files() {
+    if let Some(files) = primary_cni.agent_files() {
         let source = sources.join(files.source);
-        build(files.archive, &source, bin, "", |output| {
+        build_if_outdated(files.archive, &source, bin, "", |output| {
             files.write(&source, output)
         })?;
     }
@@ -77,23 +77,29 @@ pub(crate) fn ensure(
 /// Builds the conformance tests if they are missing or outdated; returns the program's path.
 pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
-    let tests = Program::new(CONFORMANCE, CONFORMANCE, ".");
-    go(&tests, &["test", "-c"], "-s -w", sources, bin)?;
-    Ok(bin.join(CONFORMANCE))
+    let tests = Program::new(CONFORMANCE_PROGRAM, CONFORMANCE_PROGRAM, ".");
+    build_go(&tests, &["test", "-c"], "-s -w", sources, bin)?;
+    Ok(bin.join(CONFORMANCE_PROGRAM))
 }
 
 /// Builds Kiali's server if it is missing or outdated; returns the program's path.
 pub(crate) fn ensure_kiali(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
-    let server = Program::new(KIALI, KIALI, "github.com/kiali/kiali");
-    go(&server, &["build"], "-s -w", sources, bin)?;
-    Ok(bin.join(KIALI))
+    let server = Program::new(KIALI_PROGRAM, KIALI_PROGRAM, "github.com/kiali/kiali");
+    build_go(&server, &["build"], "-s -w", sources, bin)?;
+    Ok(bin.join(KIALI_PROGRAM))
 }
 
-fn go(program: &Program, command: &[&str], flags: &str, sources: &Path, bin: &Path) -> Result<()> {
+fn build_go(
+    program: &Program,
+    command: &[&str],
+    flags: &str,
+    sources: &Path,
+    bin: &Path,
+) -> Result<()> {
     let name = program.name;
     let source = sources.join(program.source);
-    build(name, &source, bin, flags, |output| {
+    build_if_outdated(name, &source, bin, flags, |output| {
         let mut go = Command::new("nice");
         go.arg("go")
             .args(command)
@@ -116,7 +122,7 @@ fn compile(name: &str, compiler: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn build(
+fn build_if_outdated(
     name: &str,
     source: &Path,
     bin: &Path,

@@ -14,7 +14,7 @@ pub(crate) const GRPC_STATUS: &str = "grpc-status";
 /// Length of a gRPC message's prefix: compression flag and message length.
 const FRAME_HEADER_BYTES: usize = 5;
 
-/// Message with a text, for requests and responses.
+/// Message of the echo service with one text field, for requests and responses.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Echo {
     #[prost(string, tag = "1")]

@@ -17,8 +17,8 @@ async fn run_client(args: &[&str]) -> String {
     client::run(&args).await.unwrap()
 }
 
-/// Returns the value of a field as the suite parses it: the rest of the first line that has the
-/// field.
+/// Returns the value of a field as the conformance suite parses it: the text after the field's name in the first line
+/// that contains the name.
 fn field<'a>(output: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = output.split_once(&format!("{name}="))?;
     rest.lines().next()

@@ -18,7 +18,7 @@ use oci_client::{
 /// Annotation of a manifest with the full name of its image, as containerd reads it.
 const NAME_ANNOTATION: &str = "io.containerd.image.name";
 
-/// Blob of an image with its digest.
+/// Bytes of a blob of an image, with their digest.
 #[derive(Debug)]
 pub(crate) struct Blob {
     /// SHA-256 digest of the bytes, as `sha256:…`.
@@ -26,15 +26,15 @@ pub(crate) struct Blob {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Image from an archive, to be pushed.
+/// Image that was read from an OCI archive, to be pushed.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: Reference,
     /// Manifest or index to which the image's name refers.
-    pub(crate) root: Manifest,
+    pub(crate) root_manifest: Manifest,
     /// Manifests to which the index refers; empty without an index.
     pub(crate) variants: Vec<Manifest>,
-    /// Configurations and layers.
+    /// Blobs of the image: configurations and layers.
     pub(crate) blobs: Vec<Blob>,
 }
 
@@ -104,7 +104,7 @@ fn read_image(path: &Path) -> Result<Image> {
     }
     Ok(Image {
         name,
-        root,
+        root_manifest: root,
         variants,
         blobs,
     })

@@ -1,5 +1,6 @@
-//! `ambit-image-push ARCHIVE...`: pushes OCI archives to the registries that their names begin with, with the credentials
-//! that `docker login` has stored, and prints the name of each with its digest. Called by `cargo xtask images --push`.
+//! `ambit-image-push ARCHIVE...`: pushes OCI archives to the registries that their names begin with, with the
+//! credentials that `docker login` has stored, and prints the name of each with its digest. Called by `cargo xtask
+//! images --push`.
 #![forbid(unsafe_code)]
 
 mod archive;

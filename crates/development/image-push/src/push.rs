@@ -51,7 +51,7 @@ pub(crate) async fn push(image: &Image) -> Result<Reference> {
         (name.clone_with_digest(digest), manifest)
     });
     // The name is pushed last, so that all blobs exist when it can be resolved.
-    for (name, manifest) in variants.chain([(name.clone(), &image.root)]) {
+    for (name, manifest) in variants.chain([(name.clone(), &image.root_manifest)]) {
         let media_type =
             HeaderValue::from_str(&manifest.media_type).context("the manifest's media type")?;
         client
@@ -61,10 +61,10 @@ pub(crate) async fn push(image: &Image) -> Result<Reference> {
     }
     eprintln!(
         "    {name} {} ({} MB uploaded)",
-        image.root.blob.digest,
+        image.root_manifest.blob.digest,
         uploaded / 1_000_000
     );
-    Ok(name.clone_with_digest(image.root.blob.digest.clone()))
+    Ok(name.clone_with_digest(image.root_manifest.blob.digest.clone()))
 }
 
 /// Returns a registry client, which uses TLS unless the registry is on this machine, as Docker does.

@@ -24,7 +24,7 @@ impl Architecture {
     /// Returns the architecture of this machine.
     ///
     /// # Errors
-    /// Fails on a machine of another architecture than those of [`Architecture::ALL`].
+    /// Fails on a machine whose architecture is not in [`Architecture::ALL`].
     pub fn native() -> Result<Self> {
         let machine = std::env::consts::ARCH;
         Self::ALL
@@ -64,8 +64,8 @@ impl Architecture {
         }
     }
 
-    /// Returns the prefix of the architecture's GNU tools, such as the cross compiler, which is also its directory
-    /// below `/usr`.
+    /// Returns the prefix of the architecture's GNU tools, such as the cross compiler. The architecture's directory
+    /// below `/usr` has the same name.
     #[must_use]
     pub fn gnu_triple(self) -> String {
         format!("{}-linux-gnu", self.machine_name())

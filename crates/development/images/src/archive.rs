@@ -75,26 +75,27 @@ impl LayerTree {
     }
 
     /// Returns the layer blob that contains exactly these files.
-    pub fn layer(&self) -> Result<Blob> {
-        self.tar().map(Blob::new)
+    pub fn to_layer(&self) -> Result<Blob> {
+        self.to_tar().map(Blob::new)
     }
 
-    /// Returns the tar archive of these files, compressed with gzip. It has no times: equal files produce equal bytes.
+    /// Returns the tar archive of these files, compressed with gzip. The archive contains no timestamps, so that equal
+    /// files produce equal bytes.
     ///
     /// # Errors
     ///
     /// For paths that an archive cannot have.
-    pub fn compressed(&self) -> Result<Vec<u8>> {
+    pub fn to_tar_gz(&self) -> Result<Vec<u8>> {
         let mut compressed = GzBuilder::new().write(Vec::new(), Compression::best());
-        compressed.write_all(&self.tar()?)?;
+        compressed.write_all(&self.to_tar()?)?;
         Ok(compressed.finish()?)
     }
 
     /// Returns the tar archive that contains exactly these files.
-    fn tar(&self) -> Result<Vec<u8>> {
+    fn to_tar(&self) -> Result<Vec<u8>> {
         let mut archive = tar::Builder::new(Vec::new());
         for (path, (mode, entry)) in &self.0 {
-            let mut header = header(*mode);
+            let mut header = tar_header(*mode);
             match entry {
                 TreeEntry::Directory => {
                     header.set_entry_type(tar::EntryType::Directory);
@@ -114,7 +115,7 @@ impl LayerTree {
     }
 }
 
-fn header(mode: u32) -> tar::Header {
+fn tar_header(mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);
     header.set_size(0);
@@ -122,7 +123,7 @@ fn header(mode: u32) -> tar::Header {
     header
 }
 
-/// Bytes of an image, with their digest.
+/// Content of an OCI blob, with its digest.
 #[derive(Clone, Debug)]
 pub struct Blob {
     digest: String,
@@ -185,8 +186,8 @@ impl Variant {
 }
 
 impl Image<'_> {
-    /// Writes the image as an OCI archive, unless `path` already has the same image. An image of one architecture is a
-    /// manifest; of several, an index of manifests.
+    /// Writes the image as an OCI archive, unless `path` already has the same image. An image of one architecture is
+    /// written as a manifest; an image of several architectures, as an index of manifests.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut blobs = Vec::new();
         let mut manifests = Vec::new();
@@ -194,7 +195,7 @@ impl Image<'_> {
             let manifest = Manifest {
                 config: (self.config(variant), CONFIG_MEDIA_TYPE),
                 layers: &variant.layers,
-                layer_type: LAYER_MEDIA_TYPE,
+                layer_media_type: LAYER_MEDIA_TYPE,
             };
             let (written, own) = manifest.blobs();
             let mut descriptor = written.descriptor(MANIFEST_MEDIA_TYPE);
@@ -242,7 +243,7 @@ pub(crate) struct Manifest<'a> {
     pub(crate) config: (Blob, &'a str),
     pub(crate) layers: &'a [Blob],
     /// Media type of the layers.
-    pub(crate) layer_type: &'a str,
+    pub(crate) layer_media_type: &'a str,
 }
 
 impl Manifest<'_> {
@@ -257,7 +258,7 @@ impl Manifest<'_> {
         let (config, config_type) = &self.config;
         let layers = self.layers.iter();
         let layers: Vec<Value> = layers
-            .map(|layer| layer.descriptor(self.layer_type))
+            .map(|layer| layer.descriptor(self.layer_media_type))
             .collect();
         let manifest = Blob::json(&json!({
             "schemaVersion": 2,
@@ -270,7 +271,7 @@ impl Manifest<'_> {
     }
 }
 
-/// Writes an OCI archive whose name refers to `root`, a blob with its media type, unless `path` already has the same
+/// Writes an OCI archive in which the image name `name` refers to the blob `root`, unless `path` already has the same
 /// archive.
 fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &Path) -> Result<()> {
     let mut described = root.descriptor(media_type);
@@ -290,7 +291,7 @@ fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &P
         File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
     ));
     let mut put = |name: &str, bytes: &[u8]| {
-        let mut header = header(0o644);
+        let mut header = tar_header(0o644);
         header.set_size(bytes.len() as u64);
         archive.append_data(&mut header, name, bytes)
     };
@@ -329,7 +330,7 @@ mod tests {
                 .iter()
                 .map(|architecture| Variant {
                     architecture: *architecture,
-                    layers: vec![tree.layer().unwrap()],
+                    layers: vec![tree.to_layer().unwrap()],
                 })
                 .collect(),
             entrypoint: &["/bin/sh"],

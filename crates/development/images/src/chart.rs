@@ -37,8 +37,8 @@ pub fn write_chart(directory: &Path, naming: &ImageNaming<'_>, out: &Path) -> Re
     add(&mut tree, directory, name, naming)?;
     let manifest = Manifest {
         config: (Blob::json(&metadata), CHART_CONFIG_MEDIA_TYPE),
-        layers: &[Blob::new(tree.compressed()?)],
-        layer_type: CHART_CONTENT_MEDIA_TYPE,
+        layers: &[Blob::new(tree.to_tar_gz()?)],
+        layer_media_type: CHART_CONTENT_MEDIA_TYPE,
     };
     let path = out.join("chart.tar");
     manifest.write(&naming.chart_name(name, version), &path)?;

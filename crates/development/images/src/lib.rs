@@ -23,7 +23,7 @@ pub use chart::write_chart;
 pub const BUSYBOX: &str = "/bin/busybox";
 
 /// User (`UID:GID`) of images that need no privileges.
-const UNPRIVILEGED: &str = "65532:65532";
+const UNPRIVILEGED_USER: &str = "65532:65532";
 
 /// Binaries of Ambit's images for one architecture.
 #[derive(Debug)]
@@ -78,12 +78,12 @@ impl ImageNaming<'_> {
 const IMAGES: [(&str, &str, &str); 5] = [
     ("agent", "/ambit-agent", ""),
     ("node-proxy", "/ambit-node-proxy", ""),
-    ("control", "/ambit-control", UNPRIVILEGED),
-    ("waypoint", "/ambit-waypoint", UNPRIVILEGED),
+    ("control", "/ambit-control", UNPRIVILEGED_USER),
+    ("waypoint", "/ambit-waypoint", UNPRIVILEGED_USER),
     ("tools", "/usr/bin/ambit", ""),
 ];
 
-/// Second program in the image of tools, besides `ambit`: servers and clients for pods.
+/// Name of the second program in the image `tools`, besides `ambit`. The program contains servers and clients for pods.
 const LAB_TOOL: &str = "ambit-lab-tool";
 
 /// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives'
@@ -100,11 +100,11 @@ pub fn write_images(
     fs::create_dir_all(out)?;
     let mut variants: [Vec<Variant>; IMAGES.len()] = Default::default();
     for binaries in binaries {
-        let contents = contents(binaries, out)?;
-        for (variants, tree) in variants.iter_mut().zip(contents.trees) {
+        let contents = collect_contents(binaries, out)?;
+        for (variants, tree) in variants.iter_mut().zip(contents.image_trees) {
             variants.push(Variant {
                 architecture: binaries.architecture,
-                layers: vec![contents.layer.clone(), tree.layer()?],
+                layers: vec![contents.base_layer.clone(), tree.to_layer()?],
             });
         }
     }
@@ -134,15 +134,15 @@ fn program_name(path: &str) -> &str {
 }
 
 /// Contents of the images for one architecture.
-struct Contents {
+struct ImageContents {
     /// Base layer that all images share.
-    layer: Blob,
+    base_layer: Blob,
     /// Files of each image besides those of the base layer, in the order of [`IMAGES`].
-    trees: Vec<LayerTree>,
+    image_trees: Vec<LayerTree>,
 }
 
 /// Collects the contents of the images for one architecture; stripped programs are written to `out`.
-fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
+fn collect_contents(binaries: &Binaries<'_>, out: &Path) -> Result<ImageContents> {
     let architecture = binaries.architecture;
     let directory = out.join("stripped");
     fs::create_dir_all(&directory)?;
@@ -176,7 +176,10 @@ fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
     }
     let layer = base_layer(architecture, &programs)?;
     fs::remove_dir_all(directory)?;
-    Ok(Contents { layer, trees })
+    Ok(ImageContents {
+        base_layer: layer,
+        image_trees: trees,
+    })
 }
 
 /// Adds Busybox with a link for each of its programs.
@@ -190,9 +193,9 @@ fn add_busybox(tree: &mut LayerTree, architecture: Architecture, busybox: &Path)
     Ok(())
 }
 
-/// Writes an image with files of other projects, given as pairs of paths in the image and on this machine, and the
-/// shared libraries that programs among them load. The first file is the entry point; `links` are symbolic links, each
-/// with its target.
+/// Writes an image with files of other projects, and with the shared libraries that its programs load. `files` has
+/// pairs of paths, in the image and on this machine. The first file is the entry point; `links` are symbolic links,
+/// each with its target.
 ///
 /// # Errors
 ///
@@ -217,7 +220,7 @@ pub fn write_file_image(
     }
     let image = Image {
         name,
-        variants: vec![Variant::native(vec![base, tree.layer()?])?],
+        variants: vec![Variant::native(vec![base, tree.to_layer()?])?],
         entrypoint: &[entrypoint],
         user,
     };
@@ -256,7 +259,7 @@ fn base_layer(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> 
     } else {
         tree.add_directory("/etc/ssl/certs", 0o755);
     }
-    tree.layer()
+    tree.to_layer()
 }
 
 /// Returns the paths of the shared libraries that the programs load, and of the dynamic loader.
@@ -295,7 +298,7 @@ pub fn strip_symbols(architecture: Architecture, from: &Path, to: &Path) -> Resu
     .with_context(|| format!("cannot strip {}; is it built?", from.display()))
 }
 
-/// Returns a command that runs a program of an architecture, by an emulator if this machine's is another one.
+/// Returns a command that runs a program of an architecture, with an emulator if this machine has another architecture.
 #[must_use]
 pub fn run_command(architecture: Architecture, program: &Path) -> Command {
     let mut words = architecture.emulator_command();

@@ -15,7 +15,7 @@ pub struct RecordedHeads(Arc<Mutex<Vec<String>>>);
 
 impl RecordedHeads {
     /// Returns the heads of the requests so far, in lower case.
-    pub fn all(&self) -> Vec<String> {
+    pub fn recorded(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
     }
 
@@ -26,7 +26,7 @@ impl RecordedHeads {
 
 impl Mesh {
     /// Handles each connection to a port of a pod by a function, until the pod or the test ends.
-    pub fn serve(
+    pub fn serve_connections(
         &self,
         pod: &str,
         port: u16,
@@ -50,11 +50,11 @@ impl Mesh {
     pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, RecordedHeads) {
         let heads = RecordedHeads::default();
         let noted = heads.clone();
-        let address = self.serve(pod, port, move |mut stream| {
+        let address = self.serve_connections(pod, port, move |mut stream| {
             let caller = stream.peer_addr()?.ip();
             while let Some(head) = read_head(&mut stream)? {
                 noted.push(head.to_ascii_lowercase());
-                stream.write_all(answer(caller).as_bytes())?;
+                stream.write_all(caller_response(caller).as_bytes())?;
             }
             Ok(())
         });
@@ -62,7 +62,7 @@ impl Mesh {
     }
 }
 
-fn answer(caller: IpAddr) -> String {
+fn caller_response(caller: IpAddr) -> String {
     let body = format!("called by {caller}\n");
     let length = body.len();
     format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")
@@ -110,7 +110,7 @@ impl RecordedRequests {
         Ok(())
     }
 
-    /// Returns the recorded requests whose heads begin with a text.
+    /// Returns the recorded requests whose heads begin with the text `begin`.
     pub fn requests_of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().expect("nobody panics with it");
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));

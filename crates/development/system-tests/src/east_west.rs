@@ -26,17 +26,17 @@ use tokio::{
 
 use crate::{HbonePeer, TIMEOUT};
 
-/// Header of the inner CONNECT alone, which names the network of the client.
+/// Header that names the client's network. Only the inner CONNECT has it.
 const FORWARDED_NETWORK_HEADER: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// Client in another network, its east-west gateway, and the waypoint to which both connect.
+/// Client in another network, its east-west gateway, and the waypoint to which the client connects through the gateway.
 #[derive(Clone)]
-struct Path {
+struct GatewayPath {
     lab: Client,
     client: Arc<WorkloadCert>,
     gateway: Arc<WorkloadCert>,
     /// Network namespace of the gateway's pod.
-    place: LabNetns,
+    gateway_netns: LabNetns,
     waypoint: (Identity, SocketAddr),
     authority: Uri,
 }
@@ -52,11 +52,11 @@ pub fn through_gateway(
     (identity, address): (&str, SocketAddr),
     authority: &str,
 ) -> io::Result<SocketAddr> {
-    let path = Path {
+    let path = GatewayPath {
         lab: client.mesh().client().clone(),
         client: client.cert().clone(),
         gateway: gateway.cert().clone(),
-        place: gateway.place().clone(),
+        gateway_netns: gateway.netns().clone(),
         waypoint: (identity.parse().expect("a SPIFFE id"), address),
         authority: authority.parse().expect("an authority"),
     };
@@ -76,17 +76,18 @@ pub fn through_gateway(
     Ok(near)
 }
 
-impl Path {
+impl GatewayPath {
     /// Forwards a connection through both tunnels, until either side closes it or a tunnel is rejected.
     async fn serve(self, mut stream: TcpStream) -> io::Result<()> {
         let (near, far) = tokio::io::duplex(64 << 10);
-        let gateway = tokio::spawn(self.clone().pass_on(far));
+        let gateway = tokio::spawn(self.clone().serve_as_gateway(far));
         let of_gateway = self.gateway.identity().clone();
-        let (outer, outer_driver) = self.tunnel(near, of_gateway, HeaderMap::new()).await?;
+        let (outer, outer_driver) = self.open_tunnel(near, of_gateway, HeaderMap::new()).await?;
         let mut headers = HeaderMap::new();
         headers.insert(FORWARDED_NETWORK_HEADER, HeaderValue::from_static("far"));
-        let (mut inner, inner_driver) =
-            self.tunnel(outer, self.waypoint.0.clone(), headers).await?;
+        let (mut inner, inner_driver) = self
+            .open_tunnel(outer, self.waypoint.0.clone(), headers)
+            .await?;
         let ended = copy_bidirectional(&mut stream, &mut inner).await;
         for task in [gateway, outer_driver, inner_driver] {
             task.abort();
@@ -95,7 +96,7 @@ impl Path {
     }
 
     /// Opens one tunnel with the client's certificate.
-    async fn tunnel(
+    async fn open_tunnel(
         &self,
         io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         server: Identity,
@@ -110,13 +111,13 @@ impl Path {
         let handshake = client::handshake(stream, &Settings::default()).await;
         let (client, driver) = handshake.map_err(io::Error::other)?;
         let driver = tokio::spawn(driver.run(|| ()));
-        let tunnel = client.tunnel(self.authority.clone(), headers).await;
+        let tunnel = client.open_tunnel(self.authority.clone(), headers).await;
         let (tunnel, _) = tunnel.map_err(io::Error::other)?;
         Ok((tunnel.into_io(), driver))
     }
 
     /// Serves as the gateway: terminates the outer tunnels, and connects their streams to the waypoint.
-    async fn pass_on(self, io: tokio::io::DuplexStream) {
+    async fn serve_as_gateway(self, io: tokio::io::DuplexStream) {
         let config = self.gateway.server_config().expect("a TLS configuration");
         let stream = tls::accept(io, config, TIMEOUT).await.expect("TLS");
         let (settings, never) = (Settings::default(), std::future::pending());
@@ -125,7 +126,7 @@ impl Path {
             assert_eq!(target, self.authority.to_string());
             let outer = incoming.accept(HeaderMap::new());
             let mut outer = outer.expect("a tunnel").into_io();
-            let waypoint = self.lab.dial(self.place.clone(), self.waypoint.1);
+            let waypoint = self.lab.dial(self.gateway_netns.clone(), self.waypoint.1);
             let waypoint = waypoint.expect("a connection from the gateway's pod");
             waypoint.set_nonblocking(true).expect("a socket");
             let mut waypoint = TcpStream::from_std(waypoint).expect("a socket");

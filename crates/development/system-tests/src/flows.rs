@@ -17,11 +17,11 @@ use crate::{Mesh, TIMEOUT};
 pub struct FlowsCommand {
     child: Child,
     events: Receiver<Value>,
-    seen: Vec<Value>,
+    received_events: Vec<Value>,
 }
 
 impl Mesh {
-    /// Starts `ambit flows -o json` with additional flags; returns when it reads this number of proxies.
+    /// Starts `ambit flows -o json` with additional flags; returns once it reads the events of this number of proxies.
     pub fn flows(&self, proxies: usize, flags: &[&str]) -> FlowsCommand {
         let lab = self.client().status().expect("the lab answers").name;
         let mut child = Command::new(built_binary("ambit"))
@@ -55,7 +55,7 @@ impl Mesh {
         FlowsCommand {
             child,
             events,
-            seen: Vec::new(),
+            received_events: Vec::new(),
         }
     }
 }
@@ -93,13 +93,16 @@ impl FlowsCommand {
         };
         let deadline = Instant::now() + TIMEOUT;
         loop {
-            if let Some(at) = self.seen.iter().position(matches) {
-                return self.seen.remove(at);
+            if let Some(at) = self.received_events.iter().position(matches) {
+                return self.received_events.remove(at);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
-                Ok(event) => self.seen.push(event),
-                Err(error) => panic!("{error}: no event with {fields:?} in {:#?}", self.seen),
+                Ok(event) => self.received_events.push(event),
+                Err(error) => panic!(
+                    "{error}: no event with {fields:?} in {:#?}",
+                    self.received_events
+                ),
             }
         }
     }
@@ -110,9 +113,9 @@ impl FlowsCommand {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {
-                Ok(event) => self.seen.push(event),
+                Ok(event) => self.received_events.push(event),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    return std::mem::take(&mut self.seen);
+                    return std::mem::take(&mut self.received_events);
                 }
             }
         }

@@ -11,9 +11,9 @@
 )]
 
 mod app;
+mod connection_attempts;
 mod east_west;
 mod flows;
-mod openings;
 mod peer;
 mod waypoints;
 
@@ -35,13 +35,13 @@ pub use ambit_lab::{
 pub use ambit_testkit::built_binary;
 
 pub use app::{RecordedHeads, RecordedRequests, answer_ok, read_head};
+pub use connection_attempts::ConnectionAttempts;
 pub use east_west::through_gateway;
 pub use flows::FlowsCommand;
-pub use openings::ConnectionAttempts;
 pub use peer::{HbonePeer, TunnelOutcome};
 pub use waypoints::{
-    GATEWAY, idle_pod, is_complete_response, until_through, with_gateway, with_waypoint,
-    with_waypoint_and,
+    GATEWAY, idle_pod, is_complete_response, wait_until_via_waypoint, with_gateway, with_waypoint,
+    with_waypoint_options,
 };
 
 /// Timeout of every operation, long enough for a busy machine.
@@ -59,8 +59,8 @@ pub struct Mesh {
     base: tempfile::TempDir,
 }
 
-/// Returns the default options of a test's lab: two nodes, IPv4, the mesh, and waypoints that bind at once, so that no
-/// request of a test bypasses them.
+/// Returns the default options of a test's lab: two nodes, IPv4, the mesh, and waypoints that attach to Services at
+/// once, so that no request of a test bypasses them.
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -106,12 +106,12 @@ impl Mesh {
         Self::up_with(manifests, options())
     }
 
-    /// Starts a lab as [`Self::up`] does, with other options.
+    /// Starts a lab like [`Self::up`], with other options.
     pub fn up_with(manifests: &str, mut options: Options) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the manifests");
         fs::write(
             directory.path().join("manifests.yaml"),
-            with_tools(manifests),
+            with_lab_tool_path(manifests),
         )
         .unwrap();
         options.manifests = directory.path().to_path_buf();
@@ -124,13 +124,13 @@ impl Mesh {
             manifests: directory,
             base,
         };
-        mesh.until("all pods ready", |status| {
+        mesh.wait_for_status("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
         });
         mesh
     }
 
-    /// Returns the lab's directory.
+    /// Returns the directory of the lab's state.
     fn directory(&self) -> &Path {
         self.base.path()
     }
@@ -144,7 +144,7 @@ impl Mesh {
     pub fn apply(&self, file: &str, manifests: &str) {
         // Renamed into place, as editors and kubectl-like tools do.
         let scratch = self.manifests.path().join(format!(".{file}.new"));
-        fs::write(&scratch, with_tools(manifests)).unwrap();
+        fs::write(&scratch, with_lab_tool_path(manifests)).unwrap();
         fs::rename(scratch, self.manifests.path().join(format!("{file}.yaml"))).unwrap();
     }
 
@@ -165,7 +165,7 @@ impl Mesh {
     }
 
     /// Waits until the lab's status satisfies `condition`, and returns the status.
-    pub fn until(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
+    pub fn wait_for_status(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
         match self
             .client
             .wait_until(TIMEOUT, condition)
@@ -179,19 +179,19 @@ impl Mesh {
         }
     }
 
-    /// Waits until a pod is captured, or is no longer captured.
-    pub fn until_captured(&self, pod: &str, captured: bool) {
-        self.until(&format!("{pod} captured: {captured}"), |status| {
+    /// Waits until a pod is captured (`captured`), or is no longer captured.
+    pub fn wait_until_captured(&self, pod: &str, captured: bool) {
+        self.wait_for_status(&format!("{pod} captured: {captured}"), |status| {
             // The agent reports a new pod before the lab knows that its network is ready.
             let stands = |pod: &PodStatus| !captured || !pod.ips.is_empty();
-            find(status, pod).is_some_and(|pod| pod.captured == captured && stands(pod))
+            find_pod(status, pod).is_some_and(|pod| pod.captured == captured && stands(pod))
         });
     }
 
     /// Returns a pod's status.
     pub fn pod(&self, name: &str) -> PodStatus {
         let status = self.client.status().expect("the lab answers");
-        find(&status, name)
+        find_pod(&status, name)
             .unwrap_or_else(|| panic!("no pod {name} in {status:#?}"))
             .clone()
     }
@@ -260,9 +260,9 @@ impl Mesh {
     }
 
     /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a denial by a policy,
-    /// which must be in the access log. Any other failure is not accepted.
+    /// which must be in the access log. Any other failure panics.
     #[track_caller]
-    pub fn until_get<'a>(
+    pub fn wait_for_get<'a>(
         &self,
         pod: &str,
         url: &str,
@@ -282,9 +282,7 @@ impl Mesh {
         loop {
             let answer = self.get(pod, url);
             // Logs are written after the response: the next attempt may find the line.
-            if expected.matches(answer.connection_ending())
-                && (before.is_none() || denials() > before)
-            {
+            if expected.matches(answer.get_outcome()) && (before.is_none() || denials() > before) {
                 return answer;
             }
             assert!(
@@ -310,14 +308,14 @@ impl Mesh {
             .client
             .dial(place, address)
             .map_err(|error| std::io::Error::other(error.to_string()))?;
-        EchoConnection::over(stream)
+        EchoConnection::from_stream(stream)
     }
 
     /// Returns the first address of a service, found by the beginning of its host name, with a port. Waits until the
     /// proxy of the first node knows the service.
-    pub fn service(&self, host: &str, port: u16) -> SocketAddr {
+    pub fn service_address(&self, host: &str, port: u16) -> SocketAddr {
         let mut address = None;
-        until(&format!("the service {host} is known"), || {
+        wait_until(&format!("the service {host} is known"), || {
             address = self.known_service(host);
             address.is_some()
         });
@@ -341,13 +339,13 @@ impl Mesh {
     }
 
     /// Captures the packets between the nodes, and searches them for markers that must not be readable.
-    pub fn watch(&self, markers: &[&str]) -> Capture {
-        self.watch_at(LabNetns::Fabric, markers)
+    pub fn capture_between_nodes(&self, markers: &[&str]) -> Capture {
+        self.capture_in(LabNetns::Fabric, markers)
     }
 
     /// Captures the packets in a network namespace (a node's with all its pods, or a pod's with its loopback), and
     /// searches them for markers.
-    pub fn watch_at(&self, place: LabNetns, markers: &[&str]) -> Capture {
+    pub fn capture_in(&self, place: LabNetns, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
             .map(|marker| marker.as_bytes().to_vec())
@@ -360,7 +358,7 @@ impl Mesh {
     /// Kills a daemon of the mesh (SIGKILL), once it runs.
     pub fn kill(&self, name: &str, node: Option<&str>) {
         let daemon = name.trim_end_matches("-worker");
-        self.until(&format!("{name} of {node:?} runs"), |status| {
+        self.wait_for_status(&format!("{name} of {node:?} runs"), |status| {
             status
                 .daemons
                 .iter()
@@ -371,37 +369,38 @@ impl Mesh {
             .expect("a running process can be killed");
     }
 
-    /// Suspends a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not respond.
+    /// Suspends a daemon (SIGSTOP) until the value is dropped: the kernel still accepts connections to the daemon's
+    /// sockets, but the daemon does not respond.
     #[must_use]
     pub fn suspend(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
         self.client
-            .hang(name, node, true)
+            .set_suspended(name, node, true)
             .expect("a running process can be stopped");
         let mesh = self;
         SuspendedDaemon { mesh, name, node }
     }
 
     /// Waits until a pod gets a response from an echo server.
-    pub fn until_answered(&self, from: &str, address: SocketAddr) {
-        until(&format!("{address} answers {from}"), || {
-            self.answers(from, address)
+    pub fn wait_until_echoed(&self, from: &str, address: SocketAddr) {
+        wait_until(&format!("{address} answers {from}"), || {
+            self.is_echoed(from, address)
         });
     }
 
     /// Returns whether a pod gets a response from an echo server.
-    fn answers(&self, from: &str, address: SocketAddr) -> bool {
+    fn is_echoed(&self, from: &str, address: SocketAddr) -> bool {
         self.dial(from, address)
             .is_ok_and(|mut echo| echo.exchange_line("probe").is_ok())
     }
 
-    /// Waits until new connections of pods carry only TLS: capture is active at once, but every client's proxy must
-    /// also have received that the server supports HBONE.
-    pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
-        until(
+    /// Waits until new connections from a pod to the address carry only TLS. Capture takes effect at once, but each
+    /// client's proxy must also have received that the server supports HBONE.
+    pub fn wait_until_only_tls(&self, from: &str, address: SocketAddr) {
+        wait_until(
             &format!("new connections from {from} to {address} are HBONE"),
             || {
-                let wire = self.watch(&[]);
-                let answered = self.answers(from, address);
+                let wire = self.capture_between_nodes(&[]);
+                let answered = self.is_echoed(from, address);
                 let reports = wire.finish().reports();
                 answered && !reports.iter().any(|report| report.server == address)
             },
@@ -432,9 +431,9 @@ impl Mesh {
     }
 
     /// Waits until a node's node proxy has received from the control plane that a pod supports `protocol`.
-    pub fn until_known_as(&self, node: &str, pod: &str, protocol: &str) {
+    pub fn wait_until_protocol_known(&self, node: &str, pod: &str, protocol: &str) {
         let (namespace, name) = pod.split_once('/').expect("namespace/name");
-        until(&format!("{node}'s proxy knows {pod} by {protocol}"), || {
+        wait_until(&format!("{node}'s proxy knows {pod} by {protocol}"), || {
             let dump = self.proxy_dump(node);
             let workloads = dump.get("workloads").and_then(|all| all.as_array());
             let mut workloads = workloads.into_iter().flatten();
@@ -481,7 +480,7 @@ impl Mesh {
     }
 }
 
-/// Result of running `ambit`.
+/// Exit code and output of a run of `ambit`.
 #[derive(Debug)]
 pub struct CommandOutput {
     /// Exit code of the program.
@@ -501,7 +500,7 @@ pub struct SuspendedDaemon<'a> {
 impl Drop for SuspendedDaemon<'_> {
     fn drop(&mut self) {
         let Self { mesh, name, node } = self;
-        if let Err(error) = mesh.client.hang(name, *node, false) {
+        if let Err(error) = mesh.client.set_suspended(name, *node, false) {
             eprintln!("{name} of {node:?} may still hang: {error}");
         }
     }
@@ -518,7 +517,7 @@ impl Drop for Mesh {
     }
 }
 
-/// Result of a `GET` by curl.
+/// Exit code and output of a `GET` by curl.
 #[derive(Debug)]
 pub struct CommandResponse {
     /// Exit code of curl; 0 for success.
@@ -541,7 +540,7 @@ impl CommandResponse {
     }
 
     /// Returns the outcome: the response, or the kind of failure.
-    pub fn connection_ending(&self) -> GetOutcome {
+    pub fn get_outcome(&self) -> GetOutcome {
         GetOutcome::from_exit_code(self.code)
     }
 
@@ -549,16 +548,15 @@ impl CommandResponse {
     /// error or a client that does not run is not a refusal.
     #[track_caller]
     pub fn assert_refused(&self) {
-        let refused =
-            [GetOutcome::Refused, GetOutcome::TimedOut].contains(&self.connection_ending());
-        assert!(refused || self.connection_ending().is_cut(), "{self:?}");
+        let refused = [GetOutcome::Refused, GetOutcome::TimedOut].contains(&self.get_outcome());
+        assert!(refused || self.get_outcome().is_terminated(), "{self:?}");
     }
 
     /// Fails the test unless the connection was established and then reset, as the mesh does with
     /// denied connections.
     #[track_caller]
     pub fn assert_terminated(&self) {
-        assert!(self.connection_ending().is_cut(), "{self:?}");
+        assert!(self.get_outcome().is_terminated(), "{self:?}");
     }
 }
 
@@ -572,7 +570,7 @@ impl EchoConnection {
     /// # Errors
     ///
     /// When the connection is closed already.
-    pub fn over(stream: TcpStream) -> std::io::Result<Self> {
+    pub fn from_stream(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         Ok(Self(stream))
     }
@@ -615,7 +613,7 @@ impl EchoConnection {
     /// Waits until the other side has closed or reset the connection. A connection that stays open without data fails
     /// the test.
     #[track_caller]
-    pub fn until_closed(&mut self) {
+    pub fn wait_until_closed(&mut self) {
         let deadline = Instant::now() + TIMEOUT;
         let error = loop {
             match self.exchange_line("still there?") {
@@ -660,7 +658,7 @@ pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
 }
 
 /// Finds the pod `namespace/name` in the lab's status; the name may be its Deployment's.
-pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
+pub fn find_pod<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     status.pods.iter().find(|pod| {
         pod.namespace == namespace
@@ -670,11 +668,11 @@ pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
 
 /// Waits until `condition` holds; panics with `what` at the timeout.
 #[track_caller]
-pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    ambit_testkit::until_within(TIMEOUT, what, condition);
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    ambit_testkit::wait_until_within(TIMEOUT, what, condition);
 }
 
 /// Replaces `$LAB_TOOL` in manifests by the path of the program that pods run.
-fn with_tools(manifests: &str) -> String {
+fn with_lab_tool_path(manifests: &str) -> String {
     manifests.replace("$LAB_TOOL", &built_binary(LAB_TOOL).to_string_lossy())
 }

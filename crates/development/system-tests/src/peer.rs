@@ -12,7 +12,7 @@ use ambit_control_channel::{CallMetadata, ChannelConfig, RootCa, TokenSource, cr
 use ambit_hbone::{Settings, TunnelError, client, tls};
 use ambit_lab::LabNetns;
 use ambit_model::Identity;
-use ambit_testkit::{Pki, certificate_response_by, revoke_by};
+use ambit_testkit::{Pki, csr_response_from_files, revoke_with_ca_files};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use tokio::{
@@ -20,17 +20,17 @@ use tokio::{
     runtime::Runtime,
 };
 
-use crate::{Mesh, TIMEOUT, find};
+use crate::{Mesh, TIMEOUT, find_pod};
 
 /// Address and port of the control plane in a lab.
 const CONTROL_PLANE_ADDRESS: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
-/// Time without data after which a server's response counts as complete.
+/// Time without data after which the client considers a server's response complete.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Outcome of opening a tunnel.
+/// Outcome of opening an HBONE tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TunnelOutcome {
-    /// The connection failed, or ended before the tunnel was established; with the error.
+    /// The connection failed, or ended before the tunnel was established. The text is the error.
     Failed(String),
     /// The CONNECT request was rejected with this status.
     Refused(u16),
@@ -45,17 +45,17 @@ impl TunnelOutcome {
     }
 }
 
-/// HBONE client: a certificate, and the pod in which it is used.
+/// HBONE client that runs in a pod with a certificate of its own.
 pub struct HbonePeer<'a> {
     mesh: &'a Mesh,
-    place: LabNetns,
+    netns: LabNetns,
     cert: Arc<WorkloadCert>,
     runtime: Runtime,
 }
 
 impl std::fmt::Debug for HbonePeer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} in {:?}", self.cert.identity(), self.place)
+        write!(f, "{} in {:?}", self.cert.identity(), self.netns)
     }
 }
 
@@ -68,17 +68,17 @@ impl<'a> HbonePeer<'a> {
     /// Creates a client in a pod with a certificate for the pod's own service account, requested from the mesh's CA by
     /// the pod's token. Waits for the pod, which the control plane may not know yet.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
-        mesh.until(&format!("{pod} is there"), |status| {
-            find(status, pod).is_some_and(|pod| pod.ready)
+        mesh.wait_for_status(&format!("{pod} is there"), |status| {
+            find_pod(status, pod).is_some_and(|pod| pod.ready)
         });
         let account = mesh.pod(pod).service_account;
         let (namespace, _) = pod.split_once('/').expect("namespace/name");
         let identity = Identity::new("cluster.local", namespace, account);
-        let token = in_lab(mesh, pod, "pods/$AMBIT_POD_UID/token");
+        let token = read_pod_file(mesh, pod, "pods/$AMBIT_POD_UID/token");
         let runtime = runtime();
-        let fetched = runtime.block_on(fetch(mesh, &identity, token.trim()));
+        let fetched = runtime.block_on(fetch_certificate(mesh, &identity, token.trim()));
         Self {
-            place: LabNetns::Pod(pod.to_owned()),
+            netns: LabNetns::Pod(pod.to_owned()),
             cert: Arc::new(fetched),
             runtime,
             mesh,
@@ -86,9 +86,9 @@ impl<'a> HbonePeer<'a> {
     }
 
     /// Returns a client with the same certificate in another pod.
-    pub fn moved_to(&self, pod: &str) -> Self {
+    pub fn in_pod(&self, pod: &str) -> Self {
         Self {
-            place: LabNetns::Pod(pod.to_owned()),
+            netns: LabNetns::Pod(pod.to_owned()),
             cert: Arc::clone(&self.cert),
             runtime: runtime(),
             mesh: self.mesh,
@@ -96,7 +96,7 @@ impl<'a> HbonePeer<'a> {
     }
 
     /// Creates a client whose certificate for any identity is signed by another CA. It trusts the mesh's roots.
-    pub fn foreign(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
+    pub fn with_foreign_ca(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
         Self::signed_by(mesh, pod, identity, Some(&Pki::new()))
     }
 
@@ -106,18 +106,18 @@ impl<'a> HbonePeer<'a> {
         let identity: Identity = identity.parse().expect("a SPIFFE id");
         let request = CertificateRequest::new(&identity).expect("a request");
         let day = Duration::from_secs(86_400);
-        let of_mesh = |file: &str| in_lab(mesh, "shop/client", &format!("ca/{file}"));
+        let of_mesh = |file: &str| read_pod_file(mesh, "shop/client", &format!("ca/{file}"));
         let mut answer = match authority {
-            Some(pki) => pki.certificate_response(&request.pem, &identity, day),
-            None => certificate_response_by(of_mesh, &request.pem, &identity),
+            Some(pki) => pki.csr_response(&request.pem, &identity, day),
+            None => csr_response_from_files(of_mesh, &request.pem, &identity),
         };
         if let Some(roots) = answer.last_mut() {
-            roots.push_str(&in_lab(mesh, "shop/client", "root-cert.pem"));
+            roots.push_str(&read_pod_file(mesh, "shop/client", "root-cert.pem"));
         }
         let settings = TlsSettings::default();
         let cert = WorkloadCert::from_response(&settings, &identity, request.key, &answer);
         Self {
-            place: LabNetns::Pod(pod.to_owned()),
+            netns: LabNetns::Pod(pod.to_owned()),
             cert: Arc::new(cert.expect("a certificate")),
             runtime: runtime(),
             mesh,
@@ -128,8 +128,8 @@ impl<'a> HbonePeer<'a> {
         self.mesh
     }
 
-    pub(crate) fn place(&self) -> &LabNetns {
-        &self.place
+    pub(crate) fn netns(&self) -> &LabNetns {
+        &self.netns
     }
 
     pub(crate) fn cert(&self) -> &Arc<WorkloadCert> {
@@ -137,13 +137,13 @@ impl<'a> HbonePeer<'a> {
     }
 
     /// Returns a CRL that revokes the client's certificate, signed by the lab's CA.
-    pub fn revocation(&self) -> String {
-        let read = |file: &str| in_lab(self.mesh, "shop/client", &format!("ca/{file}"));
-        revoke_by(read, &self.cert)
+    pub fn revocation_list(&self) -> String {
+        let read = |file: &str| read_pod_file(self.mesh, "shop/client", &format!("ca/{file}"));
+        revoke_with_ca_files(read, &self.cert)
     }
 
     /// Opens a tunnel through the server with this identity and address, and closes it once it is established.
-    pub fn open(&self, server: (&str, SocketAddr), authority: &str) -> TunnelOutcome {
+    pub fn open_tunnel(&self, server: (&str, SocketAddr), authority: &str) -> TunnelOutcome {
         self.call(server, authority, &[], None)
     }
 
@@ -175,7 +175,7 @@ impl<'a> HbonePeer<'a> {
             all.append(HeaderName::from_static(name), value);
         }
         let work = async {
-            let stream = self.mesh.client().dial(self.place.clone(), address);
+            let stream = self.mesh.client().dial(self.netns.clone(), address);
             let stream = stream.map_err(|error| TunnelOutcome::Failed(error.to_string()))?;
             stream.set_nonblocking(true).expect("a socket");
             let stream = tokio::net::TcpStream::from_std(stream).expect("a socket");
@@ -206,7 +206,7 @@ impl<'a> HbonePeer<'a> {
             .await
             .map_err(|error| cut(&error))?;
         let driver = tokio::spawn(driver.run(|| ()));
-        let opened = client.tunnel(authority, headers).await;
+        let opened = client.open_tunnel(authority, headers).await;
         let (tunnel, _) = opened.map_err(|error| match error {
             TunnelError::Status(status) => TunnelOutcome::Refused(status.as_u16()),
             other => cut(&other),
@@ -231,18 +231,18 @@ impl<'a> HbonePeer<'a> {
 }
 
 /// Returns a file of the lab's private directory, which a process of the pod reads.
-fn in_lab(mesh: &Mesh, pod: &str, file: &str) -> String {
+fn read_pod_file(mesh: &Mesh, pod: &str, file: &str) -> String {
     let run = mesh.directory().join("*/run").display().to_string();
     mesh.run(pod, &["sh", "-c", &format!("cat {run}/{file}")])
 }
 
-async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
+async fn fetch_certificate(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     // The product's client opens connections itself, while the lab is in separate namespaces.
-    let near = forward(mesh, CONTROL_PLANE_ADDRESS.into()).expect("a local listener");
+    let near = start_forwarder(mesh, CONTROL_PLANE_ADDRESS.into()).expect("a local listener");
     let settings = TlsSettings::default();
     let config = ChannelConfig {
         address: format!("https://localhost:{}", near.port()),
-        roots: RootCa::Pem(in_lab(mesh, "shop/client", "root-cert.pem")),
+        roots: RootCa::Pem(read_pod_file(mesh, "shop/client", "root-cert.pem")),
         alternative_name: Some(SocketAddr::from(CONTROL_PLANE_ADDRESS).ip().to_string()),
         tls: settings.clone(),
     };
@@ -259,7 +259,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
 }
 
 /// Returns a local address that forwards connections to an address in the lab.
-fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
+fn start_forwarder(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = listener.local_addr()?;
     let client = mesh.client().clone();

@@ -1,8 +1,8 @@
-//! Lab whose namespace `shop` has a waypoint.
+//! Starts labs whose namespace `shop` has a waypoint.
 
 use ambit_lab::Options;
 
-use crate::{CLIENT_AND_SERVER, Mesh, options, until};
+use crate::{CLIENT_AND_SERVER, Mesh, options, wait_until};
 
 /// Manifest of the Gateway `shop/waypoint`.
 pub const GATEWAY: &str = "
@@ -31,33 +31,33 @@ spec:
     )
 }
 
-/// Starts a mesh of [`CLIENT_AND_SERVER`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's address once
-/// the clients' node proxies know the waypoint.
+/// Starts a mesh of [`CLIENT_AND_SERVER`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's
+/// address once the clients' node proxies know the waypoint.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
-    with_waypoint_and(more, options())
+    with_waypoint_options(more, options())
 }
 
-/// Starts a mesh as [`with_waypoint`] does, with other options.
-pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
+/// Starts a mesh like [`with_waypoint`], with other options.
+pub fn with_waypoint_options(more: &str, options: Options) -> (Mesh, String) {
     with_gateway(GATEWAY, more, options)
 }
 
-/// Starts a mesh as [`with_waypoint_and`] does, with another Gateway `shop/waypoint` than [`GATEWAY`].
+/// Starts a mesh like [`with_waypoint_options`], with another Gateway `shop/waypoint` than [`GATEWAY`].
 pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
     let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     for client in ["shop/client", "legacy/client"] {
-        until_through(&mesh, &address, client, &direct);
+        wait_until_via_waypoint(&mesh, &address, client, &direct);
     }
-    until_through(&mesh, &address, "shop/client", "http://server.shop/");
+    wait_until_via_waypoint(&mesh, &address, "shop/client", "http://server.shop/");
     (mesh, address)
 }
 
 /// Waits until requests of the client for `url` reach the server from the waypoint.
 #[track_caller]
-pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
-    until("requests go through the waypoint", || {
+pub fn wait_until_via_waypoint(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
+    wait_until("requests go through the waypoint", || {
         let answer = mesh.get(client, url);
         answer.succeeded() && answer.body.contains(&format!("called by {waypoint}"))
     });

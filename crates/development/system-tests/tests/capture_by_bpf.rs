@@ -1,6 +1,6 @@
 //! Tests pods that BPF programs capture, with the real agent and proxy, and those that get rules instead.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, Options, assert_only_tls, options, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, Options, assert_only_tls, options, wait_until};
 
 const DNS_CAPTURING: &str = "---
 apiVersion: v1
@@ -43,7 +43,7 @@ fn programs_capture_pods_whose_traffic_is_encrypted() {
         let report = report(&mesh, pod);
         assert!(report.contains("captured by BPF programs"), "{report}");
     }
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     for _ in 0..3 {
         assert!(mesh.get("shop/client", &url).succeeded());
@@ -59,12 +59,12 @@ fn programs_capture_pods_whose_traffic_is_encrypted() {
 fn pods_stay_captured_while_agent_and_proxy_restart() {
     let mesh = Mesh::up_with(CLIENT_AND_SERVER, by_bpf());
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     for daemon in ["agent", "proxy"] {
         for node in ["node-1", "node-2"] {
             mesh.kill(daemon, Some(node));
         }
-        until("requests succeed again", || {
+        wait_until("requests succeed again", || {
             mesh.get("shop/client", &url).succeeded()
         });
     }

@@ -9,8 +9,8 @@ use ambit_system_tests::{
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// Simulated clocks of the node proxies, each set by a file. The processes are the real ones; their monotonic clocks
-/// are correct.
+/// Simulated clocks of the node proxies, each set by a file. Only the wall clocks of the proxies are simulated, not
+/// their monotonic clocks.
 struct NodeClocks(tempfile::TempDir);
 
 impl NodeClocks {
@@ -27,8 +27,12 @@ impl NodeClocks {
                 clocks.file(node).display(),
                 built_binary("ambit-node-proxy").display()
             );
-            fs::write(clocks.proxy(node), script).unwrap();
-            fs::set_permissions(clocks.proxy(node), fs::Permissions::from_mode(0o755)).unwrap();
+            fs::write(clocks.proxy_wrapper(node), script).unwrap();
+            fs::set_permissions(
+                clocks.proxy_wrapper(node),
+                fs::Permissions::from_mode(0o755),
+            )
+            .unwrap();
         }
         clocks
     }
@@ -44,14 +48,14 @@ impl NodeClocks {
         self.0.path().join(format!("{node}.clock"))
     }
 
-    fn proxy(&self, node: &str) -> PathBuf {
+    fn proxy_wrapper(&self, node: &str) -> PathBuf {
         self.0.path().join(node)
     }
 
     fn mesh(&self) -> Mesh {
         let mut options = options();
         options.node_proxies =
-            BTreeMap::from(NODES.map(|node| (node.to_owned(), self.proxy(node))));
+            BTreeMap::from(NODES.map(|node| (node.to_owned(), self.proxy_wrapper(node))));
         Mesh::up_with(CLIENT_AND_SERVER, options)
     }
 }
@@ -60,23 +64,23 @@ impl NodeClocks {
 fn nodes_with_clocks_three_minutes_apart_trust_each_other() {
     let clocks = NodeClocks::new(["+90s", "-90s"]);
     let mesh = clocks.mesh();
-    let wire = mesh.watch(&["plain-marker"]);
-    mesh.until_get("shop/client", "http://server/", true);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
+    mesh.wait_for_get("shop/client", "http://server/", true);
     let captured = ["shop/client", "shop/server"].map(|pod| mesh.ip(pod));
     assert_only_tls(&wire.finish(), &captured);
 }
 
 #[test]
 fn node_with_a_clock_days_behind_serves_once_corrected() {
-    correct_clock("-2d", "certificate not valid yet");
+    test_clock_correction("-2d", "certificate not valid yet");
 }
 
 #[test]
 fn node_with_a_clock_days_ahead_serves_once_it_is_corrected() {
-    correct_clock("+2d", "certificate expired");
+    test_clock_correction("+2d", "certificate expired");
 }
 
-fn correct_clock(offset: &str, complaint: &str) {
+fn test_clock_correction(offset: &str, complaint: &str) {
     let clocks = NodeClocks::new(["+0s", offset]);
     let mesh = clocks.mesh();
     mesh.get("shop/client", "http://server/")
@@ -88,5 +92,5 @@ fn correct_clock(offset: &str, complaint: &str) {
     let text = mesh.client().log_text(log).unwrap();
     assert!(text.contains(complaint), "{text}");
     clocks.set("node-2", "+0s");
-    mesh.until_get("shop/client", "http://server/", true);
+    mesh.wait_for_get("shop/client", "http://server/", true);
 }

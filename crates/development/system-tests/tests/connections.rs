@@ -1,5 +1,5 @@
-//! Connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts,
-//! and endpoints that accept no connections.
+//! Tests of connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and
+//! endpoints that accept no connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    LabNetns, Mesh, TIMEOUT, idle_pod, is_complete_response, read_head, until, with_waypoint,
+    LabNetns, Mesh, TIMEOUT, idle_pod, is_complete_response, read_head, wait_until, with_waypoint,
 };
 use http::{Request, Response};
 
@@ -101,16 +101,16 @@ fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
 }
 
 /// Runs an application that first sends its pod's name, and then echoes.
-fn greets(mesh: &Mesh, pod: &'static str) {
-    mesh.serve(&format!("shop/{pod}"), 8092, move |mut stream| {
+fn serve_greeting(mesh: &Mesh, pod: &'static str) {
+    mesh.serve_connections(&format!("shop/{pod}"), 8092, move |mut stream| {
         stream.write_all(pod.as_bytes())?;
         let mut reader = stream.try_clone()?;
         std::io::copy(&mut reader, &mut stream).map(drop)
     });
 }
 
-/// Opens a connection; returns it with the name that the pod sent first.
-fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
+/// Opens a connection, and returns the connection with the pod name that the application sent first.
+fn dial_greeting(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
     // Not every application sends first.
     let soon = Some(Duration::from_secs(5));
@@ -129,14 +129,14 @@ fn echoes(stream: &mut TcpStream) -> bool {
 #[test]
 fn tcp_connections_are_limited_and_timed_out_by_rule() {
     let mesh = mesh(&[SERVER_A, SERVER_B]);
-    greets(&mesh, "a");
-    greets(&mesh, "b");
-    let many = mesh.service("many.shop.svc", 90);
-    until("both answer", || greeted(&mesh, many).is_some());
+    serve_greeting(&mesh, "a");
+    serve_greeting(&mesh, "b");
+    let many = mesh.service_address("many.shop.svc", 90);
+    wait_until("both answer", || dial_greeting(&mesh, many).is_some());
     apply(&mesh, "{connectionPool: {tcp: {maxConnections: 1}}}");
-    until("a second connection is refused", || {
-        let first = greeted(&mesh, many);
-        first.is_some() && greeted(&mesh, many).is_none()
+    wait_until("a second connection is refused", || {
+        let first = dial_greeting(&mesh, many);
+        first.is_some() && dial_greeting(&mesh, many).is_none()
     });
     let overflows = "ambit_destination_overflows_total";
     assert!(
@@ -144,11 +144,13 @@ fn tcp_connections_are_limited_and_timed_out_by_rule() {
         "{overflows}: {}",
         metrics(&mesh)
     );
-    until("one is let in again", || greeted(&mesh, many).is_some());
+    wait_until("one is let in again", || {
+        dial_greeting(&mesh, many).is_some()
+    });
     // The idle timeout closes a silent connection, but not one with a byte now and then.
     apply(&mesh, "{connectionPool: {tcp: {idleTimeout: 1s}}}");
-    until("a silent connection ends", || {
-        let Some((mut stream, _)) = greeted(&mesh, many) else {
+    wait_until("a silent connection ends", || {
+        let Some((mut stream, _)) = dial_greeting(&mesh, many) else {
             return false;
         };
         stream
@@ -161,7 +163,7 @@ fn tcp_connections_are_limited_and_timed_out_by_rule() {
                 .contains(&error.kind()),
         }
     });
-    let (mut talks, _) = greeted(&mesh, many).unwrap();
+    let (mut talks, _) = dial_greeting(&mesh, many).unwrap();
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(2500) {
         assert!(echoes(&mut talks), "ended after {:?}", began.elapsed());
@@ -170,8 +172,8 @@ fn tcp_connections_are_limited_and_timed_out_by_rule() {
         &mesh,
         "{connectionPool: {tcp: {maxConnectionDuration: 1s}}}",
     );
-    until("a connection that talks ends", || {
-        let Some((mut talks, _)) = greeted(&mesh, many) else {
+    wait_until("a connection that talks ends", || {
+        let Some((mut talks, _)) = dial_greeting(&mesh, many) else {
             return false;
         };
         let began = Instant::now();
@@ -187,18 +189,18 @@ fn tcp_connections_are_limited_and_timed_out_by_rule() {
 #[test]
 fn endpoint_without_connections_is_ejected() {
     let mesh = mesh(&[SERVER_A, SERVER_B]);
-    greets(&mesh, "a");
-    let front = mesh.service("front.shop.svc", 90);
+    serve_greeting(&mesh, "a");
+    let front = mesh.service_address("front.shop.svc", 90);
     mesh.apply("route", TCP_ROUTE);
     apply(
         &mesh,
         "{outlierDetection: {consecutive5xxErrors: 2, baseEjectionTime: 60s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}",
     );
-    until("connections go to the one that takes them", || {
-        greeted(&mesh, front).is_some_and(|(_, name)| name == b'a')
+    wait_until("connections go to the one that takes them", || {
+        dial_greeting(&mesh, front).is_some_and(|(_, name)| name == b'a')
     });
-    until("the other one is ejected", || {
-        let _greeted = greeted(&mesh, front);
+    wait_until("the other one is ejected", || {
+        let _greeted = dial_greeting(&mesh, front);
         has_metric(
             &mesh,
             "ambit_endpoint_ejections_total",
@@ -210,7 +212,7 @@ fn endpoint_without_connections_is_ejected() {
         "istio_tcp_connections_opened_total",
         "istio_tcp_sent_bytes_total",
     ] {
-        until(&format!("{name} names the destination"), || {
+        wait_until(&format!("{name} names the destination"), || {
             has_metric(&mesh, name, &labels)
         });
     }
@@ -221,7 +223,7 @@ fn endpoint_without_connections_is_ejected() {
 fn fail_connections(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
     let [connections, requests] = counts.clone();
-    mesh.serve(&format!("shop/{pod}"), 8090, move |mut stream| {
+    mesh.serve_connections(&format!("shop/{pod}"), 8090, move |mut stream| {
         let mut is_first = true;
         while read_head(&mut stream)?.is_some() {
             if std::mem::take(&mut is_first) {
@@ -243,7 +245,11 @@ fn ask(mesh: &Mesh, address: SocketAddr) -> String {
 }
 
 /// Sends five requests; returns by how much the application's counters have increased.
-fn open_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
+fn count_five_requests(
+    mesh: &Mesh,
+    address: SocketAddr,
+    counts: &[Arc<AtomicUsize>; 2],
+) -> [usize; 2] {
     let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
     let before = now();
     for _ in 0..5 {
@@ -258,35 +264,37 @@ fn open_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -
 fn requests_per_connection_and_retry_budget_are_enforced() {
     let mesh = mesh(&[SERVER_A]);
     let counts = fail_connections(&mesh, "a");
-    let many = mesh.service("many.shop.svc", 80);
-    until("it answers", || ask(&mesh, many).ends_with("fail"));
-    until("connections are kept", || {
-        open_five(&mesh, many, &counts) == [0, 5]
+    let many = mesh.service_address("many.shop.svc", 80);
+    wait_until("it answers", || ask(&mesh, many).ends_with("fail"));
+    wait_until("connections are kept", || {
+        count_five_requests(&mesh, many, &counts) == [0, 5]
     });
     apply(
         &mesh,
         "{connectionPool: {http: {maxRequestsPerConnection: 1}}}",
     );
-    until("each request has its own", || {
-        open_five(&mesh, many, &counts) == [5, 5]
+    wait_until("each request has its own", || {
+        count_five_requests(&mesh, many, &counts) == [5, 5]
     });
     apply(
         &mesh,
         "{connectionPool: {http: {maxRequestsPerConnection: 2}}}",
     );
-    until("each has two", || {
-        [2, 3].contains(&open_five(&mesh, many, &counts)[0])
+    wait_until("each has two", || {
+        [2, 3].contains(&count_five_requests(&mesh, many, &counts)[0])
     });
     apply(
         &mesh,
         "{connectionPool: {tcp: {maxConnectionDuration: 1ms}}}",
     );
-    until("none lasts", || open_five(&mesh, many, &counts) == [5, 5]);
-    mesh.apply("route", RETRIES);
-    until("each is tried three times", || {
-        open_five(&mesh, many, &counts)[1] == 15
+    wait_until("none lasts", || {
+        count_five_requests(&mesh, many, &counts) == [5, 5]
     });
-    until("what was tried in vain is flagged", || {
+    mesh.apply("route", RETRIES);
+    wait_until("each is tried three times", || {
+        count_five_requests(&mesh, many, &counts)[1] == 15
+    });
+    wait_until("what was tried in vain is flagged", || {
         has_metric(
             &mesh,
             "istio_requests_total",
@@ -294,8 +302,8 @@ fn requests_per_connection_and_retry_budget_are_enforced() {
         )
     });
     apply(&mesh, "{retryBudget: {percent: 0, minRetryConcurrency: 0}}");
-    until("nothing is tried again", || {
-        open_five(&mesh, many, &counts)[1] == 5
+    wait_until("nothing is tried again", || {
+        count_five_requests(&mesh, many, &counts)[1] == 5
     });
     assert!(
         metrics(&mesh).contains("limit=\"retries\""),
@@ -343,9 +351,9 @@ spec:
             )
         ),
     );
-    let many = mesh.service("many.shop.svc", 80);
+    let many = mesh.service_address("many.shop.svc", 80);
     // Without the rule the connect timeout is ten seconds, longer than this client waits.
-    until("it is given up", || {
+    wait_until("it is given up", || {
         let mut stream = dial(&mesh, many);
         let soon = Some(Duration::from_secs(4));
         stream.set_read_timeout(soon).unwrap();
@@ -356,20 +364,20 @@ spec:
             stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok();
         is_whole && answer.contains("upstream connect error")
     });
-    until("that is told", || {
+    wait_until("that is told", || {
         has_metric(&mesh, "istio_requests_total", &["response_flags=\"UF\""])
     });
 }
 
 /// HTTP/2 application that counts open connections, and holds requests until released.
 #[derive(Clone, Default)]
-struct Streams {
-    open: Arc<AtomicUsize>,
-    all: Arc<AtomicUsize>,
-    held: Arc<AtomicUsize>,
+struct HoldingApplication {
+    open_connections: Arc<AtomicUsize>,
+    total_connections: Arc<AtomicUsize>,
+    held_requests: Arc<AtomicUsize>,
     /// Maximum number of concurrent requests on one connection.
-    most: Arc<AtomicUsize>,
-    let_go: Arc<tokio::sync::Notify>,
+    max_concurrent_requests: Arc<AtomicUsize>,
+    release: Arc<tokio::sync::Notify>,
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -377,14 +385,14 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-impl Streams {
+impl HoldingApplication {
     fn serve(mesh: &Mesh, pod: &str) -> Self {
         let own = Self::default();
         let of = own.clone();
-        mesh.serve(&format!("shop/{pod}"), 8091, move |stream| {
+        mesh.serve_connections(&format!("shop/{pod}"), 8091, move |stream| {
             stream.set_nonblocking(true)?;
-            of.all.fetch_add(1, SeqCst);
-            of.open.fetch_add(1, SeqCst);
+            of.total_connections.fetch_add(1, SeqCst);
+            of.open_connections.fetch_add(1, SeqCst);
             let served = runtime().block_on(async {
                 let stream = tokio::net::TcpStream::from_std(stream)?;
                 let connection = h2::server::handshake(stream).await;
@@ -393,9 +401,10 @@ impl Streams {
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
                     let (of, here) = (of.clone(), here.clone());
                     tokio::spawn(async move {
-                        let let_go = of.let_go.notified();
-                        of.most.fetch_max(here.fetch_add(1, SeqCst) + 1, SeqCst);
-                        of.held.fetch_add(1, SeqCst);
+                        let let_go = of.release.notified();
+                        of.max_concurrent_requests
+                            .fetch_max(here.fetch_add(1, SeqCst) + 1, SeqCst);
+                        of.held_requests.fetch_add(1, SeqCst);
                         let_go.await;
                         here.fetch_sub(1, SeqCst);
                         let response = Response::builder().body(()).unwrap();
@@ -404,7 +413,7 @@ impl Streams {
                 }
                 Ok(())
             });
-            of.open.fetch_sub(1, SeqCst);
+            of.open_connections.fetch_sub(1, SeqCst);
             served
         });
         own
@@ -413,7 +422,10 @@ impl Streams {
     /// Sends concurrent requests on one client connection, and returns the number of connections that the application
     /// received for them.
     fn ask(&self, mesh: &Mesh, address: SocketAddr, many: usize) -> usize {
-        let (before, held) = (self.all.load(SeqCst), self.held.load(SeqCst));
+        let (before, held) = (
+            self.total_connections.load(SeqCst),
+            self.held_requests.load(SeqCst),
+        );
         let stream = dial(mesh, address);
         stream.set_nonblocking(true).unwrap();
         runtime().block_on(async {
@@ -427,41 +439,41 @@ impl Streams {
                 answers.push(client.send_request(request, true).unwrap().0);
             }
             let all_are_held = async {
-                while self.held.load(SeqCst) < held + many {
+                while self.held_requests.load(SeqCst) < held + many {
                     tokio::task::yield_now().await;
                 }
             };
             tokio::time::timeout(TIMEOUT, all_are_held).await.unwrap();
-            self.let_go.notify_waiters();
+            self.release.notify_waiters();
             for answer in answers {
                 assert_eq!(answer.await.unwrap().status(), 200);
             }
         });
-        self.all.load(SeqCst) - before
+        self.total_connections.load(SeqCst) - before
     }
 }
 
 #[test]
 fn http2_connections_are_limited_in_streams_and_end_idle() {
     let mesh = mesh(&[SERVER_A]);
-    let app = Streams::serve(&mesh, "a");
-    let many = mesh.service("many.shop.svc", 81);
+    let app = HoldingApplication::serve(&mesh, "a");
+    let many = mesh.service_address("many.shop.svc", 81);
     app.ask(&mesh, many, 1);
     // One connection serves all requests.
-    until("it is shared", || app.ask(&mesh, many, 6) == 0);
-    let before = app.open.load(SeqCst);
+    wait_until("it is shared", || app.ask(&mesh, many, 6) == 0);
+    let before = app.open_connections.load(SeqCst);
     apply(
         &mesh,
         "{connectionPool: {http: {maxConcurrentStreams: 2, idleTimeout: 2s}}}",
     );
     // Existing connections are used: of several requests without a free one, each opens one.
-    until("each carries two, and they are used again", || {
-        app.most.store(0, SeqCst);
-        app.ask(&mesh, many, 6) == 0 && app.most.load(SeqCst) == 2
+    wait_until("each carries two, and they are used again", || {
+        app.max_concurrent_requests.store(0, SeqCst);
+        app.ask(&mesh, many, 6) == 0 && app.max_concurrent_requests.load(SeqCst) == 2
     });
     // Except for connections from before the rule, of which each worker of the waypoint may have
     // one.
-    until("what carries nothing ends", || {
-        app.open.load(SeqCst) <= before + 1
+    wait_until("what carries nothing ends", || {
+        app.open_connections.load(SeqCst) <= before + 1
     });
 }

@@ -27,7 +27,7 @@ spec:
 ";
 
 /// Route that splits requests to `server` with another pod.
-const SPLIT: &str = "
+const SPLIT_ROUTE: &str = "
 ---
 apiVersion: v1
 kind: Pod
@@ -57,17 +57,17 @@ spec:
   - backendRefs: [{name: server, port: 80, weight: 3}, {name: server-v2, port: 80, weight: 1}]
 ";
 
-fn web() -> PathBuf {
+fn web_test_directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../web")
 }
 
 /// Returns a command that runs a script in `web/test`.
-fn script(name: &str, argument: &str) -> Command {
+fn script_command(name: &str, argument: &str) -> Command {
     let mut node = Command::new("node");
     node.arg(format!("test/{name}.mjs"))
         .arg(argument)
         .args(std::env::var_os("AMBIT_IMAGES"))
-        .current_dir(web());
+        .current_dir(web_test_directory());
     node
 }
 
@@ -83,16 +83,18 @@ impl Drop for Process {
 
 #[test]
 fn page_shows_a_thousand_workloads_and_hostile_names() {
-    let bundle = web().join("../crates/programs/cli/src/dashboard/bundle");
-    let status = script("large", bundle.to_str().unwrap()).status().unwrap();
+    let bundle = web_test_directory().join("../crates/programs/cli/src/dashboard/bundle");
+    let status = script_command("large", bundle.to_str().unwrap())
+        .status()
+        .unwrap();
     assert!(status.success(), "the script failed: {status}");
 }
 
 #[test]
 fn page_shows_a_lab_and_rejects_other_origins() {
-    let (mesh, _) = with_waypoint(SPLIT);
-    let (mut dashboard, url) = dashboard(&mesh);
-    let mut driver = script("lab", &url);
+    let (mesh, _) = with_waypoint(SPLIT_ROUTE);
+    let (mut dashboard, url) = start_dashboard(&mesh);
+    let mut driver = script_command("lab", &url);
     driver.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut driver = Process(driver.spawn().unwrap());
     let mut answers = driver.0.stdin.take().unwrap();
@@ -102,7 +104,7 @@ fn page_shows_a_lab_and_rejects_other_origins() {
         let Some(action) = line.strip_prefix("do ") else {
             continue;
         };
-        act(&mesh, action, &mut dashboard);
+        perform_action(&mesh, action, &mut dashboard);
         answers.write_all(b"done\n").unwrap();
     }
     let status = driver.0.wait().unwrap();
@@ -110,7 +112,7 @@ fn page_shows_a_lab_and_rejects_other_origins() {
 }
 
 /// Starts a dashboard over a lab; returns it with its address.
-fn dashboard(mesh: &Mesh) -> (Process, String) {
+fn start_dashboard(mesh: &Mesh) -> (Process, String) {
     let mut dashboard = mesh.command(&["dashboard", "--no-open"]);
     let mut dashboard = Process(dashboard.stdout(Stdio::piped()).spawn().unwrap());
     let output = dashboard.0.stdout.take().unwrap();
@@ -120,7 +122,7 @@ fn dashboard(mesh: &Mesh) -> (Process, String) {
 }
 
 /// Performs an action in the mesh that the script requests.
-fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
+fn perform_action(mesh: &Mesh, action: &str, dashboard: &mut Process) {
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     match action {
         "traffic" => {
@@ -131,7 +133,7 @@ fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
         }
         "policy" => {
             mesh.apply("policy", POLICY);
-            ambit_system_tests::until("the policy is enforced", || {
+            ambit_system_tests::wait_until("the policy is enforced", || {
                 !mesh.get("legacy/client", &direct).succeeded()
             });
         }
@@ -139,7 +141,9 @@ fn act(mesh: &Mesh, action: &str, dashboard: &mut Process) {
         "hang" | "resume" => {
             for node in ["node-1", "node-2"] {
                 let hangs = action == "hang";
-                mesh.client().hang("proxy", Some(node), hangs).unwrap();
+                mesh.client()
+                    .set_suspended("proxy", Some(node), hangs)
+                    .unwrap();
             }
         }
         "end" => dashboard.0.kill().unwrap(),

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, is_complete_response, read_head, until,
+    CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, is_complete_response, read_head, wait_until,
 };
 
 const PORT: u16 = 8090;
@@ -44,7 +44,7 @@ spec:
     )
 }
 
-/// Application of one endpoint, with scripted responses.
+/// Application in one endpoint's pod, which sends scripted responses.
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,
@@ -61,7 +61,7 @@ impl Application {
             requests: Arc::default(),
         };
         let of = own.clone();
-        mesh.serve(&format!("shop/{pod}"), PORT, move |mut stream| {
+        mesh.serve_connections(&format!("shop/{pod}"), PORT, move |mut stream| {
             while read_head(&mut stream)?.is_some() {
                 of.requests.fetch_add(1, SeqCst);
                 while of.is_slow.load(SeqCst) {
@@ -96,12 +96,12 @@ impl DestinationFixture {
         let mesh = Mesh::up(&format!(
             "{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}{pods}{more}"
         ));
-        let service = mesh.service("many.shop.svc", 80);
+        let service = mesh.service_address("many.shop.svc", 80);
         Self { mesh, service }
     }
 
     /// Sends a POST, which is never retried; returns the response.
-    fn ask(&self, headers: &str) -> String {
+    fn send_post(&self, headers: &str) -> String {
         let request =
             format!("POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
@@ -112,17 +112,17 @@ impl DestinationFixture {
     }
 
     /// Sends a request; returns the name of the pod that responds.
-    fn who(&self, headers: &str) -> Option<String> {
-        let answer = self.ask(headers);
+    fn responding_pod(&self, headers: &str) -> Option<String> {
+        let answer = self.send_post(headers);
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;
         Some(body.to_owned())
     }
 
-    fn until_all_answer(&self, pods: &[&str]) {
+    fn wait_until_all_respond(&self, pods: &[&str]) {
         let all: BTreeSet<String> = pods.iter().map(|pod| (*pod).to_owned()).collect();
         let mut seen = BTreeSet::new();
-        until("all pods answer through the waypoint", || {
-            seen.extend(self.who(""));
+        wait_until("all pods answer through the waypoint", || {
+            seen.extend(self.responding_pod(""));
             seen == all
         });
     }
@@ -137,20 +137,20 @@ impl DestinationFixture {
     }
 }
 
-const EJECTING: &str = "{outlierDetection: {consecutive5xxErrors: 3, interval: 1s, baseEjectionTime: 5s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}";
+const OUTLIER_POLICY: &str = "{outlierDetection: {consecutive5xxErrors: 3, interval: 1s, baseEjectionTime: 5s, maxEjectionPercent: 50}, loadBalancer: {simple: ROUND_ROBIN}}";
 
 #[test]
 fn failing_endpoint_is_ejected_and_returns() {
     let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], "");
     let a = Application::serve(&scene.mesh, "a");
     let b = Application::serve(&scene.mesh, "b");
-    scene.until_all_answer(&["a", "b"]);
-    scene.apply(EJECTING);
+    scene.wait_until_all_respond(&["a", "b"]);
+    scene.apply(OUTLIER_POLICY);
     a.status.store(503, SeqCst);
-    let ten_by_b = || (0..10).all(|_| scene.who("").as_deref() == Some("b"));
-    until("the failing endpoint gets nothing", ten_by_b);
-    until("the ejection is shown", || {
-        scene.who("");
+    let ten_by_b = || (0..10).all(|_| scene.responding_pod("").as_deref() == Some("b"));
+    wait_until("the failing endpoint gets nothing", ten_by_b);
+    wait_until("the ejection is shown", || {
+        scene.responding_pod("");
         let shown = scene.mesh.ambit(&["waypoint", "endpoints"]).stdout;
         let mut rows = shown
             .lines()
@@ -163,14 +163,14 @@ fn failing_endpoint_is_ejected_and_returns() {
     // An invalid rule leaves the last valid one in force.
     scene.apply("{outlierDetection: {interval: -1s}}");
     a.status.store(200, SeqCst);
-    scene.until_all_answer(&["a", "b"]);
+    scene.wait_until_all_respond(&["a", "b"]);
     // Not all endpoints are ejected, whatever their responses.
     for one in [&a, &b] {
         one.status.store(503, SeqCst);
     }
     let before = (a.requests(), b.requests());
     for _ in 0..40 {
-        assert!(!scene.ask("").contains("no healthy upstream"));
+        assert!(!scene.send_post("").contains("no healthy upstream"));
     }
     let all = a.requests() - before.0 + b.requests() - before.1;
     assert!(all >= 40, "{all}");
@@ -187,12 +187,13 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
     for pod in ["a", "b"] {
         Application::serve(&scene.mesh, pod);
     }
-    scene.until_all_answer(&["a", "b"]);
+    scene.wait_until_all_respond(&["a", "b"]);
     scene.apply("{loadBalancer: {consistentHash: {httpHeaderName: x-user}}}");
     let user = |n: u32| format!("x-user: {n}\r\n");
-    let of_all = || -> Vec<Option<String>> { (0..12).map(|n| scene.who(&user(n))).collect() };
+    let of_all =
+        || -> Vec<Option<String>> { (0..12).map(|n| scene.responding_pod(&user(n))).collect() };
     let mut first = of_all();
-    until("each user is answered by one", || {
+    wait_until("each user is answered by one", || {
         let before = std::mem::replace(&mut first, of_all());
         before == first && of_all() == first
     });
@@ -202,13 +203,15 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
     scene
         .mesh
         .apply("c", pod("c", "node-1").trim_start_matches("\n---"));
-    scene.mesh.until("the new pod has an address", |status| {
-        let mut pods = status.pods.iter();
-        pods.any(|pod| pod.name == "c" && !pod.ips.is_empty())
-    });
-    scene.mesh.until_captured("shop/c", true);
+    scene
+        .mesh
+        .wait_for_status("the new pod has an address", |status| {
+            let mut pods = status.pods.iter();
+            pods.any(|pod| pod.name == "c" && !pod.ips.is_empty())
+        });
+    scene.mesh.wait_until_captured("shop/c", true);
     Application::serve(&scene.mesh, "c");
-    until("the new pod gets users", || {
+    wait_until("the new pod gets users", || {
         of_all().iter().any(|who| who.as_deref() == Some("c"))
     });
     let second = of_all();
@@ -220,13 +223,13 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
     }
     // A client's value of the header selects no endpoint, in whatever format.
     for value in ["\u{7f}", "a", "10.0.0.1:8090", &"x".repeat(8000)] {
-        let one = scene.who(&format!("x-user: {value}\r\n"));
-        assert_eq!(one, scene.who(&format!("x-user: {value}\r\n")));
+        let one = scene.responding_pod(&format!("x-user: {value}\r\n"));
+        assert_eq!(one, scene.responding_pod(&format!("x-user: {value}\r\n")));
     }
     scene.apply("{loadBalancer: {consistentHash: {httpCookie: {name: id, ttl: 60s, path: /}}}}");
     let mut set = None;
-    until("a cookie is set", || {
-        let answer = scene.ask("").to_ascii_lowercase();
+    wait_until("a cookie is set", || {
+        let answer = scene.send_post("").to_ascii_lowercase();
         let line = answer
             .lines()
             .find(|line| line.starts_with("set-cookie: id="));
@@ -243,7 +246,7 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
         .to_owned();
     let who = answer.split_once("\r\n\r\nfrom ").unwrap().1.to_owned();
     for _ in 0..10 {
-        let again = scene.ask(&format!("cookie: x=y; {cookie}\r\n"));
+        let again = scene.send_post(&format!("cookie: x=y; {cookie}\r\n"));
         assert!(again.ends_with(&format!("from {who}")), "{again}");
         assert!(
             !again.to_ascii_lowercase().contains("set-cookie"),
@@ -256,18 +259,20 @@ fn consistent_hash_keeps_its_endpoint_while_others_change() {
 fn requests_over_a_limit_are_rejected_at_once() {
     let scene = DestinationFixture::new(&[("a", "node-1")], "");
     let a = Application::serve(&scene.mesh, "a");
-    scene.until_all_answer(&["a"]);
+    scene.wait_until_all_respond(&["a"]);
     scene.apply("{connectionPool: {tcp: {maxConnections: 1}, http: {http1MaxPendingRequests: 1}}}");
     std::thread::scope(|scope| {
         let mut overflow = String::new();
-        until("a third request is refused", || {
+        wait_until("a third request is refused", || {
             a.is_slow.store(true, SeqCst);
             let under_way = a.requests();
-            let held: Vec<_> = (0..2).map(|_| scope.spawn(|| scene.ask(""))).collect();
-            until("one is under way", || a.requests() > under_way);
-            let third = scope.spawn(|| scene.ask(""));
+            let held: Vec<_> = (0..2)
+                .map(|_| scope.spawn(|| scene.send_post("")))
+                .collect();
+            wait_until("one is under way", || a.requests() > under_way);
+            let third = scope.spawn(|| scene.send_post(""));
             // Without the rule the third request waits for the application like the others.
-            until("there is an answer, or all wait", || {
+            wait_until("there is an answer, or all wait", || {
                 third.is_finished() || a.requests() > under_way + 2
             });
             a.is_slow.store(false, SeqCst);
@@ -284,13 +289,13 @@ fn requests_over_a_limit_are_rejected_at_once() {
         assert!(overflow.starts_with("http/1.1 503"), "{overflow}");
         assert!(overflow.contains("x-envoy-overloaded: true"), "{overflow}");
     });
-    assert_eq!(scene.who("").as_deref(), Some("a"));
+    assert_eq!(scene.responding_pod("").as_deref(), Some("a"));
     let metrics = scene.metrics();
     assert!(metrics.contains("response_flags=\"UO\""), "{metrics}");
     assert!(metrics.contains("limit=\"pending\""), "{metrics}");
 }
 
-const PLACES: &str = "
+const NODE_LOCALITIES: &str = "
 ---
 apiVersion: v1
 kind: Node
@@ -303,14 +308,14 @@ metadata: {name: node-2, labels: {topology.kubernetes.io/region: r, topology.kub
 
 #[test]
 fn requests_stay_local_until_local_endpoints_fail() {
-    let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], PLACES);
+    let scene = DestinationFixture::new(&[("a", "node-1"), ("b", "node-2")], NODE_LOCALITIES);
     let near = Application::serve(&scene.mesh, "a");
     let far = Application::serve(&scene.mesh, "b");
-    scene.until_all_answer(&["a", "b"]);
+    scene.wait_until_all_respond(&["a", "b"]);
     scene.apply("{outlierDetection: {consecutive5xxErrors: 2, baseEjectionTime: 5s, maxEjectionPercent: 100}, loadBalancer: {localityLbSetting: {enabled: true}}}");
     let mut who = None;
-    until("all requests go to one zone", || {
-        let ten: BTreeSet<_> = (0..10).map(|_| scene.who("")).collect();
+    wait_until("all requests go to one zone", || {
+        let ten: BTreeSet<_> = (0..10).map(|_| scene.responding_pod("")).collect();
         who = ten.first().cloned().flatten();
         ten.len() == 1 && who.is_some()
     });
@@ -321,11 +326,11 @@ fn requests_stay_local_until_local_endpoints_fail() {
         (&far, "a")
     };
     one.status.store(503, SeqCst);
-    until("the other zone answers", || {
-        (0..10).all(|_| scene.who("").as_deref() == Some(other))
+    wait_until("the other zone answers", || {
+        (0..10).all(|_| scene.responding_pod("").as_deref() == Some(other))
     });
     one.status.store(200, SeqCst);
-    until("requests come back", || {
-        (0..10).all(|_| scene.who("").as_deref() == Some(&*who))
+    wait_until("requests come back", || {
+        (0..10).all(|_| scene.responding_pod("").as_deref() == Some(&*who))
     });
 }

@@ -7,10 +7,11 @@
 )]
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, IpFamily, LAB_TOOL, LogSource, Mesh, Options, built_binary, options, until,
+    CLIENT_AND_SERVER, IpFamily, LAB_TOOL, LogSource, Mesh, Options, built_binary, options,
+    wait_until,
 };
 
-const NAMES: &str = r#"
+const NAMED_OBJECTS: &str = r#"
 ---
 apiVersion: v1
 kind: Service
@@ -48,7 +49,7 @@ spec:
 "#;
 
 /// Runs `ambit-lab-tool resolve` in a pod, and returns its output.
-fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
+fn resolve(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     let tool = built_binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
     let command = [&[tool, "resolve"], arguments].concat();
@@ -59,34 +60,35 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Repeats a DNS query until the mesh gives the expected answer, since objects arrive with a delay.
+/// Repeats a DNS query until the mesh gives the expected answer, since objects reach the mesh's DNS server with a
+/// delay.
 #[track_caller]
-fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
+fn wait_for_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut answer = String::new();
-    until(&format!("{arguments:?} in {pod} gives {expected}"), || {
-        answer = ask(mesh, pod, arguments);
+    wait_until(&format!("{arguments:?} in {pod} gives {expected}"), || {
+        answer = resolve(mesh, pod, arguments);
         answer.contains(expected)
     });
     answer
 }
 
-fn with<'a>(name: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+fn query_arguments<'a>(name: &'a str, options: &[&'a str]) -> Vec<&'a str> {
     [&[name], options].concat()
 }
 
-fn names(mesh: &Mesh, ipv6: bool) {
+fn test_names(mesh: &Mesh, ipv6: bool) {
     let kind = if ipv6 { "AAAA" } else { "A" };
     let server = mesh.ip("shop/db-0");
     for transport in [&["--type", kind][..], &["--type", kind, "--tcp"]] {
-        let ask = |name: &str| ask(mesh, "shop/client", &with(name, transport));
+        let ask = |name: &str| resolve(mesh, "shop/client", &query_arguments(name, transport));
         let of_mesh = |answer: &str| answer.contains(&format!(" 30 {kind} "));
 
         // A Service, by its names. The TTL of the lab's own DNS is five seconds.
         for name in ["server.shop.svc.cluster.local", "server.shop", "server"] {
-            let answer = until_answer(
+            let answer = wait_for_answer(
                 mesh,
                 "shop/client",
-                &with(name, transport),
+                &query_arguments(name, transport),
                 &format!(" 30 {kind} "),
             );
             assert!(answer.starts_with("NoError"), "{answer}");
@@ -94,24 +96,24 @@ fn names(mesh: &Mesh, ipv6: bool) {
         // The name of a headless Service resolves to its pods, and a pod of a StatefulSet has its
         // own name.
         for name in ["db.shop", "db.shop.svc.cluster.local"] {
-            until_answer(
+            wait_for_answer(
                 mesh,
                 "shop/client",
-                &with(name, transport),
+                &query_arguments(name, transport),
                 &server.to_string(),
             );
         }
-        until_answer(
+        wait_for_answer(
             mesh,
             "shop/client",
-            &with("db-0.db.shop.svc.cluster.local", transport),
+            &query_arguments("db-0.db.shop.svc.cluster.local", transport),
             &format!(" 30 {kind} {server}"),
         );
         // Names that the mesh does not know are forwarded to the pod's own server.
         assert!(ask("nowhere.example").starts_with("NXDomain"));
         let mut srv = vec!["_sql._tcp.db.shop.svc.cluster.local", "--type", "SRV"];
         srv.extend(transport.iter().filter(|option| **option == "--tcp"));
-        let answer = until_answer(
+        let answer = wait_for_answer(
             mesh,
             "shop/client",
             &srv,
@@ -120,19 +122,19 @@ fn names(mesh: &Mesh, ipv6: bool) {
         assert!(answer.contains(" 5 SRV "), "{answer}");
         // A known host without addresses of the other family is not an error.
         let other = ["server.shop", "--type", if ipv6 { "A" } else { "AAAA" }];
-        assert_eq!(self::ask(mesh, "shop/client", &other).trim(), "NoError");
+        assert_eq!(self::resolve(mesh, "shop/client", &other).trim(), "NoError");
 
         assert!(of_mesh(&ask("server.shop")));
     }
-    let opted_out = ask(
+    let opted_out = resolve(
         mesh,
         "shop/opted-out",
         &["server.shop.svc.cluster.local", "--type", kind],
     );
     assert!(opted_out.contains(&format!(" 5 {kind} ")), "{opted_out}");
-    let short = ask(mesh, "shop/opted-out", &["server.shop", "--type", kind]);
+    let short = resolve(mesh, "shop/opted-out", &["server.shop", "--type", kind]);
     assert!(short.starts_with("NXDomain"), "{short}");
-    let outside = ask(
+    let outside = resolve(
         mesh,
         "legacy/client",
         &["server.shop.svc.cluster.local", "--type", kind],
@@ -142,17 +144,17 @@ fn names(mesh: &Mesh, ipv6: bool) {
 
 #[test]
 fn captured_pods_resolve_mesh_names_and_all_others() {
-    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{NAMES}"));
-    names(&mesh, false);
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{NAMED_OBJECTS}"));
+    test_names(&mesh, false);
     for arguments in [
         &["api.partner.example"][..],
         &["api.partner.example", "--tcp"],
         // As the pod's search list expands it.
         &["api.partner.example.shop.svc.cluster.local"],
     ] {
-        until_answer(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
+        wait_for_answer(&mesh, "shop/client", arguments, " 30 A 240.240.7.1");
     }
-    let opted_out = ask(&mesh, "shop/opted-out", &["api.partner.example"]);
+    let opted_out = resolve(&mesh, "shop/opted-out", &["api.partner.example"]);
     assert!(opted_out.starts_with("NXDomain"), "{opted_out}");
     // Through the C library, with the pod's own resolv.conf.
     let answer = mesh.run(
@@ -165,13 +167,13 @@ fn captured_pods_resolve_mesh_names_and_all_others() {
 #[test]
 fn ipv6_pods_query_over_ipv6() {
     let mesh = Mesh::up_with(
-        &format!("{CLIENT_AND_SERVER}{NAMES}"),
+        &format!("{CLIENT_AND_SERVER}{NAMED_OBJECTS}"),
         Options {
             ip_family: IpFamily::Ipv6,
             ..options()
         },
     );
-    names(&mesh, true);
+    test_names(&mesh, true);
 }
 
 /// Checks that a pod gets answers to all queries while it is enrolled and unenrolled.
@@ -180,7 +182,7 @@ fn joining_and_leaving_loses_no_dns_query() {
     let mesh = Mesh::up(&CLIENT_AND_SERVER.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let name = "server.shop.svc.cluster.local";
     let answered = |ttl: &str| {
-        let answer = ask(&mesh, "shop/client", &[name]);
+        let answer = resolve(&mesh, "shop/client", &[name]);
         assert!(answer.starts_with("NoError"), "{answer}");
         answer.contains(ttl)
     };
@@ -190,7 +192,7 @@ fn joining_and_leaving_loses_no_dns_query() {
         ("ambient", " 30 A "),
     ] {
         mesh.label("shop", mode);
-        until(&format!("answers of the side that {mode} gives"), || {
+        wait_until(&format!("answers of the side that {mode} gives"), || {
             answered(ttl)
         });
     }
@@ -203,8 +205,8 @@ fn dns_queries_are_counted_and_logged_on_demand() {
         .env
         .insert("RUST_LOG".into(), "info,dns=debug".into());
     let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
-    until_answer(&mesh, "shop/client", &["server.shop"], " 30 A ");
-    assert!(ask(&mesh, "shop/client", &["nowhere.example"]).starts_with("NXDomain"));
+    wait_for_answer(&mesh, "shop/client", &["server.shop"], " 30 A ");
+    assert!(resolve(&mesh, "shop/client", &["nowhere.example"]).starts_with("NXDomain"));
     let log = || {
         let name = "proxy".into();
         let source = LogSource::Daemon { name, node: None };
@@ -212,7 +214,7 @@ fn dns_queries_are_counted_and_logged_on_demand() {
             .log_text(source)
             .expect("the proxies have a log")
     };
-    until("both questions are in the log", || {
+    wait_until("both questions are in the log", || {
         let log = log();
         let has = |parts: &[&str]| {
             log.lines()

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, FlowKind, FlowReport, GetOutcome, LogSource, Mesh, Options, PrimaryCni,
-    assert_only_tls, find, options, until,
+    assert_only_tls, find_pod, options, wait_until,
 };
 
 /// Returns manifests of pods on both nodes whose program connects to the server at once.
-fn eager_pods(count: usize) -> String {
+fn pods_connecting_at_start(count: usize) -> String {
     (0..count)
         .map(|n| {
             format!(
@@ -35,9 +35,9 @@ spec:
 fn first_packet_of_every_new_pod_is_captured() {
     const PODS: usize = 20;
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    let wire = mesh.watch(&["first-packet", "plain-marker"]);
-    mesh.apply("eager", &eager_pods(PODS));
-    let status = mesh.until("every eager pod has had its answer", |status| {
+    let wire = mesh.capture_between_nodes(&["first-packet", "plain-marker"]);
+    mesh.apply("eager", &pods_connecting_at_start(PODS));
+    let status = mesh.wait_for_status("every eager pod has had its answer", |status| {
         let done = status.pods.iter().filter(|p| p.name.starts_with("eager-"));
         done.filter(|pod| pod.phase == "Succeeded").count() == PODS
     });
@@ -56,7 +56,7 @@ fn first_packet_of_every_new_pod_is_captured() {
 #[test]
 fn init_containers_are_captured_from_their_first_packet() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    let wire = mesh.watch(&["said-by-init", "plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["said-by-init", "plain-marker"]);
     mesh.apply(
         "init",
         "apiVersion: v1
@@ -71,8 +71,8 @@ spec:
   - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ",
     );
-    mesh.until("the pod runs: its init container has succeeded", |status| {
-        find(status, "shop/with-init").is_some_and(|pod| pod.ready)
+    mesh.wait_for_status("the pod runs: its init container has succeeded", |status| {
+        find_pod(status, "shop/with-init").is_some_and(|pod| pod.ready)
     });
     let ends = [mesh.ip("shop/with-init"), mesh.ip("shop/server")];
     let traffic = wire.finish();
@@ -110,16 +110,16 @@ spec:
             .unwrap_or_default();
         log.lines().filter(|line| line.starts_with("200")).count()
     };
-    until("the init container is answered", || answers() > 0);
+    wait_until("the init container is answered", || answers() > 0);
     mesh.label("legacy", "ambient");
-    mesh.until_captured("legacy/with-init", true);
+    mesh.wait_until_captured("legacy/with-init", true);
     let from_now = answers();
-    until("connections from before have ended", || {
+    wait_until("connections from before have ended", || {
         answers() > from_now + 1
     });
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     let from_now = answers();
-    until("it goes on being answered", || answers() > from_now + 2);
+    wait_until("it goes on being answered", || answers() > from_now + 2);
     let ends = [mesh.ip("legacy/with-init"), mesh.ip("shop/server")];
     assert_only_tls(&wire.finish(), &ends);
 }
@@ -133,23 +133,23 @@ fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
     before.exchange_line("open before the label").unwrap();
 
     mesh.label("shop", "ambient");
-    mesh.until_captured("shop/client", true);
-    mesh.until_captured("shop/server", true);
+    mesh.wait_until_captured("shop/client", true);
+    mesh.wait_until_captured("shop/server", true);
     before.exchange_line("still the same connection").unwrap();
 
-    mesh.until_only_tls("shop/client", echo);
-    let wire = mesh.watch(&["inside the mesh"]);
+    mesh.wait_until_only_tls("shop/client", echo);
+    let wire = mesh.capture_between_nodes(&["inside the mesh"]);
     let mut inside = mesh.dial("shop/client", echo).unwrap();
     inside.exchange_line("inside the mesh").unwrap();
     assert_only_tls(&wire.finish(), &[client, server]);
 
     mesh.label("shop", "none");
-    mesh.until_captured("shop/client", false);
-    mesh.until_captured("shop/server", false);
+    mesh.wait_until_captured("shop/client", false);
+    mesh.wait_until_captured("shop/server", false);
     inside.exchange_line("still in its tunnel").unwrap();
     before.exchange_line("and the oldest goes on").unwrap();
 
-    let wire = mesh.watch(&[]);
+    let wire = mesh.capture_between_nodes(&[]);
     mesh.dial("shop/client", echo)
         .unwrap()
         .exchange_line("direct")
@@ -164,12 +164,12 @@ fn running_namespace_joins_and_leaves_and_breaks_no_connection() {
     );
 
     // Otherwise the client's proxy might use its earlier state.
-    mesh.until_known_as("node-1", "shop/server", "TCP");
+    mesh.wait_until_protocol_known("node-1", "shop/server", "TCP");
     mesh.label("shop", "ambient");
-    mesh.until_captured("shop/client", true);
-    mesh.until_captured("shop/server", true);
-    mesh.until_only_tls("shop/client", echo);
-    let wire = mesh.watch(&["again"]);
+    mesh.wait_until_captured("shop/client", true);
+    mesh.wait_until_captured("shop/server", true);
+    mesh.wait_until_only_tls("shop/client", echo);
+    let wire = mesh.capture_between_nodes(&["again"]);
     mesh.dial("shop/client", echo)
         .unwrap()
         .exchange_line("again")
@@ -193,7 +193,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
 "
     );
     let mesh = Mesh::up(&manifests);
-    mesh.until_captured("shop/client", true);
+    mesh.wait_until_captured("shop/client", true);
     for pod in ["shop/stays-out", "shop/on-the-node"] {
         assert!(!mesh.pod(pod).captured, "{pod}");
     }
@@ -205,7 +205,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
 }
 
 /// Returns the manifest of a pod in a node's host network.
-fn on_the_node(node: &str) -> String {
+fn host_network_pod(node: &str) -> String {
     format!(
         "---
 apiVersion: v1
@@ -218,7 +218,7 @@ spec: {{nodeName: {node}, hostNetwork: true, containers: [{{name: main, image: n
 
 #[test]
 fn node_namespace_gets_only_the_probe_rules() {
-    let manifests = format!("{CLIENT_AND_SERVER}{}", on_the_node("node-2"));
+    let manifests = format!("{CLIENT_AND_SERVER}{}", host_network_pod("node-2"));
     let rules = |mesh: &Mesh| {
         let output = mesh
             .client()
@@ -277,7 +277,7 @@ fn node_namespace_gets_only_the_probe_rules() {
 fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     for primary_cni in [PrimaryCni::Bridge, PrimaryCni::Ptp, PrimaryCni::Macvlan] {
         // macvlan pods of different nodes share no link in the lab: one node suffices.
-        let manifests = CLIENT_AND_SERVER.replace("node-2", "node-1") + &on_the_node("node-1");
+        let manifests = CLIENT_AND_SERVER.replace("node-2", "node-1") + &host_network_pod("node-1");
         let mesh = Mesh::up_with(
             &manifests,
             Options {
@@ -290,21 +290,21 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
         let source = mesh.ip("shop/client").to_string();
         // On macvlan a TCP probe ends at the node proxy, so that readiness does not imply that the
         // server listens.
-        let answer = mesh.until_get("shop/client", &url, true);
+        let answer = mesh.wait_for_get("shop/client", &url, true);
         assert!(answer.body.contains(&source), "{primary_cni:?}: {answer:?}");
         let identity = "spiffe://cluster.local/ns/shop/sa/client";
-        until(&format!("{primary_cni:?}: {identity} is logged"), || {
+        wait_until(&format!("{primary_cni:?}: {identity} is logged"), || {
             mesh.access_log().contains(identity)
         });
         if primary_cni == PrimaryCni::Ptp {
-            filters_of_the_node_hold(&mesh, &url);
+            assert_node_filters_enforced(&mesh, &url);
         }
     }
 }
 
 /// Checks that a simulated NetworkPolicy engine, which drops packets by pod address in the node's forward path, still
 /// blocks requests.
-fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
+fn assert_node_filters_enforced(mesh: &Mesh, url: &str) {
     let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
     nft("add table inet netpol");
     nft("add chain inet netpol forward { type filter hook forward priority 0; }");
@@ -314,18 +314,17 @@ fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     ));
     // New connections are dropped; so are the packets of the pooled tunnel.
     let dropped = mesh.get("shop/client", url);
-    assert_eq!(
-        dropped.connection_ending(),
-        GetOutcome::TimedOut,
-        "{dropped:?}"
-    );
+    assert_eq!(dropped.get_outcome(), GetOutcome::TimedOut, "{dropped:?}");
     nft("delete table inet netpol");
-    mesh.until_get("shop/client", url, true);
+    mesh.wait_for_get("shop/client", url, true);
 }
 
 #[test]
 fn deleted_pod_leaves_no_capture_behind() {
-    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{}", on_the_node("node-1")));
+    let mesh = Mesh::up(&format!(
+        "{CLIENT_AND_SERVER}{}",
+        host_network_pod("node-1")
+    ));
     mesh.apply(
         "visitor",
         "apiVersion: v1
@@ -340,7 +339,7 @@ spec:
     readinessProbe: {tcpSocket: {port: 8080}}
 ",
     );
-    mesh.until_captured("shop/visitor", true);
+    mesh.wait_until_captured("shop/visitor", true);
     let netns = mesh.run(
         "shop/visitor",
         &["stat", "-Lc", "%d:%i", "/proc/self/ns/net"],
@@ -368,9 +367,9 @@ spec:
     };
     assert_eq!(traces(), [true; 3], "namespace held, probes exempt, served");
     mesh.remove("visitor");
-    mesh.until("the pod is gone", |status| {
-        find(status, "shop/visitor").is_none()
+    mesh.wait_for_status("the pod is gone", |status| {
+        find_pod(status, "shop/visitor").is_none()
     });
-    until("nothing of the pod is left", || traces() == [false; 3]);
+    wait_until("nothing of the pod is left", || traces() == [false; 3]);
     mesh.get("shop/client", "http://server.shop/").ok();
 }

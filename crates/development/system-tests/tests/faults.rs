@@ -5,7 +5,7 @@ use std::{io::Write, net::SocketAddr, sync::Arc};
 
 use ambit_lab::{LabNetns, LogSource};
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, Client, Mesh, Options, assert_only_tls, idle_pod, options, until,
+    CLIENT_AND_SERVER, Client, Mesh, Options, assert_only_tls, idle_pod, options, wait_until,
 };
 
 /// Daemons that the tests kill, each with its node.
@@ -17,7 +17,7 @@ const KILLED_PROCESSES: [(&str, Option<&str>); 5] = [
     ("control", None),
 ];
 
-fn works(mesh: &Mesh) -> bool {
+fn is_responding(mesh: &Mesh) -> bool {
     mesh.get("shop/client", "http://server.shop/").succeeded()
 }
 
@@ -26,21 +26,21 @@ fn no_plaintext_escapes_when_any_component_is_killed() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let captured = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     let before = mesh.client().status().unwrap().pods;
-    let wire = mesh.watch(&["plain-marker"]);
-    assert!(works(&mesh));
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
+    assert!(is_responding(&mesh));
     for (name, node) in KILLED_PROCESSES {
         mesh.kill(name, node);
         // Calls continue: each either fails or is encrypted.
-        until(
+        wait_until(
             &format!("calls work after {name} was killed on {node:?}"),
-            || works(&mesh),
+            || is_responding(&mesh),
         );
     }
     // Agent and proxy of a node at once.
     mesh.kill("agent", Some("node-2"));
     mesh.kill("proxy", Some("node-2"));
-    until("calls work after agent and proxy were killed", || {
-        works(&mesh)
+    wait_until("calls work after agent and proxy were killed", || {
+        is_responding(&mesh)
     });
     assert_only_tls(&wire.finish(), &captured);
     let after = mesh.client().status().unwrap().pods;
@@ -65,8 +65,8 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let server = mesh.ip("shop/server");
     let captured = [mesh.ip("shop/client"), server];
-    let wire = mesh.watch(&["plain-marker"]);
-    assert!(works(&mesh));
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
+    assert!(is_responding(&mesh));
     let proxy = mesh.suspend("proxy", Some("node-2"));
     mesh.kill("agent", Some("node-2"));
     let failures = || {
@@ -78,19 +78,19 @@ fn peers_are_not_downgraded_when_an_agent_returns_without_its_proxy() {
         log.matches("no node proxy is connected").count()
     };
     // An agent writes the status of a pod after the first failure and before the next.
-    until("the new agent has failed to announce twice", || {
+    wait_until("the new agent has failed to announce twice", || {
         failures() > 1
     });
     // The control plane had sent all changes before this pod.
     mesh.apply("late", &idle_pod("shop/late", "node-1", ""));
-    mesh.until_captured("shop/late", true);
-    mesh.until_known_as("node-1", "shop/late", "HBONE");
+    mesh.wait_until_captured("shop/late", true);
+    mesh.wait_until_protocol_known("node-1", "shop/late", "HBONE");
     let place = LabNetns::Pod("shop/client".into());
     let echo = SocketAddr::new(server, 9000);
     let mut connection = mesh.client().dial(place, echo).unwrap();
     connection.write_all(b"plain-marker").unwrap();
     drop(proxy);
-    until("calls work when the proxy goes on", || works(&mesh));
+    wait_until("calls work when the proxy goes on", || is_responding(&mesh));
     assert_only_tls(&wire.finish(), &captured);
 }
 
@@ -109,7 +109,7 @@ fn connections_do_not_need_agent_or_control_plane() {
         mesh.suspend("agent", Some("node-2")),
         mesh.suspend("control", None),
     ];
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     for _ in 0..5 {
         open.exchange_line("still here").unwrap();
         mesh.dial("shop/client", echo)
@@ -124,7 +124,7 @@ fn connections_do_not_need_agent_or_control_plane() {
 #[test]
 fn new_mesh_pods_wait_for_an_unavailable_agent() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    let wire = mesh.watch(&["late-marker"]);
+    let wire = mesh.capture_between_nodes(&["late-marker"]);
     mesh.kill("agent", Some("node-1"));
     mesh.apply(
         "late",
@@ -139,8 +139,9 @@ spec:
   - {name: main, image: none, command: [$LAB_TOOL, get, 'http://server.shop/late-marker']}
 ",
     );
-    mesh.until("the pod has had its answer", |status| {
-        ambit_system_tests::find(status, "shop/late").is_some_and(|pod| pod.phase == "Succeeded")
+    mesh.wait_for_status("the pod has had its answer", |status| {
+        ambit_system_tests::find_pod(status, "shop/late")
+            .is_some_and(|pod| pod.phase == "Succeeded")
     });
     assert_only_tls(
         &wire.finish(),
@@ -157,7 +158,7 @@ fn whole_mesh_runs_for_an_unprivileged_user() {
             ..options()
         },
     );
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     mesh.get("shop/client", "http://server.shop/").ok();
     assert_only_tls(
         &wire.finish(),

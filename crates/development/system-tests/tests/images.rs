@@ -13,9 +13,9 @@ use rcgen::{CertificateParams, KeyPair};
 const USER: &str = "pusher";
 const PASSWORD: &str = "a-password-nobody-else-knows";
 /// Bcrypt hash of [`PASSWORD`].
-const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG";
+const PASSWORD_HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG";
 /// Host and port of the registry: the Service of its pod.
-const HOST: &str = "registry.legacy.svc.cluster.local:5000";
+const REGISTRY_HOST: &str = "registry.legacy.svc.cluster.local:5000";
 
 /// Mesh with the registry, and the directories of the registry and of the pushing client.
 struct RegistryFixture {
@@ -27,13 +27,13 @@ impl RegistryFixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        let (host, _) = HOST.split_once(':').unwrap();
+        let (host, _) = REGISTRY_HOST.split_once(':').unwrap();
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new([host.to_owned()]).unwrap();
         let certificate = certificate.self_signed(&key).unwrap();
         fs::write(path("key.pem"), key.serialize_pem()).unwrap();
         fs::write(path("cert.pem"), certificate.pem()).unwrap();
-        fs::write(path("htpasswd"), format!("{USER}:{HASH}\n")).unwrap();
+        fs::write(path("htpasswd"), format!("{USER}:{PASSWORD_HASH}\n")).unwrap();
         let at = directory.path().display();
         let config = format!(
             "version: 0.1
@@ -64,7 +64,7 @@ spec:
         let mesh = Mesh::up(&registry);
         let scene = Self { mesh, directory };
         let address = SocketAddr::new(scene.mesh.ip("legacy/registry"), 5000);
-        ambit_system_tests::until("the registry listens", || {
+        ambit_system_tests::wait_until("the registry listens", || {
             scene.mesh.dial("legacy/client", address).is_ok()
         });
         scene
@@ -87,11 +87,11 @@ spec:
             tree.add_text_file("/etc/architecture", architecture.name());
             Variant {
                 architecture: *architecture,
-                layers: vec![tree.layer().unwrap()],
+                layers: vec![tree.to_layer().unwrap()],
             }
         };
         let image = Image {
-            name: &format!("{HOST}/{name}"),
+            name: &format!("{REGISTRY_HOST}/{name}"),
             variants: architectures.iter().map(variant).collect(),
             entrypoint: &["/bin/sh"],
             user: "",
@@ -118,7 +118,7 @@ spec:
         let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
         let auths = match password {
             "" => serde_json::json!({}),
-            _ => serde_json::json!({HOST: {"auth": auth}}),
+            _ => serde_json::json!({REGISTRY_HOST: {"auth": auth}}),
         };
         let config = serde_json::json!({"auths": auths}).to_string();
         fs::write(self.path("config.json"), config).unwrap();
@@ -141,7 +141,7 @@ spec:
     }
 
     /// Returns the manifest or index of a tag in the registry's storage.
-    fn tagged(&self, repository: &str, tag: &str) -> Option<String> {
+    fn tagged_manifest(&self, repository: &str, tag: &str) -> Option<String> {
         let link = format!(
             "storage/docker/registry/v2/repositories/{repository}/_manifests/tags/{tag}/current/link"
         );
@@ -158,8 +158,14 @@ fn images_are_pushed_with_dockers_credentials() {
     scene.login(PASSWORD);
     let pushed = scene.push(&both, true);
     assert_eq!(pushed.code, 0, "{pushed:?}");
-    assert_eq!(scene.tagged("me/agent", "v1"), Some(agent_digest.clone()));
-    assert_eq!(scene.tagged("me/control", "v1"), Some(control_digest));
+    assert_eq!(
+        scene.tagged_manifest("me/agent", "v1"),
+        Some(agent_digest.clone())
+    );
+    assert_eq!(
+        scene.tagged_manifest("me/control", "v1"),
+        Some(control_digest)
+    );
     assert!(pushed.stderr.contains(&agent_digest), "{pushed:?}");
     let again = scene.push(&both, true);
     assert_eq!(again.code, 0, "what is there already: {again:?}");
@@ -172,8 +178,14 @@ fn image_for_two_architectures_is_pushed_as_an_index() {
     scene.login(PASSWORD);
     let pushed = scene.push(&[&agent], true);
     assert_eq!(pushed.code, 0, "{pushed:?}");
-    assert_eq!(scene.tagged("me/agent", "v1"), Some(digest.clone()));
-    assert_eq!(pushed.stdout.trim(), format!("{HOST}/me/agent@{digest}"));
+    assert_eq!(
+        scene.tagged_manifest("me/agent", "v1"),
+        Some(digest.clone())
+    );
+    assert_eq!(
+        pushed.stdout.trim(),
+        format!("{REGISTRY_HOST}/me/agent@{digest}")
+    );
 
     let blob = |digest: &str| -> serde_json::Value {
         let hex = digest.trim_start_matches("sha256:");
@@ -202,7 +214,7 @@ fn image_for_two_architectures_is_pushed_as_an_index() {
 fn helm_installs_from_the_registry_without_values() {
     let scene = RegistryFixture::new();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit");
-    let hub = format!("{HOST}/me");
+    let hub = format!("{REGISTRY_HOST}/me");
     let naming = ImageNaming {
         hub: &hub,
         tag: "v1",
@@ -283,6 +295,6 @@ fn rejected_or_invalid_images_are_not_pushed() {
         let refused = scene.push(&archives, trusts);
         assert_eq!(refused.code, 1, "{why}: {refused:?}");
         assert!(refused.stderr.contains(why), "{why}: {refused:?}");
-        assert_eq!(scene.tagged("me/agent", "v1"), None, "{why}");
+        assert_eq!(scene.tagged_manifest("me/agent", "v1"), None, "{why}");
     }
 }

@@ -13,7 +13,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, LogSource, Mesh, answer_ok, is_complete_response, read_head, until,
+    CLIENT_AND_SERVER, GATEWAY, LogSource, Mesh, answer_ok, is_complete_response, read_head,
+    wait_until,
 };
 
 const PORT: u16 = 8090;
@@ -61,7 +62,7 @@ struct OwnKindsFixture {
 }
 
 impl OwnKindsFixture {
-    /// Starts a service of these pods, each with a version label.
+    /// Starts a mesh with a Service of these pods, given by name and version label.
     fn new(pods: &[(&'static str, &str)]) -> Self {
         let all: String = pods
             .iter()
@@ -69,14 +70,14 @@ impl OwnKindsFixture {
             .collect();
         let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}{all}"));
         let scene = Self {
-            service: mesh.service("many.shop.svc", 80),
+            service: mesh.service_address("many.shop.svc", 80),
             requests: Arc::default(),
             mesh,
         };
         for (name, _) in pods {
             scene.serve(name);
         }
-        scene.until_answered_by("/", pods.iter().map(|(name, _)| *name));
+        scene.wait_until_answered_by("/", pods.iter().map(|(name, _)| *name));
         scene
     }
 
@@ -84,7 +85,7 @@ impl OwnKindsFixture {
     fn serve(&self, pod: &'static str) {
         let requests = self.requests.clone();
         self.mesh
-            .serve(&format!("shop/{pod}"), PORT, move |mut stream| {
+            .serve_connections(&format!("shop/{pod}"), PORT, move |mut stream| {
                 while read_head(&mut stream)?.is_some() {
                     requests.fetch_add(1, SeqCst);
                     let body = format!("from {pod}");
@@ -110,24 +111,24 @@ impl OwnKindsFixture {
     }
 
     /// Sends a request, and returns the pod that responds.
-    fn who(&self, path: &str) -> Option<String> {
+    fn responding_pod(&self, path: &str) -> Option<String> {
         let answer = self.ask(path, "");
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;
         Some(body.to_owned())
     }
 
-    fn until_answered_by<'a>(&self, path: &str, pods: impl IntoIterator<Item = &'a str>) {
+    fn wait_until_answered_by<'a>(&self, path: &str, pods: impl IntoIterator<Item = &'a str>) {
         let all: BTreeSet<String> = pods.into_iter().map(str::to_owned).collect();
         let mut seen = BTreeSet::new();
-        until("all these pods answer, and no other", || {
-            seen = (0..12).filter_map(|_| self.who(path)).collect();
+        wait_until("all these pods answer, and no other", || {
+            seen = (0..12).filter_map(|_| self.responding_pod(path)).collect();
             seen == all
         });
     }
 
-    fn until_status(&self, path: &str, status: &str) -> String {
+    fn wait_for_status(&self, path: &str, status: &str) -> String {
         let mut answer = String::new();
-        until(&format!("{path} is answered with {status}"), || {
+        wait_until(&format!("{path} is answered with {status}"), || {
             answer = self.ask(path, "");
             answer.starts_with(&format!("HTTP/1.1 {status}"))
         });
@@ -143,8 +144,8 @@ impl OwnKindsFixture {
         self.mesh.client().log_text(source).unwrap()
     }
 
-    fn until_logged(&self, path: &str, flags: &str) {
-        until(&format!("{path} is logged with{flags}"), || {
+    fn wait_until_logged(&self, path: &str, flags: &str) {
+        wait_until(&format!("{path} is logged with{flags}"), || {
             let log = self.log();
             let mut lines = log.lines();
             lines.any(|line| line.contains(path) && line.contains(flags))
@@ -199,7 +200,7 @@ fn faults_apply_only_to_matching_requests() {
     mesh.apply("delays", &fault("delays", "{delay: {fixedDelay: 700ms}}"));
     mesh.apply("hangs", &fault("hangs", "{delay: {fixedDelay: 5m}}"));
     mesh.apply("route", &format!("{ROUTE}{FAULTY}"));
-    let aborted = scene.until_status("/abort", "418");
+    let aborted = scene.wait_for_status("/abort", "418");
     assert!(aborted.ends_with("fault filter abort"), "{aborted}");
     // None of these requests reaches the application.
     let before = scene.requests();
@@ -219,13 +220,13 @@ fn faults_apply_only_to_matching_requests() {
     assert!(missing.starts_with("HTTP/1.1 500"), "{missing}");
     assert_eq!(scene.requests(), before);
     // A rule without a fault.
-    assert_eq!(scene.who("/").as_deref(), Some("a"));
+    assert_eq!(scene.responding_pod("/").as_deref(), Some("a"));
     let began = Instant::now();
-    assert_eq!(scene.who("/delay").as_deref(), Some("a"));
+    assert_eq!(scene.responding_pod("/delay").as_deref(), Some("a"));
     assert!(began.elapsed() >= Duration::from_millis(700));
-    scene.until_logged("/abort", " FI fault_filter_abort");
-    scene.until_logged("/late", " UT,DI ");
-    scene.until_logged("/delay", " DI via_upstream");
+    scene.wait_until_logged("/abort", " FI fault_filter_abort");
+    scene.wait_until_logged("/late", " UT,DI ");
+    scene.wait_until_logged("/delay", " DI via_upstream");
     let metrics = scene.metrics();
     for flags in ["FI", "DI", "UT,DI"] {
         assert!(
@@ -236,15 +237,15 @@ fn faults_apply_only_to_matching_requests() {
     // An invalid object leaves the last valid one in force.
     mesh.apply("aborts", &fault("aborts", "{abort: {httpStatus: 42}}"));
     mesh.apply("gone", &fault("gone", "{abort: {grpcStatus: UNAVAILABLE}}"));
-    scene.until_status("/missing", "503");
-    scene.until_status("/abort", "418");
+    scene.wait_for_status("/missing", "503");
+    scene.wait_for_status("/abort", "418");
     // With another percentage.
     let none = "{abort: {httpStatus: 418, fraction: {numerator: 0, denominator: 1000}}}";
     mesh.apply("aborts", &fault("aborts", none));
-    scene.until_status("/abort", "200");
+    scene.wait_for_status("/abort", "200");
     // The requests fail when its object is deleted.
     mesh.remove("aborts");
-    scene.until_status("/abort", "500");
+    scene.wait_for_status("/abort", "500");
 }
 
 fn rule(subsets: &str) -> String {
@@ -285,22 +286,22 @@ fn subset_gets_only_requests_routed_to_it() {
     );
     mesh.apply("rule", &rule(&subsets));
     mesh.apply("route", &format!("{ROUTE}{SUBSETS}"));
-    scene.until_answered_by("/v1", ["a", "c"]);
-    scene.until_answered_by("/v2", ["b"]);
-    scene.until_answered_by("/both", ["a", "b", "c"]);
+    scene.wait_until_answered_by("/v1", ["a", "c"]);
+    scene.wait_until_answered_by("/v2", ["b"]);
+    scene.wait_until_answered_by("/both", ["a", "b", "c"]);
     let before = scene.requests();
     let none = scene.ask("/none", "");
     assert!(none.starts_with("HTTP/1.1 503"), "{none}");
     let unknown = scene.ask("/unknown", "");
     assert!(unknown.starts_with("HTTP/1.1 500"), "{unknown}");
     assert_eq!(scene.requests(), before);
-    scene.until_logged("/none", " UH ");
+    scene.wait_until_logged("/none", " UH ");
     // A pod with other labels is in another subset.
     mesh.apply("c", pod("c", "v2").trim_start_matches("\n---"));
-    scene.until_answered_by("/v2", ["b", "c"]);
-    scene.until_answered_by("/v1", ["a"]);
+    scene.wait_until_answered_by("/v2", ["b", "c"]);
+    scene.wait_until_answered_by("/v1", ["a"]);
     // Requests for a deleted subset fail, and do not go to the service's other endpoints.
     mesh.apply("rule", &rule("[{name: v2, labels: {version: v2}}]"));
-    scene.until_status("/v1", "500");
-    scene.until_answered_by("/v2", ["b", "c"]);
+    scene.wait_for_status("/v1", "500");
+    scene.wait_until_answered_by("/v2", ["b", "c"]);
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, assert_only_tls, options, until,
+    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, assert_only_tls, options, wait_until,
 };
 
 const DENY_ALL_BUT_CLIENT: &str = "
@@ -18,7 +18,7 @@ spec:
 ";
 
 /// Reason of a denial in the node proxy's access log when ALLOW policies exist, but none matches.
-const NONE_ALLOWED: ExpectedOutcome<'_> =
+const NO_ALLOW_MATCHES: ExpectedOutcome<'_> =
     ExpectedOutcome::Denial("allow policies exist, but none allowed");
 
 const STRICT: &str = "
@@ -43,7 +43,7 @@ spec:
 fn traffic_between_captured_pods_is_only_tls_and_keeps_its_source() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     for url in [
         format!("http://{server}:8080/"),
         "http://server.shop/".into(),
@@ -78,11 +78,11 @@ fn outside_plaintext_is_accepted_until_policy_needs_identity() {
     mesh.apply("strict", STRICT);
     let strict =
         ExpectedOutcome::Denial("explicitly denied by: istio-system/istio_converted_static_strict");
-    mesh.until_get("legacy/client", &url, strict);
+    mesh.wait_for_get("legacy/client", &url, strict);
     mesh.get("shop/client", &url).ok();
 
     mesh.remove("strict");
-    mesh.until_get("legacy/client", &url, true);
+    mesh.wait_for_get("legacy/client", &url, true);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn captured_pod_reaches_outside_pods_in_plaintext() {
     let answer = mesh.get("shop/client", &url);
     assert!(answer.ok().contains("legacy-server"), "{answer:?}");
     // Through its proxy, not around it.
-    until("the proxy has logged it", || {
+    wait_until("the proxy has logged it", || {
         mesh.access_log().lines().any(|line| {
             let parts = [
                 "src.workload=\"client\"",
@@ -109,7 +109,7 @@ fn policy_for_one_identity_denies_all_others() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
-    mesh.until_get("legacy/client", &url, NONE_ALLOWED);
+    mesh.wait_for_get("legacy/client", &url, NO_ALLOW_MATCHES);
     mesh.get("shop/client", &url).ok();
 }
 
@@ -128,7 +128,7 @@ fn new_policy_closes_only_connections_that_it_denies() {
     let open = |address| {
         clients.map(|client| {
             let mut connection = None;
-            until(&format!("{client} is answered by {address}"), || {
+            wait_until(&format!("{client} is answered by {address}"), || {
                 connection = mesh.dial(client, address).ok();
                 connection
                     .as_mut()
@@ -141,7 +141,7 @@ fn new_policy_closes_only_connections_that_it_denies() {
 
     mesh.apply("policy", DENY_PORT);
     for mut connection in closed {
-        connection.until_closed();
+        connection.wait_until_closed();
     }
     for client in clients {
         let url = format!("http://{server}:8080/");
@@ -167,13 +167,13 @@ fn malformed_manifests_change_nothing_and_are_reported() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.apply("policy", DENY_ALL_BUT_CLIENT);
-    mesh.until_get("legacy/client", &url, NONE_ALLOWED);
+    mesh.wait_for_get("legacy/client", &url, NO_ALLOW_MATCHES);
     // The same policy, now with a misspelt field: the last valid one stays in force.
     mesh.apply(
         "policy",
         &DENY_ALL_BUT_CLIENT.replace("principals", "principles"),
     );
-    mesh.until("the fault is named", |_| {
+    mesh.wait_for_status("the fault is named", |_| {
         let log = mesh.logs();
         log.contains("principles") && log.contains("only-client")
     });
@@ -196,7 +196,7 @@ fn ipv6_and_dual_stack_meshes_work_the_same() {
         );
         let pods = [mesh.pod("shop/client"), mesh.pod("shop/server")];
         let addresses: Vec<_> = pods.iter().flat_map(|pod| pod.ips.clone()).collect();
-        let wire = mesh.watch(&["plain-marker"]);
+        let wire = mesh.capture_between_nodes(&["plain-marker"]);
         for ip in &pods[1].ips {
             let url = format!("http://{}/", SocketAddr::new(*ip, 8080));
             let answer = mesh.get("shop/client", &url);

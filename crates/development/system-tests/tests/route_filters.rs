@@ -5,7 +5,7 @@
 use std::{io::Write as _, net::SocketAddr, thread};
 
 use ambit_system_tests::{
-    Mesh, RecordedRequests, is_complete_response, read_head, until, with_waypoint,
+    Mesh, RecordedRequests, is_complete_response, read_head, wait_until, with_waypoint,
 };
 
 const MANIFESTS: &str = "
@@ -95,23 +95,23 @@ spec:
         requestRedirect: {hostname: elsewhere.example, statusCode: 307}
 ";
 
-/// Starts an application that fails twice at `/flaky`, always at `/flaky/always`, and does not respond at `/silent`; at
-/// `/sent/stuck` it does not even read.
-fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
+/// Starts an application that fails twice at `/flaky`, always at `/flaky/always`, does not respond at `/silent`, and
+/// does not read the body at `/sent/stuck`.
+fn start_application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();
-    mesh.serve(pod, port, move |mut stream| {
+    mesh.serve_connections(pod, port, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
             let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
             if is_shadow && target == "/sent/stuck" {
-                stuck();
+                block_forever();
             }
             noted.record(&head, &mut stream)?;
             let is_same = |(head, _): &&(String, String)| head.contains(&format!(" {target} "));
             let times = noted.requests_of("").iter().filter(is_same).count();
             if target.starts_with("/silent") {
-                stuck();
+                block_forever();
             }
             let fails = target == "/flaky/always" || target.starts_with("/flaky") && times < 3;
             let status = if fails { "500 No" } else { "200 OK" };
@@ -128,7 +128,7 @@ fn application(mesh: &Mesh, pod: &str, port: u16, is_shadow: bool) -> RecordedRe
 }
 
 /// Blocks forever with the connection open.
-fn stuck() -> ! {
+fn block_forever() -> ! {
     loop {
         thread::park();
     }
@@ -146,17 +146,17 @@ impl FilterFixture {
         let (mesh, _) = with_waypoint(MANIFESTS);
         mesh.apply("routes", ROUTES);
         let scene = Self {
-            app: application(&mesh, "shop/server", 8081, false),
-            shadow: application(&mesh, "bank/shadow", 8090, true),
-            address: mesh.service("server.shop.svc", 80),
+            app: start_application(&mesh, "shop/server", 8081, false),
+            shadow: start_application(&mesh, "bank/shadow", 8090, true),
+            address: mesh.service_address("server.shop.svc", 80),
             mesh,
         };
-        until("the routes are followed", || {
+        wait_until("the routes are followed", || {
             let answer = scene.ask("GET /away HTTP/1.1", "", "");
             answer.starts_with("HTTP/1.1 307")
                 && answer.contains("location: http://elsewhere.example/away\r\n")
         });
-        until("the mirror is known", || {
+        wait_until("the mirror is known", || {
             scene.ask("GET /copied/first HTTP/1.1", "", "");
             !scene.shadow.requests_of("get /sent/first ").is_empty()
         });
@@ -179,7 +179,7 @@ fn mirror_gets_requests_and_never_delays_them() {
     let scene = FilterFixture::new();
     let answer = scene.ask("POST /copied/a?b=c HTTP/1.1", "X-A: 1\r\n", "hello");
     assert!(answer.ends_with("app"), "{answer}");
-    until("the mirror gets it", || {
+    wait_until("the mirror gets it", || {
         !scene.shadow.requests_of("post /sent/a?b=c ").is_empty()
     });
     let original = scene.app.requests_of("post /sent/a?b=c ");
@@ -218,7 +218,7 @@ fn mirror_gets_requests_and_never_delays_them() {
     );
     let answer = scene.ask("GET /copied/last HTTP/1.1", "", "");
     assert!(answer.ends_with("app"), "{answer}");
-    until("the mirror gets the last", || {
+    wait_until("the mirror gets the last", || {
         !scene.shadow.requests_of("get /sent/last ").is_empty()
     });
     assert!(scene.shadow.requests_of("get /sent/secret ").is_empty());

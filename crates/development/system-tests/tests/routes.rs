@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{Mesh, idle_pod, until, until_through, with_waypoint};
+use ambit_system_tests::{Mesh, idle_pod, wait_until, wait_until_via_waypoint, with_waypoint};
 
 const BANK: &str = "
 ---
@@ -113,8 +113,8 @@ spec:
 fn with_bank() -> (Mesh, SocketAddr) {
     let client = idle_pod("bank/client", "node-1", "app: client");
     let (mesh, waypoint) = with_waypoint(&format!("{BANK}{client}"));
-    until_through(&mesh, &waypoint, "bank/client", "http://server.shop/");
-    let address = mesh.service("server.shop.svc", 80);
+    wait_until_via_waypoint(&mesh, &waypoint, "bank/client", "http://server.shop/");
+    let address = mesh.service_address("server.shop.svc", 80);
     (mesh, address)
 }
 
@@ -129,7 +129,7 @@ fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
 }
 
 /// Sends requests for a path until the response has this status, and returns the response.
-fn until_status(
+fn wait_for_status(
     mesh: &Mesh,
     client: &str,
     address: SocketAddr,
@@ -137,7 +137,7 @@ fn until_status(
     status: &str,
 ) -> String {
     let mut answer = String::new();
-    until(&format!("{path} is answered with {status}"), || {
+    wait_until(&format!("{path} is answered with {status}"), || {
         answer = ask(mesh, client, address, path);
         answer.starts_with(&format!("HTTP/1.1 {status}"))
     });
@@ -149,7 +149,8 @@ fn routes_change_messages_after_policies_have_decided() {
     let (mesh, address) = with_bank();
     mesh.apply("routes", ROUTES);
     mesh.apply("policy", NO_ADMIN);
-    let of = |path: &str, status: &str| until_status(&mesh, "shop/client", address, path, status);
+    let of =
+        |path: &str, status: &str| wait_for_status(&mesh, "shop/client", address, path, status);
     // The namespace has no ReferenceGrant.
     of("/old/x", "500");
     of("/elsewhere", "404");
@@ -188,24 +189,24 @@ fn routes_change_messages_after_policies_have_decided() {
 fn clients_route_applies_only_to_clients_of_its_namespace() {
     let (mesh, address) = with_bank();
     mesh.apply("own", BANK_ROUTES);
-    let own = until_status(&mesh, "bank/client", address, "/none", "404");
+    let own = wait_for_status(&mesh, "bank/client", address, "/none", "404");
     assert!(!own.contains("plain-marker"), "{own}");
-    let own = until_status(&mesh, "bank/client", address, "/own", "200");
+    let own = wait_for_status(&mesh, "bank/client", address, "/own", "200");
     assert!(own.contains("GET /own HTTP/1.1"), "{own}");
-    let others = until_status(&mesh, "shop/client", address, "/own", "200");
+    let others = wait_for_status(&mesh, "shop/client", address, "/own", "200");
     assert!(others.contains("plain-marker"), "{others}");
     // Its clients cannot reach destinations by it that they could not reach themselves.
-    until_status(&mesh, "bank/client", address, "/climb", "200");
+    wait_for_status(&mesh, "bank/client", address, "/climb", "200");
     mesh.apply("policy", NO_ADMIN);
-    until_status(&mesh, "bank/client", address, "/climb", "403");
-    until_status(&mesh, "shop/client", address, "/climb", "200");
+    wait_for_status(&mesh, "bank/client", address, "/climb", "403");
+    wait_for_status(&mesh, "shop/client", address, "/climb", "200");
     mesh.remove("own");
-    let again = until_status(&mesh, "bank/client", address, "/none", "200");
+    let again = wait_for_status(&mesh, "bank/client", address, "/none", "200");
     assert!(again.contains("plain-marker"), "{again}");
 }
 
 /// Returns the manifest of a route of the service with one rule.
-fn one_rule(version: &str, rule: &str) -> String {
+fn route_with_rule(version: &str, rule: &str) -> String {
     format!(
         "
 apiVersion: gateway.networking.k8s.io/{version}
@@ -228,28 +229,31 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     };
     let until_led = |to: &str| {
         let location = format!("location: http://server/{to}\r\n");
-        until(&format!("requests are led to {to}"), || {
+        wait_until(&format!("requests are led to {to}"), || {
             ask(&mesh, "shop/client", address, "/x").contains(&location)
         });
     };
     let until_named = |what: &str| {
-        until(&format!("{what:?} is named"), || mesh.logs().contains(what));
+        wait_until(&format!("{what:?} is named"), || mesh.logs().contains(what));
         until_led("good");
     };
-    mesh.apply("route", &one_rule("v1", &leads("good")));
+    mesh.apply("route", &route_with_rule("v1", &leads("good")));
     until_led("good");
     let many = "{path: {value: /x}}, ".repeat(20_000);
-    mesh.apply("route", &one_rule("v1", &format!("{{matches: [{many}]}}")));
+    mesh.apply(
+        "route",
+        &route_with_rule("v1", &format!("{{matches: [{many}]}}")),
+    );
     until_named("1 rules with 20000 matches are too many");
-    let later = one_rule("v2", "{matches: {all: [path, /x]}}");
+    let later = route_with_rule("v2", "{matches: {all: [path, /x]}}");
     mesh.apply("route", &later);
     until_named("rules[0].matches");
     // A rule with an unknown field is not applied without the field.
     let unknown = format!("{{onlyOnSundays: true, {}", &leads("sunday")[1..]);
-    mesh.apply("route", &one_rule("v1", &unknown));
-    until_status(&mesh, "shop/client", address, "/x", "500");
-    until("it is named", || mesh.logs().contains("onlyOnSundays"));
-    mesh.apply("route", &one_rule("v2", &leads("later")));
+    mesh.apply("route", &route_with_rule("v1", &unknown));
+    wait_for_status(&mesh, "shop/client", address, "/x", "500");
+    wait_until("it is named", || mesh.logs().contains("onlyOnSundays"));
+    mesh.apply("route", &route_with_rule("v2", &leads("later")));
     until_led("later");
 }
 
@@ -284,7 +288,7 @@ fn thousand_routes_of_one_service_all_apply() {
     let leads = |number: usize, to: &str| {
         let path = format!("/route-{number}");
         let location = format!("location: http://server/{to}-{number}\r\n");
-        until(&format!("{path} leads to {to}-{number}"), || {
+        wait_until(&format!("{path} leads to {to}-{number}"), || {
             ask(&mesh, "shop/client", address, &path).contains(&location)
         });
     };
@@ -296,10 +300,10 @@ fn thousand_routes_of_one_service_all_apply() {
         let location = format!("location: http://server/to-{number}\r\n");
         assert!(answer.contains(&location), "route-{number}: {answer}");
     }
-    until_status(&mesh, "shop/client", address, "/route-1000", "404");
+    wait_for_status(&mesh, "shop/client", address, "/route-1000", "404");
     mesh.apply("thousand", &routes(500));
     leads(500, "changed");
     leads(LAST, "to");
     mesh.remove("thousand");
-    until_status(&mesh, "shop/client", address, "/route-500", "200");
+    wait_for_status(&mesh, "shop/client", address, "/route-500", "200");
 }

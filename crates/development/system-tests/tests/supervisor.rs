@@ -10,7 +10,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, ConnectionAttempts, LogSource, Mesh, Options, Replacement, assert_only_tls,
-    find, options,
+    find_pod, options,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -20,7 +20,7 @@ fn repeatedly_killed_node_proxy_refuses_no_connection() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let openings = ConnectionAttempts::new(&mesh);
     openings.dial().unwrap().exchange_line("before").unwrap();
-    let wire = mesh.watch(&["from-pod"]);
+    let wire = mesh.capture_between_nodes(&["from-pod"]);
     let mut gaps = Vec::new();
     std::thread::scope(|scope| {
         scope.spawn(|| openings.run(true));
@@ -34,12 +34,12 @@ fn repeatedly_killed_node_proxy_refuses_no_connection() {
                     .exchange_line("from-pod")
                     .unwrap_or_else(|error| panic!("round {round} {node}: {error}"));
                 gaps.push(killed.elapsed());
-                openings.wait_for_more(5);
+                openings.wait_for_additional(5);
             }
         }
         openings.stop();
     });
-    openings.assert_none_failed();
+    openings.assert_no_failures();
     assert_only_tls(
         &wire.finish(),
         &[mesh.ip("shop/client"), mesh.ip("shop/server")],
@@ -57,7 +57,7 @@ fn repeatedly_killed_node_proxy_refuses_no_connection() {
     assert_eq!(restarts, 0, "the processes that hold the sockets live on");
 }
 
-fn replaced(how: Replacement) {
+fn test_replacement(how: Replacement) {
     let mut options: Options = options();
     let drain = ("CONNECTION_TERMINATION_DEADLINE".into(), "60s".into());
     options.env.extend([drain]);
@@ -67,16 +67,16 @@ fn replaced(how: Replacement) {
     long.exchange_line("before").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| openings.run(false));
-        openings.wait_for_more(5);
+        openings.wait_for_additional(5);
         for node in NODES {
             mesh.client().replace("proxy", Some(node), how).unwrap();
-            openings.wait_for_more(20);
+            openings.wait_for_additional(20);
             long.exchange_line("across")
                 .expect("a connection lives on in the old proxy");
         }
         openings.stop();
     });
-    openings.assert_none_failed();
+    openings.assert_no_failures();
     let log = LogSource::Daemon {
         name: "proxy".into(),
         node: None,
@@ -89,19 +89,19 @@ fn replaced(how: Replacement) {
 
 #[test]
 fn node_proxy_rollout_breaks_no_connection() {
-    replaced(Replacement::NewFirst);
+    test_replacement(Replacement::NewFirst);
 }
 
 #[test]
 fn deleted_node_proxy_serves_until_its_successor_runs() {
-    replaced(Replacement::OldFirst);
+    test_replacement(Replacement::OldFirst);
 }
 
 /// Returns the time in milliseconds until a program that connects when it starts gets a response: its first attempt
 /// must succeed.
-fn first_answer(mesh: &Mesh, name: &str) -> f64 {
-    mesh.until("the pod has had its answer", |status| {
-        find(status, name).is_some_and(|pod| pod.phase == "Succeeded")
+fn first_response_time(mesh: &Mesh, name: &str) -> f64 {
+    mesh.wait_for_status("the pod has had its answer", |status| {
+        find_pod(status, name).is_some_and(|pod| pod.phase == "Succeeded")
     });
     let log = LogSource::Pod {
         pod: name.to_owned(),
@@ -137,7 +137,7 @@ fn new_pods_first_connection_attempt_succeeds() {
         // A service account of its own, whose certificate was never requested before.
         let name = format!("new-{number}");
         mesh.apply("new", &new_pod(&name, &name));
-        spent.push(first_answer(&mesh, &format!("shop/{name}")));
+        spent.push(first_response_time(&mesh, &format!("shop/{name}")));
     }
     println!("first answer of a new pod, ms: {spent:?}");
 }
@@ -146,12 +146,12 @@ fn new_pods_first_connection_attempt_succeeds() {
 fn first_connection_of_a_new_pod_does_not_wait_for_the_control_plane() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     // The node's proxy has a certificate for the account, and knows that the server is ready.
-    mesh.until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));
-    let service = mesh.service("server.shop", 9000);
-    mesh.until_answered("shop/client", service);
+    mesh.wait_until_only_tls("shop/client", SocketAddr::new(mesh.ip("shop/server"), 9000));
+    let service = mesh.service_address("server.shop", 9000);
+    mesh.wait_until_echoed("shop/client", service);
     let _away = mesh.suspend("control", None);
     mesh.apply("new", &new_pod("new", "client"));
-    first_answer(&mesh, "shop/new");
+    first_response_time(&mesh, "shop/new");
 }
 
 #[test]
@@ -165,9 +165,9 @@ fn connections_from_before_the_capture_are_listed_or_closed() {
         let mut from_before = mesh.dial("legacy/client", server).unwrap();
         from_before.exchange_line("in plaintext").unwrap();
         mesh.label("legacy", "ambient");
-        mesh.until_captured("legacy/client", true);
+        mesh.wait_until_captured("legacy/client", true);
         if close {
-            from_before.until_closed();
+            from_before.wait_until_closed();
             continue;
         }
         from_before.exchange_line("still in plaintext").unwrap();

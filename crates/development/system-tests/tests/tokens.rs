@@ -17,8 +17,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    LogSource, Mesh, RecordedHeads, answer_ok, is_complete_response, options, read_head, until,
-    with_waypoint_and,
+    LogSource, Mesh, RecordedHeads, answer_ok, is_complete_response, options, read_head,
+    wait_until, with_waypoint_options,
 };
 use serde_json::{Value, json};
 
@@ -106,30 +106,30 @@ spec:
 /// Server of key sets (JWKS) with its current response, and the number of requests.
 #[derive(Clone)]
 struct KeyServer {
-    answers: Arc<Mutex<KeyServerBehavior>>,
-    asked: Arc<AtomicUsize>,
+    behavior: Arc<Mutex<KeyServerBehavior>>,
+    request_count: Arc<AtomicUsize>,
 }
 
 #[derive(Clone)]
 enum KeyServerBehavior {
     Keys(String),
-    Nothing,
-    Never,
+    EmptyResponse,
+    NoResponse,
 }
 
 impl KeyServer {
     fn serve(mesh: &Mesh, keys: &str) -> (Self, SocketAddr) {
         let server = Self {
-            answers: Arc::new(Mutex::new(KeyServerBehavior::Keys(keys.to_owned()))),
-            asked: Arc::default(),
+            behavior: Arc::new(Mutex::new(KeyServerBehavior::Keys(keys.to_owned()))),
+            request_count: Arc::default(),
         };
         let of = server.clone();
-        let address = mesh.serve("legacy/server", 8099, move |mut stream| {
+        let address = mesh.serve_connections("legacy/server", 8099, move |mut stream| {
             let Some(head) = read_head(&mut stream)? else {
                 return Ok(());
             };
-            of.asked.fetch_add(1, SeqCst);
-            let answers = of.answers.lock().unwrap().clone();
+            of.request_count.fetch_add(1, SeqCst);
+            let answers = of.behavior.lock().unwrap().clone();
             match answers {
                 KeyServerBehavior::Keys(keys) if head.starts_with("GET /keys ") => {
                     answer_ok(&mut stream, &keys)
@@ -137,8 +137,8 @@ impl KeyServer {
                 KeyServerBehavior::Keys(_) => {
                     write!(stream, "HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n")
                 }
-                KeyServerBehavior::Nothing => Ok(()),
-                KeyServerBehavior::Never => loop {
+                KeyServerBehavior::EmptyResponse => Ok(()),
+                KeyServerBehavior::NoResponse => loop {
                     thread::park();
                 },
             }
@@ -146,15 +146,16 @@ impl KeyServer {
         (server, address)
     }
 
-    fn answer(&self, answers: KeyServerBehavior) {
-        *self.answers.lock().unwrap() = answers;
+    fn set_behavior(&self, answers: KeyServerBehavior) {
+        *self.behavior.lock().unwrap() = answers;
     }
 
-    /// Waits until the key server has received two further requests, so that the result of the first was processed.
-    fn until_requested(&self) {
-        let before = self.asked.load(SeqCst);
-        until("the key server is asked", || {
-            self.asked.load(SeqCst) > before + 1
+    /// Waits until the key server has received two more requests. By the second request, the waypoint has processed the
+    /// result of the first.
+    fn wait_until_requested(&self) {
+        let before = self.request_count.load(SeqCst);
+        wait_until("the key server is asked", || {
+            self.request_count.load(SeqCst) > before + 1
         });
     }
 }
@@ -165,7 +166,7 @@ struct TokenFixture {
     heads: RecordedHeads,
     server: KeyServer,
     keys: SocketAddr,
-    made: Value,
+    generated_tokens: Value,
 }
 
 impl TokenFixture {
@@ -176,20 +177,20 @@ impl TokenFixture {
         options
             .env
             .insert("AMBIT_JWKS_REFRESH_SECONDS".into(), "1".into());
-        let (mesh, _) = with_waypoint_and(APP, options);
+        let (mesh, _) = with_waypoint_options(APP, options);
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
         let (server, keys) = KeyServer::serve(&mesh, &key_set(&made, "rsa"));
         mesh.apply("tokens", &objects(&format!("http://{keys}/keys")));
         let scene = Self {
-            address: mesh.service("app.shop.svc", 80),
+            address: mesh.service_address("app.shop.svc", 80),
             mesh,
             heads,
             server,
             keys,
-            made,
+            generated_tokens: made,
         };
         let bearer = bearer(&scene.token("RS256"));
-        until("tokens are asked for and taken", || {
+        wait_until("tokens are asked for and taken", || {
             scene.status("/private/first", "") == 403
                 && scene.status("/private/first", &bearer) == 200
         });
@@ -197,7 +198,10 @@ impl TokenFixture {
     }
 
     fn token(&self, algorithm: &str) -> String {
-        self.made["tokens"][algorithm].as_str().unwrap().to_owned()
+        self.generated_tokens["tokens"][algorithm]
+            .as_str()
+            .unwrap()
+            .to_owned()
     }
 
     /// Sends a request, and returns the response in lower case.
@@ -234,19 +238,20 @@ impl TokenFixture {
     fn collector(&self) -> Arc<Mutex<Vec<u8>>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let of = all.clone();
-        self.mesh.serve("legacy/server", 4318, move |mut stream| {
-            while let Some(head) = read_head(&mut stream)? {
-                let head = head.to_ascii_lowercase();
-                let mut lines = head.lines();
-                let length = lines.find_map(|line| line.strip_prefix("content-length: "));
-                let length = length.and_then(|length| length.parse().ok());
-                let mut body = vec![0; length.unwrap_or(0)];
-                stream.read_exact(&mut body)?;
-                of.lock().unwrap().extend(body);
-                answer_ok(&mut stream, "")?;
-            }
-            Ok(())
-        });
+        self.mesh
+            .serve_connections("legacy/server", 4318, move |mut stream| {
+                while let Some(head) = read_head(&mut stream)? {
+                    let head = head.to_ascii_lowercase();
+                    let mut lines = head.lines();
+                    let length = lines.find_map(|line| line.strip_prefix("content-length: "));
+                    let length = length.and_then(|length| length.parse().ok());
+                    let mut body = vec![0; length.unwrap_or(0)];
+                    stream.read_exact(&mut body)?;
+                    of.lock().unwrap().extend(body);
+                    answer_ok(&mut stream, "")?;
+                }
+                Ok(())
+            });
         all
     }
 
@@ -257,7 +262,7 @@ impl TokenFixture {
 
     /// Returns the head of the request for a target, as the application received it.
     fn request_head(&self, target: &str) -> Option<String> {
-        let all = self.heads.all();
+        let all = self.heads.recorded();
         all.into_iter()
             .find(|head| head.contains(&format!(" {target} ")))
     }
@@ -375,7 +380,7 @@ fn tokens_never_reach_logs_labels_or_spans() {
     ask(&format!("/early/..;b{query}"), "", 400);
     ask(&format!("/headers{query}"), "Connection: host\r\n", 400);
     scene.mesh.apply("asking", CUSTOM_POLICY);
-    until("nobody can be asked", || scene.status("/open/a", "") == 403);
+    wait_until("nobody can be asked", || scene.status("/open/a", "") == 403);
     ask(&format!("/open/b{query}"), "", 403);
     scene.mesh.remove("asking");
     // Headers in configured log formats: of a request that is rejected early, and of one that is
@@ -418,7 +423,7 @@ spec:
     );
     scene.mesh.apply("tokens", &forwarding);
     let cookie = format!("Cookie: x=1; session={token}\r\n");
-    until(
+    wait_until(
         "tokens are forwarded, and lines as they are configured",
         || {
             scene.status("/private/cookie", &cookie) == 200
@@ -438,7 +443,7 @@ spec:
         400,
     );
     scene.mesh.apply("asking", CUSTOM_POLICY);
-    until("nobody can be asked again", || {
+    wait_until("nobody can be asked again", || {
         scene.status("/open/a", "") == 403
     });
     ask("/open/c", &format!("{valid}{cookie}"), 403);
@@ -450,7 +455,7 @@ spec:
         "told /early/c/..;b?a=1 - x=1\n",
         "told /open/c - x=1\n",
     ];
-    until("all lines are written", || {
+    wait_until("all lines are written", || {
         let log = scene.log();
         all.iter().all(|line| log.contains(line))
     });
@@ -461,7 +466,7 @@ spec:
     }
     assert!(!metrics.contains(signed), "{metrics}");
     let exported = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
-    until("spans are told", || {
+    wait_until("spans are told", || {
         ["/private/forwarded", "/open/c", "x=1"]
             .iter()
             .all(|text| exported().contains(text))
@@ -474,37 +479,37 @@ fn keys_follow_their_server_and_survive_its_failures() {
     let scene = TokenFixture::new();
     let (first, second) = (bearer(&scene.token("RS256")), bearer(&scene.token("ES256")));
     assert_eq!(scene.status("/private/a", &second), 401);
-    let rotated = key_set(&scene.made, "p256");
+    let rotated = key_set(&scene.generated_tokens, "p256");
     scene
         .server
-        .answer(KeyServerBehavior::Keys(rotated.clone()));
-    until("the new key is known", || {
+        .set_behavior(KeyServerBehavior::Keys(rotated.clone()));
+    wait_until("the new key is known", || {
         scene.status("/private/a", &second) == 200
     });
     assert_eq!(scene.status("/private/a", &first), 401);
     for failure in [
-        KeyServerBehavior::Nothing,
-        KeyServerBehavior::Never,
+        KeyServerBehavior::EmptyResponse,
+        KeyServerBehavior::NoResponse,
         KeyServerBehavior::Keys("{}".into()),
     ] {
-        scene.server.answer(failure);
-        scene.server.until_requested();
+        scene.server.set_behavior(failure);
+        scene.server.wait_until_requested();
         assert_eq!(scene.status("/private/a", &second), 200);
         assert_eq!(scene.status("/private/a", &first), 401);
     }
     // Without any keys, no token is valid, and requests without a token proceed.
-    scene.server.answer(KeyServerBehavior::Keys(rotated));
+    scene.server.set_behavior(KeyServerBehavior::Keys(rotated));
     scene
         .mesh
         .apply("tokens", &objects(&format!("http://{}/none", scene.keys)));
-    until("no token is valid", || {
+    wait_until("no token is valid", || {
         scene.status("/private/a", &second) == 401
     });
     assert_eq!(scene.status("/open/a", ""), 200);
     scene
         .mesh
         .apply("tokens", &objects(&format!("http://{}/keys", scene.keys)));
-    until("the keys are had", || {
+    wait_until("the keys are had", || {
         scene.status("/private/a", &second) == 200
     });
 }

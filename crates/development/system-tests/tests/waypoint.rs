@@ -9,7 +9,8 @@
 use std::net::SocketAddr;
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, EchoConnection, GATEWAY, Mesh, is_complete_response, until, with_waypoint,
+    CLIENT_AND_SERVER, EchoConnection, GATEWAY, Mesh, is_complete_response, wait_until,
+    with_waypoint,
 };
 
 const NO_ADMIN: &str = "
@@ -76,14 +77,14 @@ fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
 }
 
 /// Sends requests until a response has this status.
-fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
-    until(&format!("{url} is answered with {status}"), || {
+fn wait_for_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
+    wait_until(&format!("{url} is answered with {status}"), || {
         mesh.get(client, url).body.starts_with(status)
     });
 }
 
 /// Sends one request verbatim on a new connection; returns head and body of the response.
-fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
+fn send_raw_request(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
     let mut connection: EchoConnection = mesh.dial("shop/client", address).unwrap();
     let answer = connection.send_raw(request.as_bytes(), |_| false);
     answer.unwrap_or_else(|error| format!("failed: {error}"))
@@ -93,7 +94,7 @@ fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
 fn waypoint_delivers_every_request_to_a_covered_pod() {
     let (mesh, waypoint) = with_waypoint("");
     let server = mesh.ip("shop/server");
-    let wire = mesh.watch(&["plain-marker"]);
+    let wire = mesh.capture_between_nodes(&["plain-marker"]);
     for url in [
         format!("http://{server}:8080/"),
         "http://server.shop/".to_owned(),
@@ -131,22 +132,22 @@ fn waypoint_authorizes_requests_and_follows_changes_at_once() {
     let server = format!("http://{}:8080", mesh.ip("shop/server"));
     mesh.apply("policy", NO_ADMIN);
     for base in [server.as_str(), "http://server.shop"] {
-        until_status(&mesh, "shop/client", &format!("{base}/admin"), "403");
+        wait_for_status(&mesh, "shop/client", &format!("{base}/admin"), "403");
         mesh.get("shop/client", &format!("{base}/adminx")).ok();
     }
-    until_status(&mesh, "legacy/client", &format!("{server}/admin/x"), "403");
+    wait_for_status(&mesh, "legacy/client", &format!("{server}/admin/x"), "403");
     mesh.apply("policy", ONLY_CLIENT);
-    until_status(&mesh, "legacy/client", &format!("{server}/"), "403");
+    wait_for_status(&mesh, "legacy/client", &format!("{server}/"), "403");
     mesh.get("shop/client", &format!("{server}/admin")).ok();
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
     let post = "POST / HTTP/1.1\r\nHost: server\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    let refused = raw(&mesh, address, post);
+    let refused = send_raw_request(&mesh, address, post);
     assert!(
         refused.starts_with("HTTP/1.1 403") && refused.ends_with("RBAC: access denied"),
         "{refused}"
     );
     mesh.remove("policy");
-    mesh.until_get("legacy/client", &format!("{server}/"), true);
+    mesh.wait_for_get("legacy/client", &format!("{server}/"), true);
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn no_spelling_of_a_path_bypasses_a_policy() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
-    until_status(
+    wait_for_status(
         &mesh,
         "shop/client",
         &format!("http://{address}/admin"),
@@ -195,11 +196,11 @@ fn no_spelling_of_a_path_bypasses_a_policy() {
     for spelling in spellings {
         let request =
             format!("GET {spelling} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n");
-        let answer = raw(&mesh, address, &request);
+        let answer = send_raw_request(&mesh, address, &request);
         let refused = answer.starts_with("HTTP/1.1 403") || answer.starts_with("HTTP/1.1 400");
         assert!(refused, "{spelling:?} was answered with {answer:?}");
     }
-    let allowed = raw(
+    let allowed = send_raw_request(
         &mesh,
         address,
         "GET /x HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n",
@@ -225,10 +226,10 @@ fn route_forwards_requests_to_another_service() {
     };
     assert!(ask().contains("plain-marker"));
     mesh.apply("other", OTHER);
-    until("the open connection is routed anew", || {
+    wait_until("the open connection is routed anew", || {
         ask().contains("other-text")
     });
-    until("the route leads to the other service", || {
+    wait_until("the route leads to the other service", || {
         mesh.get("shop/client", "http://server.shop/")
             .body
             .contains("other-text")
@@ -241,7 +242,7 @@ fn route_forwards_requests_to_another_service() {
             .contains("plain-marker")
     );
     mesh.remove("other");
-    until("the service leads to itself again", || {
+    wait_until("the service leads to itself again", || {
         mesh.get("shop/client", "http://server.shop/")
             .body
             .contains("plain-marker")
@@ -257,7 +258,7 @@ fn pod_needs_its_waypoint_until_the_gateway_is_deleted() {
         "{name: waypoint, namespace: shop, annotations: {ambit.io/waypoint-replicas: '0'}}",
     );
     mesh.apply("manifests", &format!("{CLIENT_AND_SERVER}\n---{scaled}"));
-    until("the waypoint has gone", || {
+    wait_until("the waypoint has gone", || {
         !mesh.get("shop/client", &direct).succeeded()
     });
     for (client, url) in [
@@ -270,7 +271,7 @@ fn pod_needs_its_waypoint_until_the_gateway_is_deleted() {
     }
     mesh.apply("manifests", CLIENT_AND_SERVER);
     for client in ["shop/client", "legacy/client"] {
-        let answer = mesh.until_get(client, &direct, true);
+        let answer = mesh.wait_for_get(client, &direct, true);
         let called_by = format!("called by {}", mesh.ip(client));
         assert!(
             answer.body.contains(&called_by),
@@ -292,7 +293,7 @@ fn connection_is_closed_when_a_policy_starts_to_deny_it() {
         "policy",
         &ONLY_CLIENT.replace("    to: [{operation: {methods: [GET]}}]\n", ""),
     );
-    denied.until_closed();
+    denied.wait_until_closed();
     allowed.exchange_line("still here").unwrap();
 }
 
@@ -303,7 +304,7 @@ fn ambiguous_requests_are_rejected() {
     // With a policy on paths, all bytes must be HTTP.
     mesh.apply("policy", NO_ADMIN);
     let address = SocketAddr::new(mesh.ip("shop/server"), 8080);
-    until_status(
+    wait_for_status(
         &mesh,
         "shop/client",
         &format!("http://{address}/admin"),
@@ -424,7 +425,7 @@ fn ambiguous_requests_are_rejected() {
         ),
     ];
     for (what, request, status) in cases {
-        let answer = raw(&mesh, address, &request);
+        let answer = send_raw_request(&mesh, address, &request);
         let expected = format!("HTTP/1.1 {status}");
         assert!(
             answer.starts_with(&expected),

@@ -28,7 +28,7 @@ mod path;
 mod store;
 
 use change::Change;
-use path::Target;
+use path::RequestTarget;
 use store::Store;
 
 /// Request that the server has received.
@@ -48,35 +48,35 @@ pub struct ApiServer {
     address: SocketAddr,
     shared: Arc<Shared>,
     /// Sender whose drop stops the server's thread.
-    _end: mpsc::Sender<()>,
+    _stop: mpsc::Sender<()>,
 }
 
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     /// Counter whose changes close every open connection.
-    connection_cut: watch::Sender<u32>,
+    connection_generation: watch::Sender<u32>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     store: Store,
-    is_away: bool,
-    /// Error statuses of the next responses.
-    failing: Vec<u16>,
+    is_unavailable: bool,
+    /// Error statuses of the next responses, one each, in order.
+    next_errors: Vec<u16>,
     /// Error statuses of the next responses, by request path.
-    failing_at: Vec<(String, u16)>,
+    next_errors_by_path: Vec<(String, u16)>,
     /// Fixed responses by request path.
-    fixed: HashMap<String, Value>,
+    fixed_responses: HashMap<String, Value>,
     requests: Vec<ApiRequest>,
     watches: Vec<Watcher>,
-    reviews: HashMap<String, Review>,
+    reviews: HashMap<String, ReviewHandler>,
 }
 
 /// Handler of objects that are reviewed instead of stored, such as TokenReviews.
-struct Review(Box<dyn Fn(&Value) -> Value + Send>);
+struct ReviewHandler(Box<dyn Fn(&Value) -> Value + Send>);
 
-impl fmt::Debug for Review {
+impl fmt::Debug for ReviewHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Review")
     }
@@ -84,7 +84,7 @@ impl fmt::Debug for Review {
 
 #[derive(Debug)]
 struct Watcher {
-    target: Target,
+    target: RequestTarget,
     events: mpsc::UnboundedSender<Bytes>,
 }
 
@@ -100,7 +100,7 @@ impl ApiServer {
         listener.set_nonblocking(true).expect("a usable listener");
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            connection_cut: watch::Sender::new(0),
+            connection_generation: watch::Sender::new(0),
         });
         let (end, mut ended) = mpsc::channel::<()>(1);
         let served = Arc::clone(&shared);
@@ -117,7 +117,7 @@ impl ApiServer {
         Self {
             address,
             shared,
-            _end: end,
+            _stop: end,
         }
     }
 
@@ -145,19 +145,19 @@ impl ApiServer {
         state.notify_watchers(&change);
     }
 
-    /// Serves a kind without objects, so that discovery lists it.
+    /// Starts to serve a kind that has no objects yet, so that API discovery lists the kind.
     pub fn serve(&self, collection: &str, kind: &str) {
         self.shared.state.lock().store.add_kind(collection, kind);
     }
 
-    /// Responds to posts to `collection` by `review` instead of storing the objects, for
+    /// Makes the handler `review` respond to POST requests for `collection` instead of storing the objects, for
     /// TokenReviews and similar kinds.
-    pub fn answer_posts(
+    pub fn set_review_handler(
         &self,
         collection: &str,
         review: impl Fn(&Value) -> Value + Send + 'static,
     ) {
-        let review = Review(Box::new(review));
+        let review = ReviewHandler(Box::new(review));
         let mut state = self.shared.state.lock();
         state.reviews.insert(collection.to_owned(), review);
     }
@@ -185,8 +185,8 @@ impl ApiServer {
     }
 
     /// Switches an outage on or off; at its start, every open connection is closed.
-    pub fn set_away(&self, away: bool) {
-        self.shared.state.lock().is_away = away;
+    pub fn set_unavailable(&self, away: bool) {
+        self.shared.state.lock().is_unavailable = away;
         if away {
             self.close_connections();
         }
@@ -195,7 +195,9 @@ impl ApiServer {
     /// Closes every open connection; new connections are served.
     pub fn close_connections(&self) {
         self.shared.state.lock().watches.clear();
-        self.shared.connection_cut.send_modify(|count| *count += 1);
+        self.shared
+            .connection_generation
+            .send_modify(|count| *count += 1);
     }
 
     /// Drops the history of changes, so that no watch can be resumed from an earlier version.
@@ -203,26 +205,30 @@ impl ApiServer {
         self.shared.state.lock().store.compact();
     }
 
-    /// Resets the resource versions, as after the store was restored from a backup.
-    pub fn restore(&self) {
+    /// Restarts the resource versions, as a restore of the store from a backup does.
+    pub fn reset_versions(&self) {
         self.shared.state.lock().store.restart_versions();
     }
 
     /// Makes the next requests fail with these statuses, one each, in order.
     pub fn fail_next(&self, statuses: &[u16]) {
-        self.shared.state.lock().failing.extend(statuses);
+        self.shared.state.lock().next_errors.extend(statuses);
     }
 
     /// Makes the next requests of a path fail with these statuses, one each, in order.
     pub fn fail_next_at(&self, path: &str, statuses: &[u16]) {
         let failures = statuses.iter().map(|status| (path.to_owned(), *status));
-        self.shared.state.lock().failing_at.extend(failures);
+        self.shared
+            .state
+            .lock()
+            .next_errors_by_path
+            .extend(failures);
     }
 
     /// Sets a fixed response for a path, which replaces its objects.
     pub fn set_fixed_response(&self, path: &str, answer: Value) {
         let mut state = self.shared.state.lock();
-        state.fixed.insert(path.to_owned(), answer);
+        state.fixed_responses.insert(path.to_owned(), answer);
     }
 
     /// Returns the requests that the server has received so far.
@@ -247,10 +253,10 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        if shared.state.lock().is_away {
+        if shared.state.lock().is_unavailable {
             continue;
         }
-        let mut cut = shared.connection_cut.subscribe();
+        let mut cut = shared.connection_generation.subscribe();
         let shared = Arc::clone(&shared);
         let service = hyper::service::service_fn(move |request| {
             let shared = Arc::clone(&shared);
@@ -273,8 +279,8 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
 /// Response body that begins with a complete part, followed by a stream of parts.
 #[derive(Debug)]
 struct ResponseBody {
-    first: Option<Bytes>,
-    more: Option<mpsc::UnboundedReceiver<Bytes>>,
+    complete_part: Option<Bytes>,
+    streamed_parts: Option<mpsc::UnboundedReceiver<Bytes>>,
 }
 
 impl Body for ResponseBody {
@@ -285,10 +291,10 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(first) = self.first.take() {
+        if let Some(first) = self.complete_part.take() {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
-        match &mut self.more {
+        match &mut self.streamed_parts {
             Some(more) => more
                 .poll_recv(context)
                 .map(|next| next.map(|bytes| Ok(Frame::data(bytes)))),
@@ -299,8 +305,8 @@ impl Body for ResponseBody {
 
 fn respond(status: u16, body: &Value) -> Response<ResponseBody> {
     let answer = ResponseBody {
-        first: Some(body.to_string().into()),
-        more: None,
+        complete_part: Some(body.to_string().into()),
+        streamed_parts: None,
     };
     let mut response = Response::new(answer);
     *response.status_mut() = StatusCode::from_u16(status).expect("a status");
@@ -332,12 +338,16 @@ async fn respond_to(shared: &Shared, request: Request<Incoming>) -> Response<Res
         path: head.uri.to_string(),
         body: body.clone(),
     });
-    if !state.failing.is_empty() {
-        return failure(state.failing.remove(0), "Injected");
+    if !state.next_errors.is_empty() {
+        return failure(state.next_errors.remove(0), "Injected");
     }
     let path = head.uri.path();
-    if let Some(index) = state.failing_at.iter().position(|(at, _)| at == path) {
-        let (_, status) = state.failing_at.remove(index);
+    if let Some(index) = state
+        .next_errors_by_path
+        .iter()
+        .position(|(at, _)| at == path)
+    {
+        let (_, status) = state.next_errors_by_path.remove(index);
         let reason = if status == 404 {
             "NotFound"
         } else {
@@ -345,7 +355,7 @@ async fn respond_to(shared: &Shared, request: Request<Incoming>) -> Response<Res
         };
         return failure(status, reason);
     }
-    if let Some(answer) = state.fixed.get(path) {
+    if let Some(answer) = state.fixed_responses.get(path) {
         return respond(200, answer);
     }
     let metadata_only = head
@@ -353,7 +363,7 @@ async fn respond_to(shared: &Shared, request: Request<Incoming>) -> Response<Res
         .get(header::ACCEPT)
         .and_then(|accept| accept.to_str().ok())
         .is_some_and(|accept| accept.contains("as=PartialObjectMetadata"));
-    let Some(target) = Target::parse(&head.uri, metadata_only) else {
+    let Some(target) = RequestTarget::parse(&head.uri, metadata_only) else {
         let resources = state.store.discovery(head.uri.path());
         return resources.map_or_else(|| failure(404, "NotFound"), |list| respond(200, &list));
     };
@@ -391,7 +401,7 @@ async fn respond_to(shared: &Shared, request: Request<Incoming>) -> Response<Res
 
 fn apply_write(
     state: &mut State,
-    target: &Target,
+    target: &RequestTarget,
     change: impl FnOnce(&mut Store) -> Result<Change, (u16, &'static str)>,
 ) -> Response<ResponseBody> {
     match change(&mut state.store) {
@@ -403,8 +413,8 @@ fn apply_write(
     }
 }
 
-fn open_watch(state: &mut State, target: Target) -> Response<ResponseBody> {
-    if state.is_away {
+fn open_watch(state: &mut State, target: RequestTarget) -> Response<ResponseBody> {
+    if state.is_unavailable {
         // The connection is about to be closed.
         return failure(503, "ServiceUnavailable");
     }
@@ -420,8 +430,8 @@ fn open_watch(state: &mut State, target: Target) -> Response<ResponseBody> {
     state.watches.push(Watcher { target, events });
     let mut response = Response::new(ResponseBody {
         // An empty part would end the body.
-        first: (!missed.is_empty()).then(|| missed.into()),
-        more: Some(more),
+        complete_part: (!missed.is_empty()).then(|| missed.into()),
+        streamed_parts: Some(more),
     });
     let json = header::HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);

@@ -5,8 +5,8 @@ use ambit_model::{
     Scope, Service, StringMatch, Workload, WorkloadKind,
 };
 
-/// Returns a captured pod of namespace `ns` with these addresses, on node `node1`, with service
-/// account and other names `name`.
+/// Returns a captured pod of namespace `ns` on node `node1` with these addresses. The pod, its service account, its
+/// workload and its canonical service are all called `name`.
 pub fn workload(name: &str, ips: &[&str]) -> Workload {
     Workload {
         uid: format!("Kubernetes//Pod/ns/{name}").into(),
@@ -28,7 +28,7 @@ pub fn workload(name: &str, ips: &[&str]) -> Workload {
 }
 
 /// Returns a workload outside the mesh.
-pub fn plain_workload(name: &str, ips: &[&str]) -> Workload {
+pub fn workload_outside_mesh(name: &str, ips: &[&str]) -> Workload {
     Workload {
         protocol: Protocol::Tcp,
         ..workload(name, ips)
@@ -36,7 +36,7 @@ pub fn plain_workload(name: &str, ips: &[&str]) -> Workload {
 }
 
 /// Makes a workload an endpoint of a service (`namespace/hostname`) with its own target ports.
-pub fn endpoint_of(mut workload: Workload, service: &str, ports: &[(u16, u16)]) -> Workload {
+pub fn make_endpoint(mut workload: Workload, service: &str, ports: &[(u16, u16)]) -> Workload {
     let service: NamespacedHostname = service.parse().expect("namespace/hostname");
     workload
         .services
@@ -95,7 +95,7 @@ pub fn from_principal(pattern: &str) -> Match {
 }
 
 /// Returns a match of clients without an identity.
-pub fn from_nobody() -> Match {
+pub fn from_unauthenticated() -> Match {
     Match {
         not_principals: vec![StringMatch::Presence],
         ..Match::default()
@@ -103,7 +103,7 @@ pub fn from_nobody() -> Match {
 }
 
 /// Makes a policy apply only to workloads that reference it, and adds the reference to a workload.
-pub fn select(workload: &mut Workload, policy: &mut Authorization) {
+pub fn select_workload(workload: &mut Workload, policy: &mut Authorization) {
     policy.scope = Scope::WorkloadSelector;
     workload
         .authorization_policies

@@ -10,7 +10,7 @@ use ambit_wire::citadel::istio_certificate_service_server::{
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 
-/// Running server, which stops when dropped.
+/// Running server of the CSR API, which stops when dropped.
 #[derive(Debug)]
 pub(crate) struct CsrApi {
     pub(crate) address: SocketAddr,

@@ -40,7 +40,7 @@ pub struct ReceivedCsr {
     pub headers: MetadataMap,
 }
 
-/// Running server, which stops when dropped.
+/// Running scripted server of the CSR API, which stops when dropped.
 #[derive(Debug)]
 pub struct CsrServer {
     /// Address of the server, whose certificate is for `localhost` and `127.0.0.1`.
@@ -53,7 +53,7 @@ pub struct CsrServer {
 struct Shared {
     pki: Arc<Pki>,
     script: Mutex<VecDeque<CsrResponse>>,
-    seen: Mutex<Vec<ReceivedCsr>>,
+    received: Mutex<Vec<ReceivedCsr>>,
 }
 
 impl CsrServer {
@@ -65,11 +65,11 @@ impl CsrServer {
 
     /// Starts the server on a given listener.
     pub fn start_on(pki: Arc<Pki>, listener: TcpListener) -> Self {
-        let (chain, key) = pki.serving(&["localhost", "127.0.0.1"]);
+        let (chain, key) = pki.serving_certificate(&["localhost", "127.0.0.1"]);
         let shared = Arc::new(Shared {
             pki,
             script: Mutex::default(),
-            seen: Mutex::default(),
+            received: Mutex::default(),
         });
         let service = Service(shared.clone());
         let api = CsrApi::start(listener, &shared.pki.settings, chain, key, service);
@@ -80,14 +80,14 @@ impl CsrServer {
         }
     }
 
-    /// Scripts the next response.
+    /// Queues a scripted response for the next call.
     pub fn queue_response(&self, answer: CsrResponse) {
         self.shared.script.lock().push_back(answer);
     }
 
     /// Returns the calls that the server has received so far.
     pub fn received_requests(&self) -> Vec<ReceivedCsr> {
-        self.shared.seen.lock().clone()
+        self.shared.received.lock().clone()
     }
 }
 
@@ -109,7 +109,7 @@ impl IstioCertificateService for Service {
                 Some(Kind::StringValue(text)) => Some(text),
                 _ => None,
             });
-        self.0.seen.lock().push(ReceivedCsr {
+        self.0.received.lock().push(ReceivedCsr {
             csr: request.csr.clone(),
             validity: request.validity_duration,
             impersonated: impersonated.clone(),
@@ -117,7 +117,7 @@ impl IstioCertificateService for Service {
         });
         let issue = |identity: &Identity| {
             let ttl = Duration::from_secs(request.validity_duration.unsigned_abs());
-            self.0.pki.certificate_response(&request.csr, identity, ttl)
+            self.0.pki.csr_response(&request.csr, identity, ttl)
         };
         let answer = self.0.script.lock().pop_front();
         let cert_chain = match answer {

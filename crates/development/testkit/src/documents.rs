@@ -37,17 +37,17 @@ pub fn repository_root() -> PathBuf {
 }
 
 /// Returns the steps for one runner in a document, whose path is relative to the repository.
-pub fn steps_of_file(path: &str, runner: &str) -> Vec<DocumentStep> {
+pub fn parse_file_steps(path: &str, runner: &str) -> Vec<DocumentStep> {
     let file = repository_root().join(path);
     let text = fs::read_to_string(&file)
         .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
-    let steps = steps(&text, runner);
+    let steps = parse_steps(&text, runner);
     assert!(!steps.is_empty(), "{path} has no commands for {runner}");
     steps
 }
 
 /// Returns the steps for one runner in a document's text.
-pub fn steps(text: &str, runner: &str) -> Vec<DocumentStep> {
+pub fn parse_steps(text: &str, runner: &str) -> Vec<DocumentStep> {
     let shown = format!("<!-- run: {runner} -->");
     let hidden = format!("<!-- run: {runner}");
     let mut steps = Vec::new();
@@ -63,13 +63,13 @@ pub fn steps(text: &str, runner: &str) -> Vec<DocumentStep> {
             continue;
         };
         let block = lines.by_ref().take_while(|(_, line)| *line != end);
-        read(block, &mut steps);
+        parse_block(block, &mut steps);
     }
     steps
 }
 
-/// Parses the steps of one block.
-fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<DocumentStep>) {
+/// Parses the steps of one block of commands.
+fn parse_block<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<DocumentStep>) {
     let mut in_document = false;
     for (index, line) in block {
         if in_document {
@@ -125,8 +125,8 @@ fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a
-/// moment for changes; panics with the output if that takes longer than `timeout`.
+/// Runs steps in order. Each is repeated until its output is as shown, since the mesh needs a moment for changes;
+/// panics with the last output if a step takes longer than `timeout`.
 pub fn run_steps(steps: &[DocumentStep], timeout: Duration, run: impl Fn(&str) -> Output) {
     for step in steps {
         let deadline = Instant::now() + timeout;
@@ -182,14 +182,14 @@ $ docker push
 
     #[test]
     fn steps_are_those_of_one_runner_in_order() {
-        let all = steps(PAGE, "lab");
+        let all = parse_steps(PAGE, "lab");
         let commands: Vec<_> = all.iter().map(|step| step.command.as_str()).collect();
         let document = "cat > b <<'END'\n$ not a command\nEND";
         assert_eq!(commands, ["touch a", document, "ls /tmp"]);
         assert_eq!(all[2].output, ["a … c", "…"]);
         assert_eq!((all[0].line, all[2].line), (3, 10));
-        assert_eq!(steps(PAGE, "cluster").len(), 1);
-        assert!(steps(PAGE, "registry").is_empty());
+        assert_eq!(parse_steps(PAGE, "cluster").len(), 1);
+        assert!(parse_steps(PAGE, "registry").is_empty());
     }
 
     #[test]
@@ -221,7 +221,7 @@ $ docker push
     #[test]
     #[should_panic(expected = "line 1: echo a: no line \"b\" in:\na")]
     fn missing_output_names_the_step() {
-        let steps = steps("<!-- run: lab\n$ echo a\nb\n-->", "lab");
+        let steps = parse_steps("<!-- run: lab\n$ echo a\nb\n-->", "lab");
         // The line number is that of the command.
         assert_eq!(steps[0].line, 2);
         let first = DocumentStep {

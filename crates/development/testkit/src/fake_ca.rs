@@ -27,11 +27,11 @@ pub struct FakeCa {
 
 #[derive(Debug, Default)]
 struct State {
-    asked: Vec<Identity>,
+    requested: Vec<Identity>,
     failures: VecDeque<tonic::Status>,
-    holding: bool,
-    running: usize,
-    most_running: usize,
+    is_holding: bool,
+    running_fetches: usize,
+    max_running_fetches: usize,
 }
 
 impl FakeCa {
@@ -45,17 +45,17 @@ impl FakeCa {
         }
     }
 
-    /// Holds every fetch until [`Self::release_fetches`].
+    /// Holds every certificate fetch until [`Self::release_fetches`].
     pub fn hold_fetches(&self) {
-        self.state.lock().holding = true;
+        self.state.lock().is_holding = true;
     }
 
-    /// Releases this number of held fetches.
+    /// Lets this number of held fetches complete.
     pub fn release_fetches(&self, fetches: usize) {
         self.gate.add_permits(fetches);
     }
 
-    /// Makes this number of fetches fail.
+    /// Makes this number of certificate fetches fail.
     pub fn fail_fetches(&self, fetches: usize) {
         self.queue_failures(fetches, || {
             tonic::Status::unavailable("the fake CA is set to fail")
@@ -74,28 +74,28 @@ impl FakeCa {
         failures.extend((0..fetches).map(|_| status()));
     }
 
-    /// Makes fetches succeed again.
+    /// Makes all later certificate fetches succeed.
     pub fn recover(&self) {
         self.state.lock().failures.clear();
     }
 
     /// Returns the requested identities, in order.
     pub fn requested(&self) -> Vec<Identity> {
-        self.state.lock().asked.clone()
+        self.state.lock().requested.clone()
     }
 
     /// Returns the maximum number of concurrent fetches so far.
     pub fn max_concurrent_fetches(&self) -> usize {
-        self.state.lock().most_running
+        self.state.lock().max_running_fetches
     }
 
     async fn issue(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
         let (holding, failure) = {
             let mut state = self.state.lock();
-            state.asked.push(identity.clone());
-            state.running += 1;
-            state.most_running = state.most_running.max(state.running);
-            (state.holding, state.failures.pop_front())
+            state.requested.push(identity.clone());
+            state.running_fetches += 1;
+            state.max_running_fetches = state.max_running_fetches.max(state.running_fetches);
+            (state.is_holding, state.failures.pop_front())
         };
         if holding {
             self.gate
@@ -104,10 +104,10 @@ impl FakeCa {
                 .expect("the gate is never closed")
                 .forget();
         }
-        self.state.lock().running -= 1;
+        self.state.lock().running_fetches -= 1;
         match failure {
             Some(status) => Err(FetchError::Status(Box::new(status))),
-            None => Ok(self.pki.cert_for(identity, SystemTime::now(), self.ttl)),
+            None => Ok(self.pki.cert_at(identity, SystemTime::now(), self.ttl)),
         }
     }
 }

@@ -5,7 +5,7 @@ use h2::{Reason, RecvStream, server::SendResponse};
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Server side of one connection.
+/// Scripted server side of one HTTP/2 connection.
 pub struct H2Peer<S> {
     connection: h2::server::Connection<S, Bytes>,
 }
@@ -19,7 +19,7 @@ impl<S> std::fmt::Debug for H2Peer<S> {
 /// CONNECT request that awaits its response.
 #[derive(Debug)]
 pub struct Tunnel {
-    /// Request of the client.
+    /// Head of the client's CONNECT request.
     pub request: Request<()>,
     /// Bytes that the client sends.
     pub body: RecvStream,
@@ -31,7 +31,7 @@ pub struct Tunnel {
 pub struct OpenTunnel {
     /// Bytes that the client sends.
     pub body: RecvStream,
-    /// Response stream to the client.
+    /// Stream of the response, to send bytes to the client.
     pub send: h2::SendStream<Bytes>,
 }
 
@@ -80,7 +80,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         while self.connection.accept().await.is_some() {}
     }
 
-    /// Drives the connection until the client closes it; panics at a further request.
+    /// Drives the connection until the client closes it; panics if the client sends another request.
     pub async fn serve_until_closed(mut self) {
         if let Some(tunnel) = self.next().await {
             panic!("unexpected request: {:?}", tunnel.request);
@@ -168,7 +168,7 @@ impl OpenTunnel {
         assert!(self.body.is_end_stream());
     }
 
-    /// Sends bytes; `last` ends the stream.
+    /// Sends bytes to the client; `last` ends the stream.
     pub fn send(&mut self, bytes: &'static [u8], last: bool) {
         self.send
             .send_data(Bytes::from_static(bytes), last)

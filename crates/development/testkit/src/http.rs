@@ -9,7 +9,7 @@ use std::{
 /// Timeout of reading from a silent server.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Response to a request.
+/// Status and body of an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// Status code of the response.

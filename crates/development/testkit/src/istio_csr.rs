@@ -51,7 +51,7 @@ struct Shared {
 }
 
 impl Shared {
-    fn sign(
+    fn sign_certificate(
         &self,
         mut request: CertificateSigningRequestParams,
         life: Duration,
@@ -82,14 +82,14 @@ impl IstioCsr {
         node_accounts: &[Identity],
     ) -> Self {
         let key = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("a key");
-        let mut root = params();
+        let mut root = ca_params();
         root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         root.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         root.distinguished_name
             .push(rcgen::DnType::CommonName, "istio-ca");
         let root_pem = root.self_signed(&key).expect("a root").pem();
         let issuer = Issuer::new(root, key);
-        let (chain, key) = serving(&issuer);
+        let (chain, key) = serving_certificate(&issuer);
         let accounts = accounts.iter();
         let shared = Arc::new(Shared {
             issuer,
@@ -120,7 +120,7 @@ impl IstioCsr {
     }
 }
 
-fn params() -> CertificateParams {
+fn ca_params() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.not_before = (SystemTime::now() - Duration::from_secs(60)).into();
@@ -128,11 +128,11 @@ fn params() -> CertificateParams {
     params
 }
 
-fn serving(
+fn serving_certificate(
     issuer: &Issuer<'static, KeyPair>,
 ) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let key = KeyPair::generate_for(&PKCS_RSA_SHA256).expect("a key");
-    let mut leaf = params();
+    let mut leaf = ca_params();
     let name = ISTIO_CSR_NAME.try_into().expect("a name");
     leaf.subject_alt_names = vec![SanType::DnsName(name)];
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -174,7 +174,10 @@ impl Service {
     }
 
     /// Parses a certificate request, which must name exactly this identity.
-    fn request(text: &str, identity: &Identity) -> Result<CertificateSigningRequestParams, String> {
+    fn parse_certificate_request(
+        text: &str,
+        identity: &Identity,
+    ) -> Result<CertificateSigningRequestParams, String> {
         let request = CertificateSigningRequestParams::from_pem(text);
         let request = request.map_err(|error| error.to_string())?;
         let names = &request.params.subject_alt_names;
@@ -199,11 +202,11 @@ impl IstioCertificateService for Service {
         let refuse = |_why: String| Status::unauthenticated("request authenticate failure");
         let identity = self.identity(&request).map_err(refuse)?;
         let request = request.into_inner();
-        let signed = Self::request(&request.csr, &identity).map_err(refuse)?;
+        let signed = Self::parse_certificate_request(&request.csr, &identity).map_err(refuse)?;
         let requested = u64::try_from(request.validity_duration)
             .map_err(|_| Status::internal("failed to sign certificate request"))?;
         let life = Duration::from_secs(requested).min(MAX_LIFETIME);
-        let cert_chain = self.0.sign(signed, life);
+        let cert_chain = self.0.sign_certificate(signed, life);
         let cert_chain = cert_chain.map_err(|error| Status::internal(error.to_string()))?;
         self.0.issued.lock().push(identity);
         Ok(Response::new(IstioCertificateResponse { cert_chain }))

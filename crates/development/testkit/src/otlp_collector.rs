@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::until_blocking;
+use crate::wait_until_blocking;
 
 /// Default port of OTLP over HTTP.
 const OTLP_HTTP_PORT: u16 = 4318;
@@ -93,7 +93,7 @@ impl OtlpCollector {
     /// texts.
     pub fn wait_until_exported(&self, service: &str, metric: &str, message: &str) {
         for (path, text) in [("/v1/metrics", metric), ("/v1/logs", message)] {
-            until_blocking(&format!("{text} of {service} is exported"), || {
+            wait_until_blocking(&format!("{text} of {service} is exported"), || {
                 let messages = self.0.lock();
                 // Protobuf contains texts verbatim.
                 messages.iter().any(|(own, body)| {

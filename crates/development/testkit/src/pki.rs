@@ -15,8 +15,8 @@ use crate::SpiffeSvid;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Replaces the accepted trust domains: aliases of the mesh's own, and the roots of other meshes
-/// for their trust domains.
+/// Replaces the accepted trust domains: `aliases` of the mesh's own trust domain, and other meshes' trust domains, each
+/// with its root CA.
 pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(&str, &Pki)]) {
     let roots = roots.iter();
     let contents = Contents {
@@ -43,7 +43,7 @@ pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
 #[derive(Debug)]
 pub struct Pki {
     root: Authority,
-    signer: Authority,
+    intermediate: Authority,
     /// TLS settings of the issued certificates.
     pub settings: TlsSettings,
 }
@@ -60,7 +60,7 @@ impl Pki {
         Self::with_settings(TlsSettings::default())
     }
 
-    /// Creates a PKI with other TLS settings.
+    /// Creates a PKI like [`Self::new`], with these TLS settings.
     pub fn with_settings(settings: TlsSettings) -> Self {
         // Backdated so that expired certificates can be issued, too.
         let born = SystemTime::now() - 30 * DAY;
@@ -70,7 +70,7 @@ impl Pki {
             .expect("an intermediate");
         Self {
             root,
-            signer,
+            intermediate: signer,
             settings,
         }
     }
@@ -86,17 +86,17 @@ impl Pki {
 
     /// Issues a certificate that is valid for a day.
     pub fn cert(&self, identity: &Identity) -> WorkloadCert {
-        self.cert_for(identity, SystemTime::now(), DAY)
+        self.cert_at(identity, SystemTime::now(), DAY)
     }
 
     /// Issues a certificate like [`Self::cert`], for a SPIFFE ID as text.
-    pub fn cert_of(&self, spiffe_id: &str) -> WorkloadCert {
+    pub fn cert_for_spiffe_id(&self, spiffe_id: &str) -> WorkloadCert {
         self.cert(&spiffe_id.parse().expect("a SPIFFE id"))
     }
 
     /// Issues a certificate that expired an hour ago.
     pub fn expired_cert(&self, identity: &Identity) -> WorkloadCert {
-        self.cert_for(
+        self.cert_at(
             identity,
             SystemTime::now() - DAY - Duration::from_secs(3600),
             DAY,
@@ -104,7 +104,7 @@ impl Pki {
     }
 
     /// Issues a certificate as of the time `now`, with the lifetime `ttl`.
-    pub fn cert_for(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> WorkloadCert {
+    pub fn cert_at(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> WorkloadCert {
         self.cert_with(&self.settings, identity, now, ttl)
     }
 
@@ -118,7 +118,7 @@ impl Pki {
     ) -> WorkloadCert {
         let request = CertificateRequest::new(identity).expect("a request");
         let answer = self
-            .signer
+            .intermediate
             .issue(&request.pem, identity, ttl, now)
             .expect("an issued certificate");
         let entries = |entry: &String| pem(entry);
@@ -137,7 +137,7 @@ impl Pki {
     /// Issues an X.509-SVID as of the time `now`, with the lifetime `ttl`.
     pub fn svid_at(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> SpiffeSvid {
         let (chain, key) = self
-            .signer
+            .intermediate
             .issue_workload(identity, ttl, now)
             .expect("an issued certificate");
         SpiffeSvid {
@@ -154,24 +154,24 @@ impl Pki {
     }
 
     /// Returns the CSR API's response to a certificate request (PEM) for this identity.
-    pub fn certificate_response(
+    pub fn csr_response(
         &self,
         request_pem: &str,
         identity: &Identity,
         ttl: Duration,
     ) -> Vec<String> {
-        self.signer
+        self.intermediate
             .issue(request_pem, identity, ttl, SystemTime::now())
             .expect("an issued certificate")
     }
 
     /// Issues a serving certificate for DNS names and IP addresses.
-    pub fn serving(
+    pub fn serving_certificate(
         &self,
         names: &[&str],
     ) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        self.signer
+        self.intermediate
             .issue_serving(&names, DAY, SystemTime::now())
             .expect("a serving certificate")
     }
@@ -182,7 +182,7 @@ impl Pki {
             .iter()
             .filter_map(|cert| cert.chain().first().cloned())
             .collect();
-        self.signer
+        self.intermediate
             .revoke(&leaves, SystemTime::now())
             .expect("a revocation list")
     }
@@ -190,7 +190,7 @@ impl Pki {
     /// Returns a CRL (PEM) that revokes the intermediate CA itself, signed by the root.
     pub fn revoke_intermediate(&self) -> String {
         self.root
-            .revoke(self.signer.intermediates(), SystemTime::now())
+            .revoke(self.intermediate.intermediates(), SystemTime::now())
             .expect("a revocation list")
     }
 
@@ -207,25 +207,25 @@ impl Pki {
 
 /// Returns a CRL (PEM) that revokes a certificate, signed by the CA in Istio's four files, which `read` returns by
 /// name.
-pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
+pub fn revoke_with_ca_files(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
     let leaf = cert.chain().first().cloned();
-    authority_of(read)
+    authority_from_files(read)
         .revoke(leaf.as_slice(), SystemTime::now())
         .expect("a revocation list")
 }
 
 /// Returns the CSR API's response for any identity, from the CA in Istio's four files, which `read` returns by name.
-pub fn certificate_response_by(
+pub fn csr_response_from_files(
     read: impl Fn(&str) -> String,
     request_pem: &str,
     identity: &Identity,
 ) -> Vec<String> {
-    authority_of(read)
+    authority_from_files(read)
         .issue(request_pem, identity, DAY, SystemTime::now())
         .expect("an issued certificate")
 }
 
-fn authority_of(read: impl Fn(&str) -> String) -> Authority {
+fn authority_from_files(read: impl Fn(&str) -> String) -> Authority {
     let [own, key, chain, root] = [
         "ca-cert.pem",
         "ca-key.pem",

@@ -24,7 +24,7 @@ struct RequiredPermission {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PermissionDifference {
     /// Permissions that requests need and the roles do not grant.
-    pub refused: BTreeSet<String>,
+    pub missing: BTreeSet<String>,
     /// Permissions that the roles grant and no request needs.
     pub unused: BTreeSet<String>,
 }
@@ -47,12 +47,12 @@ pub fn compare(requests: &[ApiRequest], objects: &[Value], name: &str) -> Permis
         .iter()
         .filter(|grant| !needs.iter().any(|need| grant.covers(need)));
     PermissionDifference {
-        refused: refused.map(RequiredPermission::text).collect(),
+        missing: refused.map(RequiredPermission::text).collect(),
         unused: unused.map(Grant::text).collect(),
     }
 }
 
-fn text(verb: &str, group: &str, resource: &str, name: &str) -> String {
+fn permission_text(verb: &str, group: &str, resource: &str, name: &str) -> String {
     let group = if group.is_empty() { "core" } else { group };
     format!("{verb} {group}/{resource} {name}")
         .trim_end()
@@ -116,7 +116,7 @@ impl RequiredPermission {
     }
 
     fn text(&self) -> String {
-        text(self.verb, &self.group, &self.resource, &self.name)
+        permission_text(self.verb, &self.group, &self.resource, &self.name)
     }
 }
 
@@ -167,7 +167,7 @@ impl Grant {
     }
 
     fn text(&self) -> String {
-        text(
+        permission_text(
             &self.verb,
             &self.group,
             &self.resource,
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(
             difference(&used),
             PermissionDifference {
-                refused: BTreeSet::new(),
+                missing: BTreeSet::new(),
                 unused: unused.into(),
             }
         );
@@ -267,6 +267,6 @@ mod tests {
             "get core/pods p",
             "list core/configmaps",
         ];
-        assert_eq!(refused.refused, expected.map(str::to_owned).into());
+        assert_eq!(refused.missing, expected.map(str::to_owned).into());
     }
 }

@@ -47,26 +47,31 @@ impl std::fmt::Debug for SpiffeSvid {
 #[derive(Clone, Debug, Default)]
 pub struct SpiffeEntries {
     /// SVIDs for the process that calls the Workload API.
-    pub own: Vec<SpiffeSvid>,
+    pub workload_svids: Vec<SpiffeSvid>,
     /// SVIDs of the Delegated Identity API by namespace and service account, with the IDs of the trust domains with
     /// which they federate.
-    pub delegated: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
+    pub delegated_svids: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
     /// Trust bundles by trust domain, as concatenated DER certificates.
     pub bundles: BTreeMap<String, Vec<u8>>,
     /// Whether callers of the Delegated Identity API are rejected.
-    pub refuses_delegates: bool,
+    pub rejects_delegates: bool,
 }
 
 impl SpiffeEntries {
     /// Adds or replaces the registration entry of an identity, with one SVID.
-    pub fn delegate(&mut self, identity: &Identity, svid: SpiffeSvid, federates_with: &[&str]) {
+    pub fn register_delegated(
+        &mut self,
+        identity: &Identity,
+        svid: SpiffeSvid,
+        federates_with: &[&str],
+    ) {
         let key = (
             identity.namespace.to_string(),
             identity.service_account.to_string(),
         );
         let domains = federates_with.iter();
         let domains = domains.map(|name| format!("spiffe://{name}")).collect();
-        self.delegated.insert(key, (vec![svid], domains));
+        self.delegated_svids.insert(key, (vec![svid], domains));
     }
 }
 
@@ -118,9 +123,10 @@ impl SpiffeAgent {
     pub fn restart(&mut self) {
         self.stop();
         let entries = self.entries.clone();
-        let workload =
-            Server::builder().add_service(SpiffeWorkloadApiServer::new(Workload(entries.clone())));
-        let admin = Server::builder().add_service(DelegatedIdentityServer::new(Admin(entries)));
+        let workload = Server::builder()
+            .add_service(SpiffeWorkloadApiServer::new(WorkloadApi(entries.clone())));
+        let admin = Server::builder()
+            .add_service(DelegatedIdentityServer::new(DelegatedIdentityApi(entries)));
         for (name, router) in [("workload.sock", workload), ("admin.sock", admin)] {
             let listener = UnixListener::bind(self.path(name)).expect("a socket");
             let incoming = UnixListenerStream::new(listener);
@@ -138,10 +144,10 @@ impl SpiffeAgent {
 
 type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-struct Workload(watch::Sender<SpiffeEntries>);
+struct WorkloadApi(watch::Sender<SpiffeEntries>);
 
 #[tonic::async_trait]
-impl SpiffeWorkloadApi for Workload {
+impl SpiffeWorkloadApi for WorkloadApi {
     type FetchX509SVIDStream = ResponseStream<X509svidResponse>;
 
     async fn fetch_x509svid(
@@ -156,31 +162,39 @@ impl SpiffeWorkloadApi for Workload {
         }
         let entries = WatchStream::new(self.0.subscribe());
         Ok(Response::new(Box::pin(
-            entries.map(|entries| own(&entries)),
+            entries.map(|entries| workload_response(&entries)),
         )))
     }
 }
 
-fn own(entries: &SpiffeEntries) -> Result<X509svidResponse, Status> {
-    if entries.own.is_empty() {
+fn workload_response(entries: &SpiffeEntries) -> Result<X509svidResponse, Status> {
+    if entries.workload_svids.is_empty() {
         return Err(Status::permission_denied("no identity issued"));
     }
     let domain = |id: &str| {
         let rest = id.strip_prefix("spiffe://").unwrap_or_default();
         rest.split('/').next().unwrap_or_default().to_owned()
     };
-    let own: Vec<_> = entries.own.iter().map(|svid| domain(&svid.id)).collect();
-    let svids = entries.own.iter().zip(&own).map(|(svid, domain)| X509svid {
-        spiffe_id: svid.id.clone(),
-        x509_svid: svid.chain.concat().into(),
-        x509_svid_key: svid.key.clone().into(),
-        bundle: entries
-            .bundles
-            .get(domain)
-            .cloned()
-            .unwrap_or_default()
-            .into(),
-    });
+    let own: Vec<_> = entries
+        .workload_svids
+        .iter()
+        .map(|svid| domain(&svid.id))
+        .collect();
+    let svids = entries
+        .workload_svids
+        .iter()
+        .zip(&own)
+        .map(|(svid, domain)| X509svid {
+            spiffe_id: svid.id.clone(),
+            x509_svid: svid.chain.concat().into(),
+            x509_svid_key: svid.key.clone().into(),
+            bundle: entries
+                .bundles
+                .get(domain)
+                .cloned()
+                .unwrap_or_default()
+                .into(),
+        });
     let foreign = entries.bundles.iter();
     let foreign = foreign.filter(|(domain, _)| !own.contains(domain));
     Ok(X509svidResponse {
@@ -191,11 +205,11 @@ fn own(entries: &SpiffeEntries) -> Result<X509svidResponse, Status> {
     })
 }
 
-struct Admin(watch::Sender<SpiffeEntries>);
+struct DelegatedIdentityApi(watch::Sender<SpiffeEntries>);
 
-impl Admin {
+impl DelegatedIdentityApi {
     fn authorize(&self) -> Result<(), Status> {
-        match self.0.borrow().refuses_delegates {
+        match self.0.borrow().rejects_delegates {
             true => Err(Status::permission_denied(
                 "caller not configured as an authorized delegate",
             )),
@@ -205,7 +219,7 @@ impl Admin {
 }
 
 #[tonic::async_trait]
-impl DelegatedIdentity for Admin {
+impl DelegatedIdentity for DelegatedIdentityApi {
     type SubscribeToX509SVIDsStream = ResponseStream<SubscribeToX509sviDsResponse>;
     type SubscribeToX509BundlesStream = ResponseStream<SubscribeToX509BundlesResponse>;
 
@@ -224,7 +238,11 @@ impl DelegatedIdentity for Admin {
         let key = (value("ns:")?, value("sa:")?);
         let entries = WatchStream::new(self.0.subscribe());
         let answers = entries.map(move |entries| {
-            let (svids, federates_with) = entries.delegated.get(&key).cloned().unwrap_or_default();
+            let (svids, federates_with) = entries
+                .delegated_svids
+                .get(&key)
+                .cloned()
+                .unwrap_or_default();
             Ok(SubscribeToX509sviDsResponse {
                 x509_svids: svids.iter().map(with_key).collect(),
                 federates_with,

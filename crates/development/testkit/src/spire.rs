@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{built_binary, until_within};
+use crate::{built_binary, wait_until_within};
 
 /// SPIFFE ID of the agent's node.
 const NODE_ID: &str = "spiffe://cluster.local/node";
@@ -82,13 +82,13 @@ plugins {{
         );
         fs::write(path("server.conf"), server_conf).expect("a configuration");
         fs::write(path("agent.conf"), agent_conf).expect("a configuration");
-        let server = process(directory.path(), "server", &[]);
+        let server = start_process(directory.path(), "server", &[]);
         let mut spire = Self {
             directory,
             server,
             agent: None,
         };
-        until_within(START_TIMEOUT, "SPIRE's server", || {
+        wait_until_within(START_TIMEOUT, "SPIRE's server", || {
             spire.command(&["healthcheck"]).is_ok()
         });
         spire.register(DELEGATE_ID, SELF_SELECTORS, &[]);
@@ -100,9 +100,9 @@ plugins {{
     pub fn start_agent(&mut self) {
         let token = self.run(&["token", "generate", "-spiffeID", NODE_ID]);
         let token = token.trim().trim_start_matches("Token: ").to_owned();
-        let agent = process(self.directory.path(), "agent", &["-joinToken", &token]);
+        let agent = start_process(self.directory.path(), "agent", &["-joinToken", &token]);
         self.agent = Some(agent);
-        until_within(START_TIMEOUT, "SPIRE's agent", || {
+        wait_until_within(START_TIMEOUT, "SPIRE's agent", || {
             self.path("private/admin.sock").exists()
         });
     }
@@ -118,7 +118,8 @@ plugins {{
         }
     }
 
-    /// Creates a registration entry for a SPIFFE ID, with selectors and further options.
+    /// Creates a registration entry for a SPIFFE ID, with selectors and additional options of
+    /// `spire-server entry create`.
     pub fn register(&self, id: &str, selectors: &[&str], options: &[&str]) {
         let mut arguments = vec!["entry", "create", "-parentID", NODE_ID, "-spiffeID", id];
         for selector in selectors {
@@ -195,7 +196,7 @@ impl Drop for Spire {
     }
 }
 
-fn process(directory: &Path, name: &str, arguments: &[&str]) -> Child {
+fn start_process(directory: &Path, name: &str, arguments: &[&str]) -> Child {
     let log = fs::File::options()
         .create(true)
         .append(true)

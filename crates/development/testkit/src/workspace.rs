@@ -7,8 +7,8 @@ pub fn target_directory() -> PathBuf {
     ancestor_directory(3)
 }
 
-/// Returns the path of a binary of the workspace. Test binaries are in `target/<profile>/deps`, the
-/// others in the directory above.
+/// Returns the path of a binary of the workspace. Binaries are in `target/<profile>`, test programs in
+/// `target/<profile>/deps`.
 pub fn built_binary(name: &str) -> PathBuf {
     let path = ancestor_directory(2).join(name);
     assert!(

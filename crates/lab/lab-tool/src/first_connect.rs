@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{
     duration,
     http1::{connect, resolve},
-    signals::sleep,
+    signals::sleep_forever,
 };
 
 /// Pause between two attempts to connect.
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     });
     println!("{line}");
     if args.stay {
-        sleep();
+        sleep_forever();
     }
     ExitCode::from(if answer.is_some() { 0 } else { 7 })
 }

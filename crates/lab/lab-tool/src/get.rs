@@ -10,7 +10,7 @@ use std::{
 
 use crate::http1::{Connection, Url};
 
-/// Exit code for an HTTP error status, as curl has it.
+/// Exit code for an HTTP error status, the same as curl's.
 const HTTP_ERROR_EXIT_CODE: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
@@ -66,7 +66,7 @@ fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     Err(last)
 }
 
-/// Returns the exit code that curl has for a failure, so that callers can distinguish failures.
+/// Returns the exit code that curl uses for this kind of failure, so that callers can distinguish failures.
 fn exit_code(error: &io::Error) -> u8 {
     use io::ErrorKind as E;
     match error.kind() {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     /// Fetches a URL from a server that handles the connection by `serve`, and returns the exit code.
-    fn code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
+    fn fetch_exit_code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let server = thread::spawn(move || serve(listener.accept().unwrap().0));
@@ -103,21 +103,21 @@ mod tests {
         let reset = |stream: TcpStream| {
             stream.peek(&mut [0]).unwrap();
         };
-        assert_eq!(code(reset), 56);
+        assert_eq!(fetch_exit_code(reset), 56);
         let close = |stream: TcpStream| {
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             io::copy(&mut &stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(close), 52);
+        assert_eq!(fetch_exit_code(close), 52);
         let keep_silent = |stream: TcpStream| {
             io::copy(&mut &stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(keep_silent), 28);
+        assert_eq!(fetch_exit_code(keep_silent), 28);
         let wrong = |mut stream: TcpStream| {
             io::Write::write_all(&mut stream, b"SSH-2.0\r\n").unwrap();
             io::copy(&mut stream, &mut io::sink()).unwrap();
         };
-        assert_eq!(code(wrong), 8);
+        assert_eq!(fetch_exit_code(wrong), 8);
         let unknown = fetch("http://no such name/", Duration::from_secs(1));
         assert_eq!(exit_code(&unknown.unwrap_err()), 6);
     }

@@ -80,7 +80,7 @@ impl Connection {
         })
     }
 
-    /// Whether the server announced with `Connection: close` that it closes the connection.
+    /// Returns whether the server announced with `Connection: close` that it closes the connection.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_last
     }

@@ -74,7 +74,7 @@ pub(crate) struct Args {
 
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let workers = match workers(args) {
+    let workers = match create_workers(args) {
         Ok(workers) if !workers.is_empty() => workers,
         Ok(_) => {
             eprintln!("nothing to do: give --http URL, --echo HOST:PORT or both");
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     let ended = Arc::new(AtomicBool::new(false));
     let end = Arc::clone(&ended);
-    signals::on_end(move || end.store(true, Ordering::Relaxed));
+    signals::on_termination_signal(move || end.store(true, Ordering::Relaxed));
     let mut tally = Tally::default();
     for mode in [
         ConnectionMode::KeepAlive,
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     ] {
         let of_mode = workers.iter().filter(|worker| worker.mode == mode).count();
         if of_mode > 0 {
-            tally.expect(mode, u32::try_from(of_mode).unwrap_or(u32::MAX));
+            tally.expect_workers(mode, u32::try_from(of_mode).unwrap_or(u32::MAX));
         }
     }
     let clock = Clock {
@@ -133,7 +133,7 @@ fn tally_results(
     loop {
         match finished.recv_timeout(Duration::from_millis(50)) {
             Ok(finished) => {
-                tally.take(&finished);
+                tally.record(&finished);
                 print_failure(&finished, clock);
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -142,7 +142,9 @@ fn tally_results(
         let now = clock.now();
         if !running && tally.is_running() {
             running = true;
-            print(&json!({"event": "running", "at": now.as_secs_f64(), "unix": clock.at(now)}));
+            print(
+                &json!({"event": "running", "at": now.as_secs_f64(), "unix": clock.to_unix_seconds(now)}),
+            );
         }
         if progress && now >= next_progress {
             next_progress += PROGRESS_INTERVAL;
@@ -162,7 +164,7 @@ fn tally_results(
     print(&json!({
         "event": "summary",
         "seconds": end.as_secs_f64(),
-        "unix": clock.at(end),
+        "unix": clock.to_unix_seconds(end),
         "modes": tally.summaries(end),
     }));
 }
@@ -176,10 +178,10 @@ fn print_failure(finished: &FinishedRequest, clock: Clock) {
         "mode": finished.mode,
         "worker": finished.worker,
         "kind": failure.kind,
-        "opening": finished.opening,
-        "at": finished.at.as_secs_f64(),
-        "unix": clock.at(finished.at),
-        "after_ms": milliseconds(finished.at.saturating_sub(finished.due)),
+        "opening": finished.is_first_on_connection,
+        "at": finished.finished_at.as_secs_f64(),
+        "unix": clock.to_unix_seconds(finished.finished_at),
+        "after_ms": milliseconds(finished.finished_at.saturating_sub(finished.due)),
         "text": failure.text,
     }));
 }
@@ -190,7 +192,7 @@ fn print(line: &serde_json::Value) {
 }
 
 /// Creates the workers of all modes; host names are resolved once, to exclude resolution from the measurement.
-fn workers(args: &Args) -> io::Result<Vec<Worker>> {
+fn create_workers(args: &Args) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     let worker = |mode, number, schedule, address, task| Worker {
         mode,
@@ -217,7 +219,7 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
                     url: url.clone(),
                     expect: args.expect.clone(),
                 };
-                let schedule = Schedule::share(rate, number, count);
+                let schedule = Schedule::with_rate_share(rate, number, count);
                 worker(mode, number, schedule, address, task)
             }));
         }
@@ -226,7 +228,7 @@ fn workers(args: &Args) -> io::Result<Vec<Worker>> {
         let address = address(echo)?;
         workers.extend((0..args.long).map(|number| {
             let first = args.long_every * number / args.long.max(1);
-            let schedule = Schedule::every(args.long_every, first);
+            let schedule = Schedule::with_interval(args.long_every, first);
             worker(
                 ConnectionMode::Long,
                 number,

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     // The load handles signals itself, and prints a summary. As the first process of a container,
     // other programs would ignore them.
     if !matches!(tool, Tool::Load(_)) {
-        signals::end_process();
+        signals::end_process_on_signal();
     }
     match tool {
         Tool::Serve {
@@ -34,9 +34,9 @@ fn main() -> ExitCode {
             text,
             echo,
             quiet,
-        } => serve::http(port, &name, &text, echo, quiet),
-        Tool::Reflect { port } => reflect::http(port),
-        Tool::Echo { port } => serve::echo(port),
+        } => serve::serve_http(port, &name, &text, echo, quiet),
+        Tool::Reflect { port } => reflect::serve_http(port),
+        Tool::Echo { port } => serve::serve_echo(port),
         Tool::Get {
             url,
             every,
@@ -47,6 +47,6 @@ fn main() -> ExitCode {
         Tool::FirstConnect(args) => first_connect::run(&args),
         Tool::ProbeServer(args) => probe_server::run(&args),
         Tool::Resolve(args) => resolve::run(&args),
-        Tool::Sleep => signals::sleep(),
+        Tool::Sleep => signals::sleep_forever(),
     }
 }

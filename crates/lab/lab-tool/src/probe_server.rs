@@ -33,8 +33,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     thread::scope(|scope| {
         let servers = [
             scope.spawn(move || serve::serve(http, |s| serve::respond(s, "probes", "", true))),
-            scope.spawn(move || serve::echo(tcp)),
-            scope.spawn(move || serve::serve(grpc, health)),
+            scope.spawn(move || serve::serve_echo(tcp)),
+            scope.spawn(move || serve::serve(grpc, serve_health_checks)),
         ];
         // A server that cannot listen does not stop the others: its probe fails.
         for server in servers {
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 /// Serves gRPC health checks on one connection.
-fn health(stream: TcpStream) -> io::Result<()> {
+fn serve_health_checks(stream: TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -60,12 +60,12 @@ async fn serve_health(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
         let (request, respond) = request?;
-        answer(&request, respond)?;
+        health_response(&request, respond)?;
     }
     Ok(())
 }
 
-fn answer(
+fn health_response(
     request: &Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) -> Result<(), h2::Error> {
@@ -124,7 +124,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                drop(health(stream));
+                drop(serve_health_checks(stream));
             }
         });
         assert_eq!(

@@ -12,13 +12,13 @@ use crate::{http1::MAX_HEAD_BYTES, serve};
 const SILENT_PATH: &str = "/silent";
 
 /// Runs the reflecting HTTP server on a port.
-pub(crate) fn http(port: u16) -> ExitCode {
-    serve::serve(port, reflect)
+pub(crate) fn serve_http(port: u16) -> ExitCode {
+    serve::serve(port, reflect_requests)
 }
 
-fn reflect(mut stream: TcpStream) -> io::Result<()> {
+fn reflect_requests(mut stream: TcpStream) -> io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
-    while let Some(head) = head(&mut reader)? {
+    while let Some(head) = read_head(&mut reader)? {
         let target = head.split(' ').nth(1).unwrap_or_default();
         if target.starts_with(SILENT_PATH) {
             return io::copy(&mut reader, &mut io::sink()).map(drop);
@@ -34,7 +34,7 @@ fn reflect(mut stream: TcpStream) -> io::Result<()> {
 
 /// Reads the head of a request without a body; `None` if the client has closed the connection, or the head is too
 /// large.
-fn head(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+fn read_head(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut head = String::new();
     let mut limited = reader.take(MAX_HEAD_BYTES);
     loop {

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn send_query(args: &Args) -> io::Result<Message> {
-    let server = SocketAddr::new(args.server.map_or_else(first_server, Ok)?, 53);
+    let server = SocketAddr::new(args.server.map_or_else(first_nameserver, Ok)?, 53);
     let mut name = Name::from_ascii(&args.name).map_err(io::Error::other)?;
     name.set_fqdn(true);
     let mut question = Message::query();
@@ -78,9 +78,9 @@ fn send_query(args: &Args) -> io::Result<Message> {
     let bytes = question.to_vec().map_err(io::Error::other)?;
     let timeout = Duration::from_millis(args.timeout.max(1));
     let answer = if args.tcp {
-        over_tcp(server, &bytes, timeout)?
+        query_over_tcp(server, &bytes, timeout)?
     } else {
-        over_udp(server, &bytes, timeout)?
+        query_over_udp(server, &bytes, timeout)?
     };
     let answer = Message::from_vec(&answer).map_err(io::Error::other)?;
     if answer.metadata.id == question.metadata.id {
@@ -90,14 +90,14 @@ fn send_query(args: &Args) -> io::Result<Message> {
     }
 }
 
-fn first_server() -> io::Result<IpAddr> {
+fn first_nameserver() -> io::Result<IpAddr> {
     fs::read_to_string("/etc/resolv.conf")?
         .lines()
         .find_map(|line| line.strip_prefix("nameserver")?.trim().parse().ok())
         .ok_or_else(|| io::Error::other("/etc/resolv.conf names no server"))
 }
 
-fn over_udp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Vec<u8>> {
+fn query_over_udp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Vec<u8>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -118,7 +118,7 @@ fn over_udp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Resul
     Ok(answer)
 }
 
-fn over_tcp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Vec<u8>> {
+fn query_over_tcp(server: SocketAddr, question: &[u8], timeout: Duration) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect_timeout(&server, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
     let len = u16::try_from(question.len()).map_err(io::Error::other)?;

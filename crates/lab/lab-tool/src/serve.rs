@@ -14,10 +14,10 @@ use std::{
 const SLOW_RESPONSE_LINE: &str = "still here\n";
 const SLOW_RESPONSE_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of lines of a slow response.
-const MAX_LINES: u32 = 36_000;
+const MAX_SLOW_RESPONSE_LINES: u32 = 36_000;
 
 /// Runs the HTTP server on `port`, and optionally the echo server on another port.
-pub(crate) fn http(
+pub(crate) fn serve_http(
     port: u16,
     name: &str,
     text: &str,
@@ -25,7 +25,7 @@ pub(crate) fn http(
     quiet: bool,
 ) -> ExitCode {
     thread::scope(|scope| {
-        let echoing = echo_port.map(|port| scope.spawn(move || echo(port)));
+        let echoing = echo_port.map(|port| scope.spawn(move || serve_echo(port)));
         let code = serve(port, |stream| respond(stream, name, text, quiet));
         echoing
             .and_then(|echoing| echoing.join().ok())
@@ -34,7 +34,7 @@ pub(crate) fn http(
 }
 
 /// Runs the echo server on a port: it sends back every byte that it receives.
-pub(crate) fn echo(port: u16) -> ExitCode {
+pub(crate) fn serve_echo(port: u16) -> ExitCode {
     serve(port, |mut stream| {
         let mut reader = stream.try_clone()?;
         io::copy(&mut reader, &mut stream).map(drop)
@@ -99,7 +99,7 @@ pub(crate) fn respond(
         if !quiet {
             println!("{} from {peer}", request.trim());
         }
-        match lines(&request) {
+        match slow_response_lines(&request) {
             Some(lines) => respond_slowly(&mut stream, lines)?,
             None => stream.write_all(reply.as_bytes())?,
         }
@@ -108,10 +108,10 @@ pub(crate) fn respond(
 }
 
 /// Returns the number of lines of the response to `/slowly/SECONDS`; `None` for other paths.
-fn lines(request: &str) -> Option<u32> {
+fn slow_response_lines(request: &str) -> Option<u32> {
     let (_, rest) = request.split_once(" /slowly/")?;
     let seconds: u32 = rest.split([' ', '?']).next()?.parse().ok()?;
-    Some(seconds.saturating_mul(10).min(MAX_LINES))
+    Some(seconds.saturating_mul(10).min(MAX_SLOW_RESPONSE_LINES))
 }
 
 fn respond_slowly(stream: &mut TcpStream, lines: u32) -> io::Result<()> {
@@ -133,9 +133,12 @@ mod tests {
 
     #[test]
     fn only_the_slow_path_is_answered_slowly() {
-        assert_eq!(lines("GET /slowly/20?a HTTP/1.1\r\n"), Some(200));
+        assert_eq!(
+            slow_response_lines("GET /slowly/20?a HTTP/1.1\r\n"),
+            Some(200)
+        );
         for request in ["GET / HTTP/1.1\r\n", "GET /slowly/x HTTP/1.1\r\n", ""] {
-            assert_eq!(lines(request), None, "{request}");
+            assert_eq!(slow_response_lines(request), None, "{request}");
         }
     }
 }

@@ -8,20 +8,20 @@ use ambit_rt::Shutdown;
 const SIGTERM_EXIT_CODE: i32 = 128 + 15;
 
 /// Makes SIGTERM and SIGINT end the process, even as process 1 of its container.
-pub(crate) fn end_process() {
-    on_end(|| process::exit(SIGTERM_EXIT_CODE));
+pub(crate) fn end_process_on_signal() {
+    on_termination_signal(|| process::exit(SIGTERM_EXIT_CODE));
 }
 
 /// Calls `end` on a thread when SIGTERM or SIGINT arrives.
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
-pub(crate) fn on_end(end: impl FnOnce() + Send + 'static) {
-    thread::spawn(move || match wait() {
+pub(crate) fn on_termination_signal(end: impl FnOnce() + Send + 'static) {
+    thread::spawn(move || match wait_for_termination_signal() {
         Ok(()) => end(),
         Err(error) => eprintln!("signals are not followed: {error}"),
     });
 }
 
-fn wait() -> io::Result<()> {
+fn wait_for_termination_signal() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -32,7 +32,7 @@ fn wait() -> io::Result<()> {
 }
 
 /// Blocks for ever; signals end the process.
-pub(crate) fn sleep() -> ! {
+pub(crate) fn sleep_forever() -> ! {
     loop {
         thread::park();
     }

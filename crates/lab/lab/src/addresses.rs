@@ -1,5 +1,5 @@
-//! Addresses of nodes, pods and services of a lab. They are the same in every lab, since each has networks of its own.
-//! Pure.
+//! Addresses of nodes, pods and services of a lab. They are the same in every lab, since each lab has networks of its
+//! own. The module performs no I/O.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -27,22 +27,22 @@ impl AddressPlan {
     }
 
     /// Returns the addresses of the lab's own namespace on the fabric.
-    pub(crate) fn root(self) -> Vec<IpNet> {
+    pub(crate) fn lab_addresses(self) -> Vec<IpNet> {
         self.fabric(1, 0)
     }
 
     /// Returns the addresses of the control plane on the fabric.
-    pub(crate) fn control(self) -> Vec<IpNet> {
+    pub(crate) fn control_plane_addresses(self) -> Vec<IpNet> {
         self.fabric(2, 0)
     }
 
     /// Returns the addresses of a node on the fabric; nodes count from 1.
-    pub(crate) fn node(self, number: u8) -> Vec<IpNet> {
+    pub(crate) fn node_addresses(self, number: u8) -> Vec<IpNet> {
         self.fabric(number, 1)
     }
 
     /// Returns the networks of a node's pods.
-    pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
+    pub(crate) fn pod_networks(self, number: u8) -> Vec<IpNet> {
         self.select_families(
             (Ipv4Addr::new(10, 244, number, 0), 24),
             (
@@ -54,7 +54,7 @@ impl AddressPlan {
 
     /// Returns the node's addresses in its pod networks, which are the pods' gateways, with the networks' prefix
     /// length.
-    pub(crate) fn gateways(self, number: u8) -> Vec<IpNet> {
+    pub(crate) fn pod_gateways(self, number: u8) -> Vec<IpNet> {
         self.select_families(
             (Ipv4Addr::new(10, 244, number, 1), 24),
             (
@@ -65,7 +65,7 @@ impl AddressPlan {
     }
 
     /// Returns the virtual addresses of the service with this index.
-    pub(crate) fn service(self, index: u16) -> Vec<IpAddr> {
+    pub(crate) fn service_addresses(self, index: u16) -> Vec<IpAddr> {
         let [high, low] = index.to_be_bytes();
         let nets = self.select_families(
             (Ipv4Addr::new(10, 96, high, low), 32),
@@ -77,11 +77,11 @@ impl AddressPlan {
     fn select_families(self, v4: (Ipv4Addr, u8), v6: (Ipv6Addr, u8)) -> Vec<IpNet> {
         let v4 = Ipv4Net::new(v4.0, v4.1)
             .ok()
-            .filter(|_| self.family.v4())
+            .filter(|_| self.family.has_ipv4())
             .map(IpNet::V4);
         let v6 = Ipv6Net::new(v6.0, v6.1)
             .ok()
-            .filter(|_| self.family.v6())
+            .filter(|_| self.family.has_ipv6())
             .map(IpNet::V6);
         v4.into_iter().chain(v6).collect()
     }
@@ -108,7 +108,7 @@ mod tests {
     fn each_family_gets_its_own_setting() {
         let texts = |family| {
             let plan = AddressPlan { family };
-            (plan.node(2), plan.pods(2))
+            (plan.node_addresses(2), plan.pod_networks(2))
                 .0
                 .iter()
                 .map(ToString::to_string)
@@ -123,7 +123,7 @@ mod tests {
         let plan = AddressPlan {
             family: IpFamily::Dual,
         };
-        assert_eq!(plan.service(300)[0].to_string(), "10.96.1.44");
-        assert_eq!(plan.pods(2)[1].to_string(), "fd00:10:244:2::/64");
+        assert_eq!(plan.service_addresses(300)[0].to_string(), "10.96.1.44");
+        assert_eq!(plan.pod_networks(2)[1].to_string(), "fd00:10:244:2::/64");
     }
 }

@@ -1,7 +1,7 @@
 //! Packet capture between the nodes: frames of the fabric, assigned to TCP connections, checked for TLS record by
 //! record, and searched for texts that must not be readable.
 //!
-//! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
+//! [`Traffic`] performs no I/O; [`Capture`] feeds it from a packet socket.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -59,20 +59,20 @@ pub struct FlowReport {
     pub markers: u64,
 }
 
-/// Captured traffic, by flow.
+/// Captured traffic, summed up for each flow.
 #[derive(Debug, Default)]
 pub struct Traffic {
     markers: Vec<Vec<u8>>,
-    seen: HashSet<u64>,
-    order: VecDeque<u64>,
+    recent_frames: HashSet<u64>,
+    recent_frame_order: VecDeque<u64>,
     streams: BTreeMap<(SocketAddr, SocketAddr), TcpStreamState>,
     flows: BTreeMap<(IpAddr, SocketAddr, bool), FlowReport>,
 }
 
-/// One direction of a TCP connection.
+/// State of one direction of a captured TCP connection.
 #[derive(Debug)]
 struct TcpStreamState {
-    next: u32,
+    next_sequence: u32,
     record: TlsRecordState,
 }
 
@@ -104,27 +104,26 @@ impl Traffic {
         }
     }
 
-    /// Adds an Ethernet frame. A frame that equals a recent one is that frame on another port of the bridge, and is
-    /// ignored.
-    pub fn frame(&mut self, frame: &[u8]) {
+    /// Adds an Ethernet frame. Ignores a frame that equals a recent one: the bridge shows each frame on two ports.
+    pub fn add_frame(&mut self, frame: &[u8]) {
         let mut hasher = DefaultHasher::new();
         frame.hash(&mut hasher);
         let hash = hasher.finish();
-        if !self.seen.insert(hash) {
+        if !self.recent_frames.insert(hash) {
             return;
         }
-        self.order.push_back(hash);
-        if self.order.len() > MAX_REMEMBERED_FRAMES
-            && let Some(old) = self.order.pop_front()
+        self.recent_frame_order.push_back(hash);
+        if self.recent_frame_order.len() > MAX_REMEMBERED_FRAMES
+            && let Some(old) = self.recent_frame_order.pop_front()
         {
-            self.seen.remove(&old);
+            self.recent_frames.remove(&old);
         }
         if let Some(segment) = parse(frame) {
-            self.segment(&segment);
+            self.add_segment(&segment);
         }
     }
 
-    fn segment(&mut self, segment: &Segment<'_>) {
+    fn add_segment(&mut self, segment: &Segment<'_>) {
         let Segment { from, to, udp, .. } = *segment;
         let opens = segment.syn && !segment.ack;
         // The server is the end that a connection was opened to; for one already open, the lower port.
@@ -136,12 +135,12 @@ impl Traffic {
         let clear = if udp {
             segment.payload.len()
         } else {
-            self.stream(segment)
+            self.add_payload(segment)
         };
         let found = self
             .markers
             .iter()
-            .map(|marker| count(segment.payload, marker))
+            .map(|marker| count_occurrences(segment.payload, marker))
             .sum::<u64>();
         let kind = if udp { FlowKind::Udp } else { FlowKind::Empty };
         let flow = self
@@ -173,14 +172,14 @@ impl Traffic {
 
     /// Passes a segment's new payload to the TLS parser of its direction; returns the number of bytes outside TLS
     /// records.
-    fn stream(&mut self, segment: &Segment<'_>) -> usize {
+    fn add_payload(&mut self, segment: &Segment<'_>) -> usize {
         let key = (segment.from, segment.to);
         if segment.syn {
             let next = segment.sequence.wrapping_add(1);
             self.streams.insert(
                 key,
                 TcpStreamState {
-                    next,
+                    next_sequence: next,
                     record: TlsRecordState::Header(Vec::new()),
                 },
             );
@@ -188,21 +187,21 @@ impl Traffic {
         }
         // Without the connection's beginning, the first segment counts as the beginning of a record.
         let stream = self.streams.entry(key).or_insert(TcpStreamState {
-            next: segment.sequence,
+            next_sequence: segment.sequence,
             record: TlsRecordState::Header(Vec::new()),
         });
         // Retransmissions count once; after a gap the borders of records are unknown.
-        let behind = stream.next.wrapping_sub(segment.sequence);
+        let behind = stream.next_sequence.wrapping_sub(segment.sequence);
         let fresh = match usize::try_from(behind) {
             Ok(behind) if behind <= segment.payload.len() => {
                 segment.payload.get(behind..).unwrap_or_default()
             }
             _ => return 0,
         };
-        stream.next = stream
-            .next
+        stream.next_sequence = stream
+            .next_sequence
             .wrapping_add(u32::try_from(fresh.len()).unwrap_or_default());
-        stream.record.take(fresh)
+        stream.record.parse(fresh)
     }
 
     /// Returns a report of each flow.
@@ -212,7 +211,7 @@ impl Traffic {
 }
 
 impl TlsRecordState {
-    fn take(&mut self, mut bytes: &[u8]) -> usize {
+    fn parse(&mut self, mut bytes: &[u8]) -> usize {
         while !bytes.is_empty() {
             match self {
                 Self::NotTls => return bytes.len(),
@@ -255,7 +254,7 @@ impl TlsRecordState {
     }
 }
 
-fn count(haystack: &[u8], needle: &[u8]) -> u64 {
+fn count_occurrences(haystack: &[u8], needle: &[u8]) -> u64 {
     if needle.is_empty() {
         return 0;
     }
@@ -271,7 +270,7 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
     let (source, target, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match kind {
         [0x08, 0x00] => {
             let header = usize::from(packet.first()? & 0x0f) * 4;
-            let length = usize::from(number(packet.get(2..4)?));
+            let length = usize::from(be_u16(packet.get(2..4)?));
             let address = |range| {
                 let bytes: [u8; 4] = packet
                     .get::<std::ops::Range<usize>>(range)?
@@ -293,7 +292,7 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
             )
         }
         [0x86, 0xdd] => {
-            let length = usize::from(number(packet.get(4..6)?));
+            let length = usize::from(be_u16(packet.get(4..6)?));
             let address = |range| {
                 let bytes: [u8; 16] = packet
                     .get::<std::ops::Range<usize>>(range)?
@@ -315,8 +314,8 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
         }
         _ => return None,
     };
-    let from = SocketAddr::new(source, number(body.get(0..2)?));
-    let to = SocketAddr::new(target, number(body.get(2..4)?));
+    let from = SocketAddr::new(source, be_u16(body.get(0..2)?));
+    let to = SocketAddr::new(target, be_u16(body.get(2..4)?));
     match protocol {
         6 => {
             let sequence = u32::from_be_bytes(body.get(4..8)?.try_into().ok()?);
@@ -350,11 +349,11 @@ fn parse(frame: &[u8]) -> Option<Segment<'_>> {
     }
 }
 
-fn number(bytes: &[u8]) -> u16 {
+fn be_u16(bytes: &[u8]) -> u16 {
     bytes.try_into().map_or(0, u16::from_be_bytes)
 }
 
-/// Running packet capture, on a thread of its own until [`Capture::finish`] or until it is dropped.
+/// Running packet capture, on a separate thread, until [`Capture::finish`] or until the value is dropped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,
@@ -371,7 +370,7 @@ impl Capture {
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
             .name("capture".into())
-            .spawn(move || read(&socket, &stopped, Traffic::new(markers)))?;
+            .spawn(move || read_frames(&socket, &stopped, Traffic::new(markers)))?;
         let thread = Some(thread);
         Ok(Self { stop, thread })
     }
@@ -390,7 +389,7 @@ impl Drop for Capture {
     }
 }
 
-fn read(socket: &OwnedFd, stop: &AtomicBool, mut traffic: Traffic) -> Traffic {
+fn read_frames(socket: &OwnedFd, stop: &AtomicBool, mut traffic: Traffic) -> Traffic {
     let mut buffer = vec![0_u8; 1 << 17];
     let moment = Duration::from_millis(50);
     loop {
@@ -404,7 +403,7 @@ fn read(socket: &OwnedFd, stop: &AtomicBool, mut traffic: Traffic) -> Traffic {
             Err(_) => return traffic,
         }
         match rustix::io::read(socket, buffer.as_mut_slice()) {
-            Ok(length) => traffic.frame(buffer.get(..length).unwrap_or_default()),
+            Ok(length) => traffic.add_frame(buffer.get(..length).unwrap_or_default()),
             Err(_) => return traffic,
         }
     }
@@ -416,7 +415,13 @@ mod tests {
 
     use super::*;
 
-    fn tcp(from: (u8, u16), to: (u8, u16), sequence: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+    fn tcp_frame(
+        from: (u8, u16),
+        to: (u8, u16),
+        sequence: u32,
+        flags: u8,
+        payload: &[u8],
+    ) -> Vec<u8> {
         let mut frame = vec![0; 12];
         frame.extend([8, 0, 0x45, 0]);
         frame.extend(u16::try_from(40 + payload.len()).unwrap().to_be_bytes());
@@ -429,15 +434,15 @@ mod tests {
         frame
     }
 
-    fn connection(port: u16, parts: &[&[u8]]) -> Traffic {
+    fn capture_connection(port: u16, parts: &[&[u8]]) -> Traffic {
         let mut traffic = Traffic::new(vec![b"SECRET".to_vec()]);
-        traffic.frame(&tcp((1, 40000), (2, port), 99, 2, b""));
+        traffic.add_frame(&tcp_frame((1, 40000), (2, port), 99, 2, b""));
         let mut sequence = 100;
         for part in parts {
-            let frame = tcp((1, 40000), (2, port), sequence, 16, part);
-            traffic.frame(&frame);
+            let frame = tcp_frame((1, 40000), (2, port), sequence, 16, part);
+            traffic.add_frame(&frame);
             // The same frame leaves the bridge.
-            traffic.frame(&frame);
+            traffic.add_frame(&frame);
             sequence += u32::try_from(part.len()).unwrap();
         }
         traffic
@@ -448,7 +453,9 @@ mod tests {
         let records = [&[22, 3, 1, 0, 3, 9, 9, 9][..], &[23, 3, 3, 0, 1, 9]].concat();
         for cut in 1..records.len() {
             let (first, second) = records.split_at(cut);
-            let report = connection(15008, &[first, second]).reports().remove(0);
+            let report = capture_connection(15008, &[first, second])
+                .reports()
+                .remove(0);
             assert_eq!(
                 (report.kind, report.clear_bytes),
                 (FlowKind::Hbone, 0),
@@ -460,13 +467,15 @@ mod tests {
 
     #[test]
     fn plaintext_and_its_marker_are_found() {
-        let report = connection(8080, &[b"GET / SECRET"]).reports().remove(0);
+        let report = capture_connection(8080, &[b"GET / SECRET"])
+            .reports()
+            .remove(0);
         assert_eq!(
             (report.kind, report.clear_bytes, report.markers),
             (FlowKind::Plaintext, 12, 1)
         );
         // Also after something that looked like TLS, and on the tunnel's own port.
-        let report = connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"])
+        let report = capture_connection(15008, &[&[22, 3, 1, 0, 1, 0], b"SECRET"])
             .reports()
             .remove(0);
         assert_eq!(
@@ -477,17 +486,17 @@ mod tests {
 
     #[test]
     fn replies_belong_to_the_connection_and_garbage_to_none() {
-        let mut traffic = connection(80, &[b"a"]);
-        traffic.frame(&tcp((2, 80), (1, 40000), 5, 18, b""));
-        traffic.frame(&tcp((2, 80), (1, 40000), 6, 16, b"bb"));
+        let mut traffic = capture_connection(80, &[b"a"]);
+        traffic.add_frame(&tcp_frame((2, 80), (1, 40000), 5, 18, b""));
+        traffic.add_frame(&tcp_frame((2, 80), (1, 40000), 6, 16, b"bb"));
         let reports = traffic.reports();
         assert_eq!(reports.len(), 1);
         assert_eq!(reports[0].bytes, 3);
-        let full = tcp((1, 1), (2, 2), 0, 16, b"x");
+        let full = tcp_frame((1, 1), (2, 2), 0, 16, b"x");
         for length in 0..full.len() {
-            traffic.frame(&full[..length]);
+            traffic.add_frame(&full[..length]);
         }
-        traffic.frame(&[0xff; 100]);
+        traffic.add_frame(&[0xff; 100]);
     }
 
     /// Checks that dropping a capture stops its thread.

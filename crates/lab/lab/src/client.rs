@@ -86,7 +86,7 @@ impl Client {
     pub fn status(&self) -> Result<Status, ClientError> {
         match self.send_request(&Request::Status, &[])?.0 {
             Reply::Status(status) => Ok(*status),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -98,7 +98,7 @@ impl Client {
     pub fn objects(&self) -> Result<Vec<serde_json::Value>, ClientError> {
         match self.send_request(&Request::Objects, &[])?.0 {
             Reply::Objects(objects) => Ok(objects),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -127,7 +127,7 @@ impl Client {
     /// Runs a command in a container with the given standard streams, and returns its exit code.
     ///
     /// # Errors
-    /// When there is no such pod or the command cannot be started.
+    /// When the pod does not exist, or the command cannot be started.
     pub fn exec(
         &self,
         pod: &str,
@@ -142,7 +142,7 @@ impl Client {
         };
         match self.send_request(&request, &streams)?.0 {
             Reply::Exited(code) => Ok(code),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -182,7 +182,7 @@ impl Client {
     /// Copies a log to `out`, and follows it if requested.
     ///
     /// # Errors
-    /// When there is no such log.
+    /// When the log does not exist.
     pub fn logs(
         &self,
         source: LogSource,
@@ -196,7 +196,7 @@ impl Client {
     /// Returns the current text of a log.
     ///
     /// # Errors
-    /// When there is no such log.
+    /// When the log does not exist.
     pub fn log_text(&self, source: LogSource) -> Result<String, ClientError> {
         let (mut reader, writer) = io::pipe()?;
         let reading = thread::spawn(move || {
@@ -240,7 +240,8 @@ impl Client {
         ))
     }
 
-    /// Starts a packet capture in a network namespace; in the fabric's it captures the traffic between the nodes.
+    /// Starts a packet capture in a network namespace; in the fabric's namespace, it captures the traffic between the
+    /// nodes.
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.
@@ -264,14 +265,19 @@ impl Client {
     ///
     /// # Errors
     /// When no such process is running.
-    pub fn hang(&self, name: &str, node: Option<&str>, hangs: bool) -> Result<(), ClientError> {
+    pub fn set_suspended(
+        &self,
+        name: &str,
+        node: Option<&str>,
+        hangs: bool,
+    ) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
         self.send_request(&Request::Hang { name, node, hangs }, &[])
             .map(drop)
     }
 
-    /// Replaces a daemon's process by a new one, as an upgrade does; the old one is terminated (SIGTERM) and may drain.
-    /// Returns when the new one has been started and the old one signalled.
+    /// Replaces a daemon's process by a new process, as an upgrade does. The old process is terminated (SIGTERM) and
+    /// may drain. Returns when the new process is ready and the old process has been signalled.
     ///
     /// # Errors
     /// When the daemon cannot be replaced, or the new process does not become ready.
@@ -315,7 +321,7 @@ impl Client {
 
     fn request_fd(&self, request: &Request) -> Result<OwnedFd, ClientError> {
         let (_, mut fds) = self.send_request(request, &[])?;
-        fds.pop().ok_or_else(unexpected)
+        fds.pop().ok_or_else(unexpected_reply)
     }
 
     fn send_request(
@@ -341,6 +347,6 @@ impl Client {
     }
 }
 
-fn unexpected() -> ClientError {
+fn unexpected_reply() -> ClientError {
     ClientError::Io(io::Error::other("an answer to another question"))
 }

@@ -1,10 +1,10 @@
-//! State machine that acts as a lab's API server, controllers and scheduler: manifests in; pods to start and stop, and
-//! objects to write, out. Pure.
+//! State machine that acts as a lab's API server, controllers and scheduler. It takes changes of manifests and of pods'
+//! states, and returns effects: pods to start and stop, and objects to write.
 //!
 //! It does not use files, processes or namespaces; [`crate::supervisor`] executes its effects.
 
 mod expand;
-mod overlay;
+mod generated_fields;
 mod pod;
 mod rollout;
 mod schedule;
@@ -18,7 +18,7 @@ use std::{
 
 use ambit_k8s_api::{Kind, Object, ObjectKey};
 use ambit_manifests::ObjectEvent;
-use ambit_waypoint_objects::{GATEWAY_NAME, Settings};
+use ambit_waypoint_objects::{GATEWAY_NAME_LABEL, Settings};
 use serde_json::{Value, json};
 
 pub(crate) use pod::{ContainerObservation, ContainerState, Phase, PodObservation, PodPlan};
@@ -41,40 +41,40 @@ pub(crate) struct Cluster {
     pods: BTreeMap<ObjectKey, PodRecord>,
     service_ips: BTreeMap<ObjectKey, Vec<IpAddr>>,
     next_service: u16,
-    views: Vec<ServiceView>,
-    added: BTreeMap<ObjectKey, Value>,
+    service_views: Vec<ServiceView>,
+    written_fields: BTreeMap<ObjectKey, Value>,
     unschedulable: BTreeMap<ObjectKey, String>,
     /// Whether some Deployment's pods of an earlier template still run until their replacements are ready.
-    rolling: bool,
+    is_rolling_out: bool,
     new_uid: Box<dyn FnMut() -> String + Send>,
 }
 
-/// Input of the state machine.
-pub(crate) enum Event {
+/// Input of the cluster's state machine.
+pub(crate) enum ClusterEvent {
     /// Objects of the manifests that were added, changed or deleted.
-    Manifests(Vec<ObjectEvent>),
-    /// New state of a pod, from the task that runs it.
-    Observed {
+    ManifestsChanged(Vec<ObjectEvent>),
+    /// New state of a pod, as the task that runs the pod reports it.
+    PodObserved {
         uid: String,
         observed: PodObservation,
     },
     /// A pod has ended after a stop request.
-    Gone { uid: String },
+    PodGone { uid: String },
 }
 
-/// Action that the supervisor carries out.
+/// Output of the cluster's state machine, which the supervisor carries out.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Effect {
+pub(crate) enum ClusterEffect {
     /// Write the fields that the lab adds to an object, to be merged into its manifest.
-    Write(ObjectKey, Value),
+    WriteObject(ObjectKey, Value),
     /// Remove the fields that the lab added to an object.
-    Remove(ObjectKey),
+    RemoveAddedFields(ObjectKey),
     /// Start a pod, whose object has been written before.
-    Start(PodPlan),
-    /// Stop a pod; it has its grace period.
-    Stop { uid: String },
+    StartPod(PodPlan),
+    /// Stop a pod, with the pod's termination grace period.
+    StopPod { uid: String },
     /// Publish all services, with their current addresses and endpoints.
-    Services(Vec<ServiceView>),
+    PublishServices(Vec<ServiceView>),
 }
 
 /// Index of the first virtual address that the lab assigns to a service; lower ones are for addresses that manifests
@@ -97,54 +97,54 @@ impl Cluster {
             pods: BTreeMap::new(),
             service_ips: BTreeMap::new(),
             next_service: FIRST_SERVICE_INDEX,
-            views: Vec::new(),
-            added: BTreeMap::new(),
+            service_views: Vec::new(),
+            written_fields: BTreeMap::new(),
             unschedulable: BTreeMap::new(),
-            rolling: false,
+            is_rolling_out: false,
             new_uid,
         }
     }
 
     /// Applies an event, and returns the effects to carry out.
-    pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
+    pub(crate) fn apply(&mut self, event: ClusterEvent) -> Vec<ClusterEffect> {
         let mut effects = Vec::new();
         match event {
-            Event::Manifests(events) => {
+            ClusterEvent::ManifestsChanged(events) => {
                 for event in events {
                     match event {
                         ObjectEvent::Applied { object, .. } => {
                             self.objects.insert(object.key(), object);
                         }
-                        ObjectEvent::Refused { key, .. } | ObjectEvent::Deleted(key) => {
+                        ObjectEvent::Invalid { key, .. } | ObjectEvent::Deleted(key) => {
                             self.objects.remove(&key);
                         }
                     }
                 }
-                self.waypoints.update(&self.objects);
+                self.waypoints.regenerate(&self.objects);
                 self.reconcile(&mut effects);
             }
-            Event::Observed { uid, observed } => {
-                if let Some(record) = self.by_uid(&uid) {
+            ClusterEvent::PodObserved { uid, observed } => {
+                if let Some(record) = self.pod_by_uid(&uid) {
                     record.observed = observed;
                 }
-                if self.rolling {
+                if self.is_rolling_out {
                     self.reconcile(&mut effects);
                 }
             }
-            Event::Gone { uid } => {
+            ClusterEvent::PodGone { uid } => {
                 self.pods.retain(|_, record| record.plan.uid != uid);
                 self.reconcile(&mut effects);
             }
         }
         self.write_objects(&mut effects);
-        self.view_services(&mut effects);
+        self.publish_services(&mut effects);
         effects
     }
 
     /// Returns the pods that cannot be scheduled and the Gateways that cannot have a waypoint, with the reasons.
     pub(crate) fn problems(&self) -> Vec<String> {
         let gateways = self.waypoints.problems.iter();
-        let gateways = gateways.map(|(key, problem)| (key, &problem.why));
+        let gateways = gateways.map(|(key, problem)| (key, &problem.message));
         self.unschedulable
             .iter()
             .chain(gateways)
@@ -159,7 +159,7 @@ impl Cluster {
                 return None;
             };
             let mut value = serde_json::to_value(&**gateway).ok()?;
-            if let Some(made) = self.gateway(key) {
+            if let Some(made) = self.gateway_status(key) {
                 json_patch::merge(&mut value, &json!({"status": made.get("status")}));
             }
             Some(value)
@@ -172,10 +172,11 @@ impl Cluster {
         let mut all: BTreeMap<_, _> = self
             .objects
             .iter()
-            .filter_map(|(key, object)| Some((key, overlay::policy_object(object)?)))
+            .filter_map(|(key, object)| Some((key, generated_fields::policy_object(object)?)))
             .collect();
-        let added = self.added.iter();
-        for (key, more) in added.filter(|(key, _)| overlay::POLICY_SCOPE_KINDS.contains(&key.kind))
+        let added = self.written_fields.iter();
+        for (key, more) in
+            added.filter(|(key, _)| generated_fields::POLICY_SCOPE_KINDS.contains(&key.kind))
         {
             json_patch::merge(all.entry(key).or_insert(Value::Null), more);
         }
@@ -189,14 +190,14 @@ impl Cluster {
         self.objects.iter().chain(made)
     }
 
-    fn by_uid(&mut self, uid: &str) -> Option<&mut PodRecord> {
+    fn pod_by_uid(&mut self, uid: &str) -> Option<&mut PodRecord> {
         self.pods.values_mut().find(|record| record.plan.uid == uid)
     }
 
-    fn reconcile(&mut self, effects: &mut Vec<Effect>) {
-        let mut desired = expand::pods(self.all_objects());
+    fn reconcile(&mut self, effects: &mut Vec<ClusterEffect>) {
+        let mut desired = expand::desired_pods(self.all_objects());
         let staying = rollout::pods_to_keep(&self.pods, &desired);
-        self.rolling = !staying.is_empty();
+        self.is_rolling_out = !staying.is_empty();
         for (key, record) in &mut self.pods {
             match desired.remove(key) {
                 // Changes that do not restart a running pod: labels, annotations.
@@ -206,7 +207,7 @@ impl Cluster {
                 _ if record.terminating || staying.contains(key) => {}
                 _ => {
                     record.terminating = true;
-                    effects.push(Effect::Stop {
+                    effects.push(ClusterEffect::StopPod {
                         uid: record.plan.uid.clone(),
                     });
                 }
@@ -237,7 +238,7 @@ impl Cluster {
                     self.pods.insert(key.clone(), record);
                     // Its object is written first: agents and control plane must know the pod.
                     self.write_objects(effects);
-                    effects.push(Effect::Start(plan));
+                    effects.push(ClusterEffect::StartPod(plan));
                 }
                 Err(why) => {
                     self.unschedulable.insert(key, why);
@@ -260,11 +261,11 @@ impl Cluster {
         for (key, service) in services {
             let old = self.service_ips.get(&key).map_or(&[][..], Vec::as_slice);
             let next = self.next_service;
-            let ips = service::addresses(&service, self.addresses, old, next);
+            let ips = service::service_addresses(&service, self.addresses, old, next);
             if ips != old
                 && ips
                     .iter()
-                    .any(|ip| self.addresses.service(next).contains(ip))
+                    .any(|ip| self.addresses.service_addresses(next).contains(ip))
             {
                 self.next_service = self.next_service.saturating_add(1);
             }
@@ -273,12 +274,12 @@ impl Cluster {
     }
 
     /// Adds the effects that write new and changed objects of the lab itself, and remove obsolete ones.
-    fn write_objects(&mut self, effects: &mut Vec<Effect>) {
+    fn write_objects(&mut self, effects: &mut Vec<ClusterEffect>) {
         let mut desired = BTreeMap::new();
         for node in &self.nodes {
             desired.insert(
                 ObjectKey::new(Kind::Node, "", node.name.as_str()),
-                overlay::node(node),
+                generated_fields::node_object(node),
             );
         }
         let mut namespaces: BTreeSet<_> = self
@@ -290,7 +291,7 @@ impl Cluster {
         namespaces.insert(arcstr::literal!("default"));
         for namespace in namespaces {
             let key = ObjectKey::new(Kind::Namespace, "", namespace.clone());
-            desired.insert(key, overlay::namespace(&namespace));
+            desired.insert(key, generated_fields::namespace_object(&namespace));
         }
         for (key, made) in &self.waypoints.generated {
             desired.insert(key.clone(), made.manifest.clone());
@@ -299,12 +300,15 @@ impl Cluster {
             if !ips.is_empty() {
                 let made = self.waypoints.generated.get(key);
                 let whole = made.map(|made| made.manifest.clone());
-                desired.insert(key.clone(), overlay::service(key, whole, ips));
+                desired.insert(
+                    key.clone(),
+                    generated_fields::service_object(key, whole, ips),
+                );
             }
         }
         let refused = self.waypoints.problems.keys();
         for key in self.waypoints.gateways.iter().chain(refused) {
-            let gateway = self.gateway(key);
+            let gateway = self.gateway_status(key);
             desired.extend(gateway.map(|gateway| (key.clone(), gateway)));
         }
         for (key, record) in &self.pods {
@@ -313,26 +317,33 @@ impl Cluster {
                 observed,
                 terminating,
             } = record;
-            desired.insert(key.clone(), overlay::pod(key, plan, observed, *terminating));
+            desired.insert(
+                key.clone(),
+                generated_fields::pod_object(key, plan, observed, *terminating),
+            );
         }
-        for key in self.added.keys().filter(|key| !desired.contains_key(key)) {
-            effects.push(Effect::Remove(key.clone()));
+        for key in self
+            .written_fields
+            .keys()
+            .filter(|key| !desired.contains_key(key))
+        {
+            effects.push(ClusterEffect::RemoveAddedFields(key.clone()));
         }
         for (key, value) in &desired {
-            if self.added.get(key) != Some(value) {
-                effects.push(Effect::Write(key.clone(), value.clone()));
+            if self.written_fields.get(key) != Some(value) {
+                effects.push(ClusterEffect::WriteObject(key.clone(), value.clone()));
             }
         }
-        self.added = desired;
+        self.written_fields = desired;
     }
 
-    /// Returns the status for a waypoint's Gateway (addresses and conditions), or for one that cannot have a waypoint;
-    /// `None` for other Gateways.
-    fn gateway(&self, key: &ObjectKey) -> Option<Value> {
+    /// Returns the status (addresses and conditions) of a Gateway for a waypoint, also if the waypoint cannot be
+    /// generated; `None` for Gateways that are not for waypoints.
+    fn gateway_status(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
         let is_gateway = self.waypoints.gateways.contains(key);
         if !is_gateway {
-            return problem.map(|problem| overlay::refused_gateway(key, problem));
+            return problem.map(|problem| generated_fields::rejected_gateway_status(key, problem));
         }
         let service = ObjectKey::new(Kind::Service, key.namespace.clone(), key.name.clone());
         let ips = self
@@ -341,27 +352,33 @@ impl Cluster {
             .map_or(&[][..], Vec::as_slice);
         let ready = self.pods.values().any(|record| {
             let labels = record.plan.pod.metadata.labels.as_ref();
-            let gateway = labels.and_then(|labels| labels.get(GATEWAY_NAME));
+            let gateway = labels.and_then(|labels| labels.get(GATEWAY_NAME_LABEL));
             record.plan.namespace() == key.namespace
                 && gateway.is_some_and(|gateway| *gateway == key.name)
                 && !record.terminating
                 && record.observed.is_ready()
         });
-        let before = self.added.get(key);
+        let before = self.written_fields.get(key);
         let had = before.and_then(|value| value.pointer("/status/addresses/0"));
         let has_been_ready = ready || had.is_some();
-        let host = self.waypoints.host(key);
-        let mut gateway = overlay::gateway(key, &host, ips, ready, has_been_ready);
+        let host = self.waypoints.service_host(key);
+        let mut gateway = generated_fields::gateway_status(key, &host, ips, ready, has_been_ready);
         if let Some(problem) = problem {
-            overlay::set_condition(&mut gateway, overlay::not_accepted(problem));
+            generated_fields::set_condition(
+                &mut gateway,
+                generated_fields::not_accepted_condition(problem),
+            );
         }
-        if self.waypoints.autoscaled.contains(key) {
-            overlay::set_condition(&mut gateway, overlay::no_autoscaler());
+        if self.waypoints.with_autoscaler.contains(key) {
+            generated_fields::set_condition(
+                &mut gateway,
+                generated_fields::no_autoscaler_condition(),
+            );
         }
         Some(gateway)
     }
 
-    fn view_services(&mut self, effects: &mut Vec<Effect>) {
+    fn publish_services(&mut self, effects: &mut Vec<ClusterEffect>) {
         let pods: Vec<_> = self
             .pods
             .values()
@@ -373,14 +390,14 @@ impl Cluster {
             .filter_map(|(key, object)| match object {
                 Object::Service(spec) => {
                     let ips = self.service_ips.get(key).map_or(&[][..], Vec::as_slice);
-                    service::view(key, spec, ips, &pods)
+                    service::service_view(key, spec, ips, &pods)
                 }
                 _ => None,
             })
             .collect();
-        if views != self.views {
-            self.views.clone_from(&views);
-            effects.push(Effect::Services(views));
+        if views != self.service_views {
+            self.service_views.clone_from(&views);
+            effects.push(ClusterEffect::PublishServices(views));
         }
     }
 }

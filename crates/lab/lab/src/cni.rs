@@ -67,7 +67,7 @@ pub(crate) fn agent_run_dir(node: &Node) -> PathBuf {
 impl PluginList {
     /// Builds the configuration list of a node: the primary plugin, followed by Ambit's if the lab has a mesh.
     pub(crate) fn new(node: &Node, plan: AddressPlan, options: &Options, links: &Path) -> Self {
-        let mut plugins = vec![primary(node, plan, options.primary_cni)];
+        let mut plugins = vec![primary_plugin_config(node, plan, options.primary_cni)];
         if options.mesh {
             plugins.push(json!({
                 "type": "ambit-cni",
@@ -163,7 +163,7 @@ impl PluginList {
                 config.insert("prevResult".into(), previous);
             }
         }
-        let program = self.find(&kind).ok_or_else(|| {
+        let program = self.find_plugin(&kind).ok_or_else(|| {
             failed(io::Error::new(
                 io::ErrorKind::NotFound,
                 "it is in none of the directories",
@@ -232,17 +232,17 @@ impl PluginList {
         })
     }
 
-    fn find(&self, kind: &str) -> Option<PathBuf> {
+    fn find_plugin(&self, kind: &str) -> Option<PathBuf> {
         std::env::split_paths(&self.path)
             .map(|dir| dir.join(kind))
             .find(|path| path.is_file())
     }
 }
 
-fn primary(node: &Node, plan: AddressPlan, kind: PrimaryCni) -> Value {
-    let gateways = plan.gateways(node.number);
+fn primary_plugin_config(node: &Node, plan: AddressPlan, kind: PrimaryCni) -> Value {
+    let gateways = plan.pod_gateways(node.number);
     let ranges: Vec<_> = plan
-        .pods(node.number)
+        .pod_networks(node.number)
         .iter()
         .map(|net| json!([{"subnet": net.to_string()}]))
         .collect();

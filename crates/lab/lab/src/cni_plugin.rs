@@ -75,7 +75,7 @@ pub fn run_plugin() -> ExitCode {
 }
 
 fn execute() -> Result<Option<Value>, PluginError> {
-    let command = variable("CNI_COMMAND")?;
+    let command = environment_variable("CNI_COMMAND")?;
     if command == "VERSION" {
         let versions = ["0.4.0", "1.0.0", "1.1.0"];
         return Ok(Some(
@@ -94,27 +94,27 @@ fn execute() -> Result<Option<Value>, PluginError> {
     }
 }
 
-fn variable(name: &'static str) -> Result<String, PluginError> {
+fn environment_variable(name: &'static str) -> Result<String, PluginError> {
     env::var(name).map_err(|_| PluginError::Environment(name))
 }
 
 async fn add(config: &Config) -> Result<Value, PluginError> {
-    let container = variable("CNI_CONTAINERID")?;
-    let interface = variable("CNI_IFNAME")?;
-    let sandbox = variable("CNI_NETNS")?;
+    let container = environment_variable("CNI_CONTAINERID")?;
+    let interface = environment_variable("CNI_IFNAME")?;
+    let sandbox = environment_variable("CNI_NETNS")?;
     let node = Host::in_namespace("node", Netns::current()?)?;
     let pod = Host::in_namespace("pod", Netns::open(&sandbox)?)?;
     ensure_bridge(&node, config).await?;
     let veth = veth_name(&container);
     // Left by an attempt that was cut short.
-    node.remove(&veth).await?;
+    node.remove_link(&veth).await?;
     let leases = Leases::open(&config.data_dir)?;
     let wired = connect_pod(&node, &pod, config, &leases, &container, &veth, &interface).await;
     let addresses = match wired {
         Ok(addresses) => addresses,
         Err(error) => {
             leases.release(&container)?;
-            node.remove(&veth).await?;
+            node.remove_link(&veth).await?;
             return Err(error);
         }
     };
@@ -148,9 +148,9 @@ async fn connect_pod(
     veth: &str,
     interface: &str,
 ) -> Result<Vec<(IpAddr, IpAddr)>, PluginError> {
-    node.veth(veth, pod, interface).await?;
-    node.attach(veth, &config.bridge).await?;
-    node.up(veth).await?;
+    node.add_veth(veth, pod, interface).await?;
+    node.attach_to_bridge(veth, &config.bridge).await?;
+    node.bring_up(veth).await?;
     // A node that forwards back out of the same bridge may send an ICMP redirect; a pod that accepted
     // it would bypass the translation of service addresses.
     for family in ["ipv4", "ipv6"] {
@@ -160,14 +160,14 @@ async fn connect_pod(
         );
         let _no_such_family = pod.sysctl(&format!("net.{family}.conf.all.accept_redirects"), "0");
     }
-    pod.up(interface).await?;
+    pod.bring_up(interface).await?;
     let mut addresses = Vec::new();
     for gateway in &config.gateways {
-        let ip = leases.take(*gateway, container)?;
-        pod.address(interface, host_route(ip)).await?;
-        pod.route(host_route(gateway.addr()), None, interface)
+        let ip = leases.allocate(*gateway, container)?;
+        pod.add_address(interface, host_route(ip)).await?;
+        pod.add_route(host_route(gateway.addr()), None, interface)
             .await?;
-        pod.route(default_route(ip), Some(gateway.addr()), interface)
+        pod.add_route(default_route(ip), Some(gateway.addr()), interface)
             .await?;
         addresses.push((ip, gateway.addr()));
     }
@@ -175,25 +175,25 @@ async fn connect_pod(
 }
 
 async fn ensure_bridge(node: &Host, config: &Config) -> Result<(), PluginError> {
-    if node.find(&config.bridge).await?.is_none() {
+    if node.find_link(&config.bridge).await?.is_none() {
         // Two pods may start at once: the bridge may exist already.
-        if let Err(error) = node.bridge(&config.bridge).await
-            && node.find(&config.bridge).await?.is_none()
+        if let Err(error) = node.add_bridge(&config.bridge).await
+            && node.find_link(&config.bridge).await?.is_none()
         {
             return Err(error.into());
         }
     }
-    node.up(&config.bridge).await?;
+    node.bring_up(&config.bridge).await?;
     for gateway in &config.gateways {
-        node.address(&config.bridge, *gateway).await?;
+        node.add_address(&config.bridge, *gateway).await?;
     }
     Ok(())
 }
 
 async fn delete(config: &Config) -> Result<(), PluginError> {
-    let container = variable("CNI_CONTAINERID")?;
+    let container = environment_variable("CNI_CONTAINERID")?;
     let node = Host::in_namespace("node", Netns::current()?)?;
-    node.remove(&veth_name(&container)).await?;
+    node.remove_link(&veth_name(&container)).await?;
     Leases::open(&config.data_dir)?.release(&container)?;
     Ok(())
 }
@@ -211,7 +211,7 @@ fn veth_name(container: &str) -> String {
 }
 
 /// Allocated addresses, one file each, under a lock. An address is reused only after all others of its network, so that
-/// state about an old pod is not applied to a new one.
+/// other components do not apply state of a deleted pod to a new pod.
 struct Leases {
     dir: PathBuf,
     _lock: File,
@@ -232,7 +232,7 @@ impl Leases {
         })
     }
 
-    fn take(&self, gateway: IpNet, container: &str) -> Result<IpAddr, PluginError> {
+    fn allocate(&self, gateway: IpNet, container: &str) -> Result<IpAddr, PluginError> {
         let family = if gateway.addr().is_ipv4() { "4" } else { "6" };
         let last_file = self.dir.join(format!("last{family}"));
         let last = fs::read_to_string(&last_file)
@@ -287,7 +287,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let leases = Leases::open(dir.path()).unwrap();
         let gateway: IpNet = "10.1.0.1/29".parse().unwrap();
-        let take = |name: &str| leases.take(gateway, name).map(|ip| ip.to_string());
+        let take = |name: &str| leases.allocate(gateway, name).map(|ip| ip.to_string());
         assert_eq!(take("a").unwrap(), "10.1.0.2");
         assert_eq!(take("b").unwrap(), "10.1.0.3");
         leases.release("a").unwrap();

@@ -25,15 +25,15 @@ use crate::{
     fabric::Node,
     lab_state::{LabState, PodTarget},
     mesh,
-    probes::{self, Timing},
+    probes::{self, ProbeTiming},
 };
 
 /// Initial delay before a restart, doubled each time up to [`MAX_RESTART_DELAY`]; shorter than kubelet's, since a lab
 /// is used interactively.
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(200);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
-/// Running time of a container after which the restart delay is its initial value again.
-const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// Running time of a container after which its restart delay is reset to [`MIN_RESTART_DELAY`].
+const RESTART_DELAY_RESET: Duration = Duration::from_secs(10);
 
 /// Sandbox of a running pod: its node, network namespace and addresses.
 #[derive(Clone, Debug)]
@@ -47,10 +47,10 @@ pub(crate) struct PodContext {
 
 /// Environment variable with the pod's UID in every process of a pod, by which the agent finds pods' network
 /// namespaces.
-pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
+pub(crate) const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
 
 impl PodContext {
-    /// Finds a pod by any name that [`LabState::in_pod`] accepts, and returns it with the name of the selected
+    /// Finds a pod by any name that [`LabState::find_pod_target`] accepts, and returns it with the name of the selected
     /// container.
     pub(crate) fn find(
         board: &Arc<LabState>,
@@ -63,7 +63,7 @@ impl PodContext {
             netns,
             ips,
             container,
-        } = board.in_pod(name, container)?;
+        } = board.find_pod_target(name, container)?;
         let context = Self {
             board: board.clone(),
             node,
@@ -77,21 +77,21 @@ impl PodContext {
     /// Returns the environment for processes of a container.
     pub(crate) fn environment(&self, container: Option<&Container>) -> BTreeMap<String, String> {
         let mut env = BTreeMap::new();
-        env.insert("PATH".to_owned(), mesh::path(&self.board));
+        env.insert("PATH".to_owned(), mesh::path_variable(&self.board));
         env.insert("HOSTNAME".to_owned(), self.plan.hostname());
         env.insert("HOME".to_owned(), "/tmp".to_owned());
         env.insert("TERM".to_owned(), "xterm".to_owned());
         let variables = container.and_then(|container| container.env.as_deref());
         for variable in variables.unwrap_or_default() {
-            if let Some(value) = self.value(variable) {
-                env.insert(variable.name.clone(), expand(&value, &env));
+            if let Some(value) = self.variable_value(variable) {
+                env.insert(variable.name.clone(), expand_variables(&value, &env));
             }
         }
-        env.insert(POD_UID.to_owned(), self.plan.uid.clone());
+        env.insert(POD_UID_VARIABLE.to_owned(), self.plan.uid.clone());
         env
     }
 
-    fn value(&self, variable: &EnvVar) -> Option<String> {
+    fn variable_value(&self, variable: &EnvVar) -> Option<String> {
         if let Some(value) = &variable.value {
             return Some(value.clone());
         }
@@ -118,13 +118,13 @@ impl PodContext {
     }
 
     /// Builds the command that starts a process in this pod; the caller sets the standard streams.
-    pub(crate) fn command(
+    pub(crate) fn pod_command(
         &self,
         argv: Vec<String>,
         working_dir: Option<&str>,
         env: &BTreeMap<String, String>,
     ) -> io::Result<Command> {
-        let mut shim = self.board.shim_of(&self.plan);
+        let mut shim = self.board.pod_shim(&self.plan);
         shim.command = argv;
         shim.working_dir = working_dir.filter(|dir| !dir.is_empty()).map(PathBuf::from);
         let mut command = shim.command(&self.board.options.ambit)?;
@@ -132,10 +132,10 @@ impl PodContext {
         Ok(command)
     }
 
-    /// Starts a process that keeps the pod's network namespace alive and findable by [`POD_UID`] while no container
+    /// Starts a process that keeps the pod's network namespace alive and findable by [`POD_UID_VARIABLE`] while no container
     /// runs (the pause container of a runtime).
-    pub(crate) fn hold(&self) -> io::Result<Child> {
-        let mut command = self.command(Vec::new(), None, &self.environment(None))?;
+    pub(crate) fn spawn_namespace_holder(&self) -> io::Result<Child> {
+        let mut command = self.pod_command(Vec::new(), None, &self.environment(None))?;
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -152,7 +152,7 @@ impl PodContext {
 
 /// Expands references `$(NAME)` to environment variables, as Kubernetes does in arguments: `$$` becomes a dollar, and
 /// unknown names stay.
-fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
+fn expand_variables(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {
@@ -185,7 +185,7 @@ pub(crate) enum RestartPolicy {
 }
 
 impl RestartPolicy {
-    pub(crate) fn of(plan: &PodPlan) -> Self {
+    pub(crate) fn from_plan(plan: &PodPlan) -> Self {
         match plan.spec().and_then(|spec| spec.restart_policy.as_deref()) {
             Some("Never") => Self::Never,
             Some("OnFailure") => Self::OnFailure,
@@ -193,7 +193,7 @@ impl RestartPolicy {
         }
     }
 
-    fn wants(self, code: i32) -> bool {
+    fn restarts_after(self, code: i32) -> bool {
         match self {
             Self::Always => true,
             Self::OnFailure => code != 0,
@@ -202,7 +202,8 @@ impl RestartPolicy {
     }
 }
 
-/// Runs a container with restarts until it has ended for good, or until `stop` is set and the grace period is over.
+/// Runs a container with restarts until the restart policy requires no further restart, or until `stop` is set and the
+/// grace period is over.
 pub(crate) async fn run(
     context: PodContext,
     container: Container,
@@ -218,7 +219,7 @@ pub(crate) async fn run(
     };
     loop {
         let started = Instant::now();
-        let ended = match start(&context, &container) {
+        let ended = match start_container(&context, &container) {
             Ok(child) => {
                 seen.state = ContainerState::Running;
                 seen.ready =
@@ -238,12 +239,12 @@ pub(crate) async fn run(
         if ended.is_ok() {
             seen.state = ContainerState::Exited(code);
         }
-        if *stop.borrow() || !restart.wants(code) {
+        if *stop.borrow() || !restart.restarts_after(code) {
             report(&seen).await;
             return;
         }
         report(&seen).await;
-        wait = if started.elapsed() > STABLE_AFTER {
+        wait = if started.elapsed() > RESTART_DELAY_RESET {
             MIN_RESTART_DELAY
         } else {
             (wait * 2).min(MAX_RESTART_DELAY)
@@ -256,7 +257,7 @@ pub(crate) async fn run(
     }
 }
 
-fn start(context: &PodContext, container: &Container) -> io::Result<Child> {
+fn start_container(context: &PodContext, container: &Container) -> io::Result<Child> {
     let mut argv = container.command.clone().unwrap_or_default();
     argv.extend(container.args.clone().unwrap_or_default());
     if container.command.as_ref().is_none_or(Vec::is_empty) {
@@ -271,8 +272,8 @@ fn start(context: &PodContext, container: &Container) -> io::Result<Child> {
         .container_log(&context.plan.uid, &container.name);
     let log = File::options().create(true).append(true).open(log)?;
     let env = context.environment(Some(container));
-    let argv = argv.iter().map(|arg| expand(arg, &env)).collect();
-    let mut command = context.command(argv, container.working_dir.as_deref(), &env)?;
+    let argv = argv.iter().map(|arg| expand_variables(arg, &env)).collect();
+    let mut command = context.pod_command(argv, container.working_dir.as_deref(), &env)?;
     command
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -308,18 +309,18 @@ async fn supervise_container(
                 ProbeResult::NotLive(why) => {
                     tracing::warn!(pod = context.plan.full_name(), container = container.name, why,
                         "liveness probe failed, restarting the container");
-                    signal(&child, Signal::TERM);
-                    let grace = tokio::time::timeout(grace(&context.plan), child.wait()).await;
+                    signal_process_group(&child, Signal::TERM);
+                    let grace = tokio::time::timeout(grace_period(&context.plan), child.wait()).await;
                     if let Ok(status) = grace { return status; }
-                    signal(&child, Signal::KILL);
+                    signal_process_group(&child, Signal::KILL);
                 }
             },
             () = wait_for_stop(stop) => {
-                signal(&child, Signal::TERM);
-                if let Ok(status) = tokio::time::timeout(grace(&context.plan), child.wait()).await {
+                signal_process_group(&child, Signal::TERM);
+                if let Ok(status) = tokio::time::timeout(grace_period(&context.plan), child.wait()).await {
                     return status;
                 }
-                signal(&child, Signal::KILL);
+                signal_process_group(&child, Signal::KILL);
                 return child.wait().await;
             }
         }
@@ -378,7 +379,7 @@ async fn probe_until_started(
     container: &Container,
     probe: &Probe,
 ) -> io::Result<()> {
-    let timing = Timing::of(probe);
+    let timing = ProbeTiming::from_probe(probe);
     sleep(timing.initial_delay).await;
     let mut failures = 0;
     loop {
@@ -386,7 +387,7 @@ async fn probe_until_started(
             Ok(()) => return Ok(()),
             Err(error) => {
                 failures += 1;
-                if failures >= timing.failures {
+                if failures >= timing.failure_threshold {
                     return Err(error);
                 }
             }
@@ -403,21 +404,21 @@ async fn probe_periodically(
     probe: &Probe,
     mut on_result: impl FnMut(bool, String) -> bool,
 ) {
-    let timing = Timing::of(probe);
+    let timing = ProbeTiming::from_probe(probe);
     sleep(timing.initial_delay).await;
     let (mut successes, mut failures, mut ever) = (0, 0, false);
     loop {
         match probe_once(context, container, probe).await {
             Ok(()) => {
                 (successes, failures) = (successes + 1, 0);
-                if successes >= timing.successes {
+                if successes >= timing.success_threshold {
                     ever = true;
                     on_result(true, String::new());
                 }
             }
             Err(error) => {
                 (successes, failures) = (0, failures + 1);
-                if failures >= timing.failures {
+                if failures >= timing.failure_threshold {
                     on_result(false, error.to_string());
                 }
             }
@@ -438,7 +439,7 @@ async fn probe_once(context: &PodContext, container: &Container, probe: &Probe) 
         .first()
         .copied()
         .ok_or_else(|| io::Error::other("the pod has no address"))?;
-    if let Some(done) = probes::network(probe, &context.node, &context.plan, ip).await {
+    if let Some(done) = probes::probe_over_network(probe, &context.node, &context.plan, ip).await {
         return done;
     }
     let argv = probe
@@ -447,13 +448,13 @@ async fn probe_once(context: &PodContext, container: &Container, probe: &Probe) 
         .and_then(|exec| exec.command.clone())
         .unwrap_or_default();
     let env = context.environment(Some(container));
-    let mut command = context.command(argv, container.working_dir.as_deref(), &env)?;
+    let mut command = context.pod_command(argv, container.working_dir.as_deref(), &env)?;
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let mut child = context.spawn(command)?;
-    let status = tokio::time::timeout(Timing::of(probe).timeout, child.wait()).await;
+    let status = tokio::time::timeout(ProbeTiming::from_probe(probe).timeout, child.wait()).await;
     match status {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(io::Error::other(status.to_string())),
@@ -471,7 +472,7 @@ pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
 }
 
 /// Sends a signal to a process' whole group, including children of a shell.
-fn signal(child: &Child, signal: Signal) {
+fn signal_process_group(child: &Child, signal: Signal) {
     let pid = child
         .id()
         .and_then(|pid| i32::try_from(pid).ok())
@@ -481,7 +482,7 @@ fn signal(child: &Child, signal: Signal) {
     }
 }
 
-fn grace(plan: &PodPlan) -> Duration {
+fn grace_period(plan: &PodPlan) -> Duration {
     let seconds = plan
         .spec()
         .and_then(|spec| spec.termination_grace_period_seconds);
@@ -506,7 +507,7 @@ mod tests {
             ("$(A", "$(A"),
             ("", ""),
         ] {
-            assert_eq!(expand(text, &env), expected, "{text}");
+            assert_eq!(expand_variables(text, &env), expected, "{text}");
         }
     }
 }

@@ -23,8 +23,8 @@ use crate::{
 /// Initial delay before a restart, doubled each time up to [`MAX_RESTART_DELAY`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(20);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(2);
-/// Running time of a process after which the restart delay is its initial value again.
-const STABLE_AFTER: Duration = Duration::from_secs(2);
+/// Running time of a process after which its restart delay is reset to [`MIN_RESTART_DELAY`].
+const RESTART_DELAY_RESET: Duration = Duration::from_secs(2);
 
 /// Timeout for a replacing process to become ready.
 const REPLACEMENT_READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ pub(crate) struct Daemon {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) log: PathBuf,
     /// Text in the log that reports readiness; `None` if the process cannot be replaced.
-    pub(crate) ready: Option<&'static str>,
+    pub(crate) ready_log_text: Option<&'static str>,
 }
 
 impl Daemon {
@@ -53,23 +53,23 @@ impl Daemon {
         let mut restarts = 0;
         let mut wait = MIN_RESTART_DELAY;
         let (requested, mut requests) = mpsc::channel(1);
-        if self.ready.is_some() {
+        if self.ready_log_text.is_some() {
             board.register_replaceable_daemon(&self.name, self.node.as_deref(), requested);
         }
         loop {
             let started = Instant::now();
             let message = match self.start(&board) {
                 Ok(mut child) => loop {
-                    board.daemon(self.status(child.id(), restarts, None));
+                    board.set_daemon_status(self.status(child.id(), restarts, None));
                     tokio::select! {
                         ended = child.wait() => break match ended {
                             Ok(status) => status.to_string(),
                             Err(error) => error.to_string(),
                         },
-                        Some(ReplaceCommand { how, done }) = requests.recv() => {
-                            let outcome = self.replace(&board, &mut child, how).await;
+                        Some(ReplaceCommand { order, result }) = requests.recv() => {
+                            let outcome = self.replace(&board, &mut child, order).await;
                             // The requester may be gone.
-                            let _unheard = done.send(outcome.map_err(|error| error.to_string()));
+                            let _unheard = result.send(outcome.map_err(|error| error.to_string()));
                         }
                     }
                 },
@@ -82,8 +82,8 @@ impl Daemon {
                 "ended; starting it again"
             );
             restarts += 1;
-            board.daemon(self.status(None, restarts, Some(message)));
-            wait = if started.elapsed() > STABLE_AFTER {
+            board.set_daemon_status(self.status(None, restarts, Some(message)));
+            wait = if started.elapsed() > RESTART_DELAY_RESET {
                 MIN_RESTART_DELAY
             } else {
                 (wait * 2).min(MAX_RESTART_DELAY)
@@ -92,8 +92,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a new process in place of `child`, terminates the old one in the order of `how`, and waits until the new
-    /// one is ready.
+    /// Starts a new process in place of `child`, terminates the old process before the start or after readiness, as
+    /// `how` says, and waits until the new process is ready.
     async fn replace(
         &self,
         board: &LabState,
@@ -111,7 +111,7 @@ impl Daemon {
         }
         let new = self.start(board)?;
         let mut old = std::mem::replace(child, new);
-        let ready = self.until_ready(logged).await;
+        let ready = self.wait_until_ready(logged).await;
         if how == Replacement::NewFirst {
             tell_old(&old)?;
         }
@@ -122,8 +122,8 @@ impl Daemon {
     }
 
     /// Waits until the log has the text that reports readiness, after the first `from` bytes.
-    async fn until_ready(&self, from: u64) -> io::Result<()> {
-        let Some(ready) = self.ready else {
+    async fn wait_until_ready(&self, from: u64) -> io::Result<()> {
+        let Some(ready) = self.ready_log_text else {
             return Ok(());
         };
         let deadline = Instant::now() + REPLACEMENT_READY_TIMEOUT;

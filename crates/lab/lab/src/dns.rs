@@ -43,9 +43,9 @@ const MAX_QUEUED_RESPONSES: usize = 16;
 /// Records of the cluster by name, in lower case and without the final dot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Zone {
-    names: BTreeMap<String, Vec<IpAddr>>,
+    address_records: BTreeMap<String, Vec<IpAddr>>,
     /// SRV records: port and host by `_PORT._PROTOCOL.SERVICE…`.
-    ports: BTreeMap<String, Vec<(u16, Name)>>,
+    srv_records: BTreeMap<String, Vec<(u16, Name)>>,
 }
 
 impl Zone {
@@ -66,7 +66,7 @@ impl Zone {
             }
             hosts.dedup();
             for port in view.ports.iter().filter(|port| !port.name.is_empty()) {
-                let protocol = if port.udp { "udp" } else { "tcp" };
+                let protocol = if port.is_udp { "udp" } else { "tcp" };
                 let host = |host: &String| Name::from_ascii(format!("{host}.")).ok();
                 let found = hosts.iter().filter_map(host);
                 ports
@@ -81,7 +81,10 @@ impl Zone {
                 addresses.extend(&view.ips);
             }
         }
-        Self { names, ports }
+        Self {
+            address_records: names,
+            srv_records: ports,
+        }
     }
 
     /// Returns the records of a type at a name, possibly none; an error code if the name does not exist.
@@ -89,14 +92,17 @@ impl Zone {
         let text = name.to_ascii().to_lowercase();
         let text = text.trim_end_matches('.');
         let record = |data| Record::from_rdata(name.clone(), RECORD_TTL_SECONDS, data);
-        if let Some(targets) = self.ports.get(text) {
+        if let Some(targets) = self.srv_records.get(text) {
             let targets = targets.iter().filter(|_| kind == RecordType::SRV);
             let data = |(port, host): &(u16, Name)| SRV::new(0, 100, *port, host.clone());
             return Ok(targets
                 .map(|target| record(RData::SRV(data(target))))
                 .collect());
         }
-        let addresses = self.names.get(text).ok_or(ResponseCode::NXDomain)?;
+        let addresses = self
+            .address_records
+            .get(text)
+            .ok_or(ResponseCode::NXDomain)?;
         let data = |ip: &IpAddr| match (kind, ip) {
             (RecordType::A, IpAddr::V4(ip)) => Some(RData::A(A(*ip))),
             (RecordType::AAAA, IpAddr::V6(ip)) => Some(RData::AAAA(AAAA(*ip))),
@@ -211,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(zone: &Zone, name: &str, kind: RecordType) -> (ResponseCode, Vec<String>) {
+    fn query(zone: &Zone, name: &str, kind: RecordType) -> (ResponseCode, Vec<String>) {
         match zone.look_up(&Name::from_ascii(name).unwrap(), kind) {
             Ok(records) => {
                 let texts = records.iter().map(|record| record.data.to_string());
@@ -230,7 +236,7 @@ mod tests {
             ports: vec![crate::cluster::PortView {
                 name: "http".into(),
                 port: 80,
-                udp: false,
+                is_udp: false,
                 targets: Vec::new(),
             }],
             endpoints: endpoints
@@ -296,7 +302,7 @@ mod tests {
             ),
         ];
         for (name, kind, code, expected) in cases {
-            let (got, answers) = ask(&zone, name, kind);
+            let (got, answers) = query(&zone, name, kind);
             assert_eq!(
                 (got, answers.as_slice()),
                 (
@@ -323,8 +329,8 @@ mod tests {
             ("db.shop.svc.cluster.local".into(), replicas.collect()),
         ];
         let zone = Zone {
-            names: names.into(),
-            ports: BTreeMap::new(),
+            address_records: names.into(),
+            srv_records: BTreeMap::new(),
         };
         let (_zone, zones) = watch::channel(Arc::new(zone));
         let served = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -26,7 +26,7 @@ pub(crate) struct Node {
     pub(crate) dir: PathBuf,
 }
 
-/// Namespaces of a lab that exist before any pod: its own, the control plane's and those of the nodes.
+/// Network namespaces of a lab that exist before any pod: the lab's own, the control plane's, and those of the nodes.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) root: Host,
@@ -41,25 +41,32 @@ pub(crate) async fn build(
     layout: &Layout,
 ) -> Result<Fabric, HostError> {
     let root = Host::current_namespace("fabric")?;
-    root.up("lo").await?;
-    root.bridge(BRIDGE).await?;
-    for address in plan.root() {
-        root.address(BRIDGE, address).await?;
+    root.bring_up("lo").await?;
+    root.add_bridge(BRIDGE).await?;
+    for address in plan.lab_addresses() {
+        root.add_address(BRIDGE, address).await?;
     }
-    forward(&root, plan)?;
+    enable_forwarding(&root, plan)?;
 
     let control = Host::new("control").await?;
-    connect(&root, &control, "control", plan, &plan.control()).await?;
+    connect_to_bridge(
+        &root,
+        &control,
+        "control",
+        plan,
+        &plan.control_plane_addresses(),
+    )
+    .await?;
     let mut nodes = Vec::new();
     for number in 1..=options.nodes {
         let name = format!("node-{number}");
         let host = Host::new(&name).await?;
-        forward(&host, plan)?;
-        let addresses = plan.node(number);
-        connect(&root, &host, &name, plan, &addresses).await?;
+        enable_forwarding(&host, plan)?;
+        let addresses = plan.node_addresses(number);
+        connect_to_bridge(&root, &host, &name, plan, &addresses).await?;
         let ips: Vec<_> = addresses.iter().map(ipnet::IpNet::addr).collect();
-        for (prefix, via) in plan.pods(number).into_iter().zip(&ips) {
-            root.route(prefix, Some(*via), BRIDGE).await?;
+        for (prefix, via) in plan.pod_networks(number).into_iter().zip(&ips) {
+            root.add_route(prefix, Some(*via), BRIDGE).await?;
         }
         let dir = layout.node(&name);
         nodes.push(Node {
@@ -72,15 +79,15 @@ pub(crate) async fn build(
     }
     for node in &nodes {
         for other in nodes.iter().filter(|other| other.number != node.number) {
-            for (prefix, via) in plan.pods(other.number).into_iter().zip(&other.ips) {
-                node.host.route(prefix, Some(*via), UPLINK).await?;
+            for (prefix, via) in plan.pod_networks(other.number).into_iter().zip(&other.ips) {
+                node.host.add_route(prefix, Some(*via), UPLINK).await?;
             }
         }
-        for (prefix, via) in plan.pods(node.number).into_iter().zip(&node.ips) {
-            control.route(prefix, Some(*via), UPLINK).await?;
+        for (prefix, via) in plan.pod_networks(node.number).into_iter().zip(&node.ips) {
+            control.add_route(prefix, Some(*via), UPLINK).await?;
         }
         if options.primary_cni == PrimaryCni::Macvlan {
-            macvlan(plan, node).await?;
+            create_macvlan_parent(plan, node).await?;
         }
     }
     Ok(Fabric {
@@ -90,35 +97,35 @@ pub(crate) async fn build(
     })
 }
 
-async fn connect(
+async fn connect_to_bridge(
     root: &Host,
     host: &Host,
     port: &str,
     plan: AddressPlan,
     addresses: &[ipnet::IpNet],
 ) -> Result<(), HostError> {
-    root.veth(port, host, UPLINK).await?;
-    root.attach(port, BRIDGE).await?;
-    root.up(port).await?;
-    host.up(UPLINK).await?;
+    root.add_veth(port, host, UPLINK).await?;
+    root.attach_to_bridge(port, BRIDGE).await?;
+    root.bring_up(port).await?;
+    host.bring_up(UPLINK).await?;
     for address in addresses {
-        host.address(UPLINK, *address).await?;
+        host.add_address(UPLINK, *address).await?;
     }
-    for gateway in plan.root() {
-        host.route(default_route(gateway.addr()), Some(gateway.addr()), UPLINK)
+    for gateway in plan.lab_addresses() {
+        host.add_route(default_route(gateway.addr()), Some(gateway.addr()), UPLINK)
             .await?;
     }
     Ok(())
 }
 
-fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
-    if plan.family.v4() {
+fn enable_forwarding(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
+    if plan.family.has_ipv4() {
         host.sysctl("net.ipv4.ip_forward", "1")?;
         // Pods of a node share a bridge but communicate through the node: no ICMP redirects to them.
         host.sysctl("net.ipv4.conf.all.send_redirects", "0")?;
         host.sysctl("net.ipv4.conf.default.send_redirects", "0")?;
     }
-    if plan.family.v6() {
+    if plan.family.has_ipv6() {
         host.sysctl("net.ipv6.conf.all.forwarding", "1")?;
     }
     // Where the kernel shows bridged packets to netfilter, service addresses are translated inside the
@@ -132,19 +139,19 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Parent of pods' interfaces with the `macvlan` plugin: one end of a veth pair whose other end has the node's address,
-/// since pods cannot reach the node through the parent itself.
+/// Parent interface of pods' interfaces with the `macvlan` plugin. The parent is one end of a veth pair whose other end
+/// has the node's address, since macvlan interfaces cannot reach their parent.
 pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 
-async fn macvlan(plan: AddressPlan, node: &Node) -> Result<(), HostError> {
+async fn create_macvlan_parent(plan: AddressPlan, node: &Node) -> Result<(), HostError> {
     node.host
-        .veth(MACVLAN_GATEWAY, &node.host, MACVLAN_MASTER)
+        .add_veth(MACVLAN_GATEWAY, &node.host, MACVLAN_MASTER)
         .await?;
-    node.host.up(MACVLAN_GATEWAY).await?;
-    node.host.up(MACVLAN_MASTER).await?;
-    for gateway in plan.gateways(node.number) {
-        node.host.address(MACVLAN_GATEWAY, gateway).await?;
+    node.host.bring_up(MACVLAN_GATEWAY).await?;
+    node.host.bring_up(MACVLAN_MASTER).await?;
+    for gateway in plan.pod_gateways(node.number) {
+        node.host.add_address(MACVLAN_GATEWAY, gateway).await?;
     }
     Ok(())
 }

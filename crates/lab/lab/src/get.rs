@@ -45,7 +45,7 @@ impl GetOutcome {
     }
 
     /// Whether the connection was established and then closed without a response.
-    pub fn is_cut(self) -> bool {
+    pub fn is_terminated(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
 }
@@ -88,7 +88,7 @@ impl ExpectedOutcome<'_> {
     pub fn matches(self, ending: GetOutcome) -> bool {
         match self {
             Self::Success => ending == GetOutcome::Success,
-            Self::Denial(_) => ending.is_cut(),
+            Self::Denial(_) => ending.is_terminated(),
             Self::Failure(failure) => ending == failure,
         }
     }

@@ -32,7 +32,7 @@ pub(crate) struct LabState {
 struct Inner {
     pods: BTreeMap<String, PodEntry>,
     daemons: Vec<DaemonStatus>,
-    replace: Vec<(String, Option<String>, mpsc::Sender<ReplaceCommand>)>,
+    replacement_channels: Vec<(String, Option<String>, mpsc::Sender<ReplaceCommand>)>,
     problems: Vec<String>,
     gateways: Vec<Value>,
     objects: Vec<Value>,
@@ -41,8 +41,8 @@ struct Inner {
 /// Request to a daemon's task to replace its process by a second one.
 #[derive(Debug)]
 pub(crate) struct ReplaceCommand {
-    pub(crate) how: Replacement,
-    pub(crate) done: oneshot::Sender<Result<(), String>>,
+    pub(crate) order: Replacement,
+    pub(crate) result: oneshot::Sender<Result<(), String>>,
 }
 
 /// Pod in which a process is to be started, with its node and namespace.
@@ -55,7 +55,7 @@ pub(crate) struct PodTarget {
     pub(crate) container: String,
 }
 
-/// State of one pod on the board.
+/// State of one pod of the lab.
 #[derive(Debug)]
 struct PodEntry {
     plan: PodPlan,
@@ -82,7 +82,7 @@ impl LabState {
         }
     }
 
-    pub(crate) fn pod_planned(&self, plan: PodPlan) {
+    pub(crate) fn add_pod(&self, plan: PodPlan) {
         let entry = PodEntry {
             observed: PodObservation::default(),
             terminating: false,
@@ -92,29 +92,29 @@ impl LabState {
         self.inner.lock().pods.insert(entry.plan.uid.clone(), entry);
     }
 
-    pub(crate) fn pod_network(&self, uid: &str, netns: Option<Netns>) {
+    pub(crate) fn set_pod_netns(&self, uid: &str, netns: Option<Netns>) {
         if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
             entry.netns = netns;
         }
     }
 
-    pub(crate) fn pod_observed(&self, uid: &str, observed: &PodObservation) {
+    pub(crate) fn set_pod_observation(&self, uid: &str, observed: &PodObservation) {
         if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
             entry.observed = observed.clone();
         }
     }
 
-    pub(crate) fn pod_terminating(&self, uid: &str) {
+    pub(crate) fn mark_pod_terminating(&self, uid: &str) {
         if let Some(entry) = self.inner.lock().pods.get_mut(uid) {
             entry.terminating = true;
         }
     }
 
-    pub(crate) fn pod_gone(&self, uid: &str) {
+    pub(crate) fn remove_pod(&self, uid: &str) {
         self.inner.lock().pods.remove(uid);
     }
 
-    pub(crate) fn daemon(&self, status: DaemonStatus) {
+    pub(crate) fn set_daemon_status(&self, status: DaemonStatus) {
         let mut inner = self.inner.lock();
         let same =
             |known: &&mut DaemonStatus| known.name == status.name && known.node == status.node;
@@ -132,7 +132,10 @@ impl LabState {
         replace: mpsc::Sender<ReplaceCommand>,
     ) {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
-        self.inner.lock().replace.push((name, node, replace));
+        self.inner
+            .lock()
+            .replacement_channels
+            .push((name, node, replace));
     }
 
     /// Returns the channel for requests to replace a daemon's process; `None` if it cannot be replaced.
@@ -142,7 +145,7 @@ impl LabState {
         node: Option<&str>,
     ) -> Option<mpsc::Sender<ReplaceCommand>> {
         let inner = self.inner.lock();
-        let mut known = inner.replace.iter();
+        let mut known = inner.replacement_channels.iter();
         known
             .find(|(of, at, _)| of == name && at.as_deref() == node)
             .map(|(_, _, replace)| replace.clone())
@@ -212,7 +215,7 @@ impl LabState {
         }
     }
 
-    /// Returns a network namespace of the lab.
+    /// Returns the handle of a network namespace of the lab.
     pub(crate) fn netns(&self, place: &LabNetns) -> Result<Netns, String> {
         match place {
             LabNetns::Fabric => Ok(self.fabric.clone()),
@@ -232,9 +235,13 @@ impl LabState {
             .ok_or_else(|| format!("there is no node {name:?}"))
     }
 
-    /// Finds a pod for a new process by `name`: `namespace/name`, a name, the beginning of either (so that a
-    /// Deployment's name finds one of its pods), or `deploy/NAME`.
-    pub(crate) fn in_pod(&self, name: &str, container: Option<&str>) -> Result<PodTarget, String> {
+    /// Finds a pod for a new process by `name`: `namespace/name`, the pod's name alone, a prefix of one of these (so
+    /// that a Deployment's name finds one of its pods), or `deploy/NAME`.
+    pub(crate) fn find_pod_target(
+        &self,
+        name: &str,
+        container: Option<&str>,
+    ) -> Result<PodTarget, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
         Ok(PodTarget {
@@ -260,11 +267,11 @@ impl LabState {
     }
 
     /// Returns the shim for processes of a pod, with its mounts and host name.
-    pub(crate) fn shim_of(&self, plan: &PodPlan) -> Shim {
+    pub(crate) fn pod_shim(&self, plan: &PodPlan) -> Shim {
         let dir = self.layout.pod(&plan.uid);
         Shim {
             hostname: plan.hostname(),
-            binds: etc_binds(&dir),
+            binds: etc_bind_mounts(&dir),
             working_dir: None,
             cgroup: self.cgroup_of(plan),
             command: Vec::new(),
@@ -288,7 +295,7 @@ impl LabState {
 }
 
 /// Returns the bind mounts of `dir`'s `resolv.conf` and `hosts` over those of `/etc`.
-pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
+pub(crate) fn etc_bind_mounts(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
     ["resolv.conf", "hosts"]
         .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))
         .to_vec()
@@ -392,7 +399,7 @@ impl PodEntry {
     }
 }
 
-/// Whether the agent has written its annotation of a captured pod to the status directory.
+/// Returns whether the agent has written the annotation of a captured pod to the status directory.
 fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
     let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
     std::fs::read_to_string(file).is_ok_and(|text| {

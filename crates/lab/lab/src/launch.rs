@@ -18,7 +18,7 @@ use std::{
     str::FromStr,
 };
 
-use ambit_netlab::{Isolation, Unshared};
+use ambit_netlab::{IsolatedPrivileges, Isolation};
 use ambit_rt::ErrorChain;
 use rustix::{
     mount::{MountFlags, MountPropagationFlags, UnmountFlags},
@@ -96,7 +96,7 @@ fn io_failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> LaunchError {
 /// Starts a lab and returns when its supervisor accepts requests. Pods may still be starting.
 ///
 /// # Errors
-/// When a lab of that name is running, or any step fails; nothing is left then.
+/// When a lab of that name is running, or any step fails; in both cases the lab's processes and files are removed.
 pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     options.check().map_err(LaunchError::Options)?;
     check_binaries(options).map_err(LaunchError::Options)?;
@@ -187,8 +187,8 @@ pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
         Err(error) => return print_error(&error),
     };
     let result = match stage {
-        Stage::Guard => guard(&layout, &options),
-        Stage::Init => init(&layout, &options),
+        Stage::Guard => run_guard(&layout, &options),
+        Stage::Init => run_init(&layout, &options),
         Stage::Supervise => crate::supervisor::run(layout, options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|error| LaunchError::Failed(error.to_string())),
@@ -211,7 +211,7 @@ fn read_options(layout: &Layout) -> Result<Options, LaunchError> {
         .map_err(io_failed("read the lab's options"))
 }
 
-fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+fn run_guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // Away from the user's terminal, so that no signal meant for the command reaches the lab.
     rustix::process::setsid().map_err(|error| io_failed("leave the session")(error.into()))?;
     let lock = inherited_lock().map_err(io_failed("keep the lab's lock"))?;
@@ -225,8 +225,8 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     ))?;
     let mut child = stage_command(&options.ambit, Stage::Init, layout)
         .env(
-            USER_NAMESPACE,
-            if how == Unshared::InUserNamespace {
+            USER_NAMESPACE_VARIABLE,
+            if how == IsolatedPrivileges::InUserNamespace {
                 "1"
             } else {
                 ""
@@ -245,13 +245,13 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     if ended.code().is_none_or(|code| code == 0) {
         // Its private part is a mount of this process' namespace; none, if it ended before that.
         let _absent = rustix::mount::unmount(layout.run(), UnmountFlags::DETACH);
-        StateDir::of(layout.clone()).remove_own(lock)?;
+        StateDir::from_layout(layout.clone()).remove_own(lock)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes over the lock of the lab's directory from standard input, by which the launching process passes it, so that a
-/// starting lab always holds it. No process of the lab inherits it.
+/// Takes over the lock of the lab's directory from standard input, where the launching process has passed it, so that a
+/// starting lab always holds the lock. Processes inside the lab do not inherit the lock.
 fn inherited_lock() -> io::Result<File> {
     let lock = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
@@ -259,17 +259,17 @@ fn inherited_lock() -> io::Result<File> {
 }
 
 /// Environment variable for the supervisor: `1` if the lab's root user is root only in a user namespace, else empty.
-const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
+const USER_NAMESPACE_VARIABLE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {
     child.wait().map_err(io_failed("wait for the lab"))
 }
 
-fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
+fn run_init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     // If the guard is killed, the lab ends too.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| io_failed("bind the lab's life to its guard's")(error.into()))?;
-    mount_private(layout)?;
+    mount_private_filesystems(layout)?;
     let name = format!("lab-{}", options.name);
     rustix::system::sethostname(name.as_bytes())
         .map_err(|error| io_failed("set the host name")(error.into()))?;
@@ -296,7 +296,7 @@ fn init(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     }
 }
 
-fn mount_private(layout: &Layout) -> Result<(), LaunchError> {
+fn mount_private_filesystems(layout: &Layout) -> Result<(), LaunchError> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |error: rustix::io::Errno| io_failed(what)(error.into())

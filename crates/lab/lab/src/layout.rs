@@ -47,11 +47,11 @@ impl Layout {
         ca = "run/ca";
         /// Root certificate of the mesh, for the proxies.
         root_cert = "run/root-cert.pem";
-        /// File with the trust domains that the proxies accept besides the mesh's own.
+        /// File with the trust domains that the proxies accept in addition to the mesh's own.
         trust_domains = "run/trust-domains.json";
         /// Public key by which the control plane verifies service account tokens.
         token_keys = "run/token-keys.pem";
-        /// Directory with links to the CNI plugins.
+        /// Directory with symbolic links to the CNI plugins.
         cni_bin = "run/cni-bin";
         /// Directory of pods' BPF programs, a BPF file system.
         bpffs = "run/bpf";
@@ -59,7 +59,7 @@ impl Layout {
         xtables_lock = "run/xtables.lock";
     }
 
-    /// Returns the directory of one node.
+    /// Returns the directory of a node's files in the lab.
     pub(crate) fn node(&self, node: &str) -> PathBuf {
         self.root.join("run/nodes").join(node)
     }

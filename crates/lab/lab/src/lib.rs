@@ -1,11 +1,10 @@
 //! The whole mesh on one machine: real binaries, namespaces for nodes and pods.
 //!
-//! A supervisor process plays the API server, the scheduler and the kubelets for a directory of
-//! ordinary manifests; everything it starts is in its own namespaces, and ends with it. [`launch`] creates
-//! them, [`cluster`] decides (pure), [`supervisor`] carries out, and [`client`] sends requests to a
-//! running lab.
+//! A supervisor process plays the API server, the scheduler and the kubelets for a directory of ordinary manifests;
+//! everything it starts is in its own namespaces, and ends with it. [`launch`] creates them, [`cluster`] decides
+//! without I/O, [`supervisor`] carries the decisions out, and [`client`] sends requests to a running lab.
 //!
-//! Labs need Linux. Elsewhere the crate has the client alone, so that the command line compiles, and finds no lab.
+//! Labs need Linux. On other systems, the crate contains only the client: the command line compiles, but finds no lab.
 #![forbid(unsafe_code)]
 
 mod capture;

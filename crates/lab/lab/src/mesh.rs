@@ -21,7 +21,7 @@ use crate::{
     daemon::Daemon,
     dns::{CLUSTER_DOMAIN, resolv_conf},
     fabric::Node,
-    lab_state::{LabState, etc_binds},
+    lab_state::{LabState, etc_bind_mounts},
     shim::Shim,
     tokens::{self, TokenIssuer, TokenSubject},
 };
@@ -43,9 +43,9 @@ pub(crate) async fn start(
     for node in &board.nodes {
         fs::create_dir_all(agent_run_dir(node))?;
         write_token(&issuer, node)?;
-        etc(&node.dir, &node.name, &node.ips, &control, &node.ips)?;
-        agent(board, node).spawn_and_restart(board.clone());
-        proxy(board, node, &control).spawn_and_restart(board.clone());
+        write_etc_files(&node.dir, &node.name, &node.ips, &control, &node.ips)?;
+        agent_daemon(board, node).spawn_and_restart(board.clone());
+        node_proxy_daemon(board, node, &control).spawn_and_restart(board.clone());
     }
     let nodes = board.nodes.clone();
     drop(ambit_rt::spawn("tokens", async move {
@@ -61,9 +61,12 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Returns the objects of the node proxies' pods, as a cluster has them: node proxies authenticate to the control plane
-/// as these pods.
-pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
+/// Returns the Pod objects of the node proxies and their Namespace, as in a cluster. Node proxies authenticate to the
+/// control plane as these pods.
+pub(crate) fn proxy_pod_objects(
+    nodes: &[Arc<Node>],
+    options: &Options,
+) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM_NAMESPACE);
     objects.insert(
@@ -133,7 +136,7 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
 
 /// Returns the settings for generated waypoints: one replica unless the Gateway sets another number, Ambit's own
 /// program, and paths of the pod's files. `None` if the lab has no mesh.
-pub(crate) fn waypoints(board: &LabState, control: &[IpAddr]) -> Option<Settings> {
+pub(crate) fn waypoint_settings(board: &LabState, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
         return None;
@@ -142,10 +145,10 @@ pub(crate) fn waypoints(board: &LabState, control: &[IpAddr]) -> Option<Settings
     let token = board.layout.pod("$(POD_UID)").join(tokens::TOKEN_FILE_NAME);
     Some(Settings {
         image: "ambit-waypoint".into(),
-        command: vec![program(board, "ambit-waypoint")],
+        command: vec![program_path(board, "ambit-waypoint")],
         replicas: 1,
         termination_grace_period_seconds: 30,
-        control_address: address_of(control),
+        control_address: xds_url(control),
         trust_domain: CLUSTER_DOMAIN.into(),
         cluster_domain: CLUSTER_DOMAIN.into(),
         env: options.env.clone(),
@@ -160,14 +163,14 @@ pub(crate) fn waypoints(board: &LabState, control: &[IpAddr]) -> Option<Settings
 }
 
 /// Returns the URL of the control plane's xDS port.
-fn address_of(control: &[IpAddr]) -> String {
+fn xds_url(control: &[IpAddr]) -> String {
     control.first().map_or_else(String::new, |ip| {
         format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
     })
 }
 
 /// Writes `resolv.conf` and `hosts` of a node or pod, which are mounted over those of `/etc`.
-pub(crate) fn etc(
+pub(crate) fn write_etc_files(
     dir: &std::path::Path,
     hostname: &str,
     own: &[IpAddr],
@@ -191,7 +194,7 @@ pub(crate) fn etc(
 fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
     let layout = &board.layout;
     let dir = layout.node("control");
-    etc(
+    write_etc_files(
         &dir,
         "control",
         control,
@@ -202,8 +205,8 @@ fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
             .map_or(Vec::new(), |node| node.ips.clone()),
     )?;
     fs::create_dir_all(layout.ca())?;
-    let any = any_address(board);
-    let mut command = vec![program(board, "ambit-control")];
+    let any = unspecified_address(board);
+    let mut command = vec![program_path(board, "ambit-control")];
     let mut flag = |name: &str, value: String| command.extend([format!("--{name}"), value]);
     for dir in manifest_dirs(board) {
         flag("manifests", dir.display().to_string());
@@ -223,7 +226,7 @@ fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
     }
     let shim = Shim {
         hostname: "control".into(),
-        binds: etc_binds(&dir),
+        binds: etc_bind_mounts(&dir),
         working_dir: None,
         cgroup: None,
         command,
@@ -235,12 +238,12 @@ fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
         shim,
         env: environment(board, &[]),
         log: layout.daemon_log("control", None),
-        ready: None,
+        ready_log_text: None,
     })
 }
 
-fn agent(board: &LabState, node: &Node) -> Daemon {
-    let mut command = vec![program(board, "ambit-agent")];
+fn agent_daemon(board: &LabState, node: &Node) -> Daemon {
+    let mut command = vec![program_path(board, "ambit-agent")];
     let mut flag = |name: &str, value: String| command.extend([format!("--{name}"), value]);
     flag("node", node.name.clone());
     for dir in manifest_dirs(board) {
@@ -250,7 +253,7 @@ fn agent(board: &LabState, node: &Node) -> Daemon {
     flag("run-dir", agent_run_dir(node).display().to_string());
     flag("zds-socket", zds_socket(node).display().to_string());
     flag("discover", "environ".into());
-    let v6 = board.options.ip_family.v6().to_string();
+    let v6 = board.options.ip_family.has_ipv6().to_string();
     let variables = [
         ("NODE_NAME", node.name.clone()),
         ("AMBIENT_IPV6", v6),
@@ -261,15 +264,15 @@ fn agent(board: &LabState, node: &Node) -> Daemon {
             board.layout.xtables_lock().display().to_string(),
         ),
     ];
-    daemon(board, node, "agent", command, &variables)
+    node_daemon(board, node, "agent", command, &variables)
 }
 
-fn proxy(board: &LabState, node: &Node, control: &[IpAddr]) -> Daemon {
-    let ours = || program(board, "ambit-node-proxy");
+fn node_proxy_daemon(board: &LabState, node: &Node, control: &[IpAddr]) -> Daemon {
+    let ours = || program_path(board, "ambit-node-proxy");
     let other = board.options.node_proxies.get(&node.name);
     let program = other.map_or_else(ours, |path| path.display().to_string());
     let root = board.layout.root_cert().display().to_string();
-    let control = address_of(control);
+    let control = xds_url(control);
     let first = node
         .ips
         .first()
@@ -301,12 +304,12 @@ fn proxy(board: &LabState, node: &Node, control: &[IpAddr]) -> Daemon {
     ];
     let command = vec![program, "proxy".into(), "ztunnel".into()];
     Daemon {
-        ready: Some("taking connections"),
-        ..daemon(board, node, "proxy", command, &variables)
+        ready_log_text: Some("taking connections"),
+        ..node_daemon(board, node, "proxy", command, &variables)
     }
 }
 
-fn daemon(
+fn node_daemon(
     board: &LabState,
     node: &Node,
     name: &str,
@@ -319,20 +322,20 @@ fn daemon(
         netns: node.host.netns().clone(),
         shim: Shim {
             hostname: node.name.clone(),
-            binds: etc_binds(&node.dir),
+            binds: etc_bind_mounts(&node.dir),
             working_dir: None,
             cgroup: None,
             command,
         },
         env: environment(board, variables),
         log: board.layout.daemon_log(name, Some(&node.name)),
-        ready: None,
+        ready_log_text: None,
     }
 }
 
 fn environment(board: &LabState, variables: &[(&str, String)]) -> Vec<(String, String)> {
     let mut env: BTreeMap<String, String> = BTreeMap::new();
-    env.insert("PATH".into(), path(board));
+    env.insert("PATH".into(), path_variable(board));
     // The processes of the mesh log to a file of the lab.
     env.insert("RUST_BACKTRACE".into(), "1".into());
     env.extend(
@@ -345,7 +348,7 @@ fn environment(board: &LabState, variables: &[(&str, String)]) -> Vec<(String, S
 }
 
 /// Returns `PATH` for the lab's processes: the directories of the mesh's programs come first.
-pub(crate) fn path(board: &LabState) -> String {
+pub(crate) fn path_variable(board: &LabState) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
     let own = board
         .options
@@ -368,7 +371,7 @@ fn manifest_dirs(board: &LabState) -> [PathBuf; 3] {
     ]
 }
 
-fn program(board: &LabState, name: &str) -> String {
+fn program_path(board: &LabState, name: &str) -> String {
     board.options.bin_dir.join(name).display().to_string()
 }
 
@@ -382,8 +385,8 @@ fn bpf_dir(board: &LabState, node: &Node) -> String {
     dir.display().to_string()
 }
 
-fn any_address(board: &LabState) -> IpAddr {
-    match board.options.ip_family.v6() {
+fn unspecified_address(board: &LabState) -> IpAddr {
+    match board.options.ip_family.has_ipv6() {
         true => std::net::Ipv6Addr::UNSPECIFIED.into(),
         false => std::net::Ipv4Addr::UNSPECIFIED.into(),
     }

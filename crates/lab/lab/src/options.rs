@@ -19,12 +19,12 @@ pub enum IpFamily {
 
 impl IpFamily {
     /// Whether IPv4 is enabled.
-    pub fn v4(self) -> bool {
+    pub fn has_ipv4(self) -> bool {
         self != Self::Ipv6
     }
 
     /// Whether IPv6 is enabled.
-    pub fn v6(self) -> bool {
+    pub fn has_ipv6(self) -> bool {
         self != Self::Ipv4
     }
 }
@@ -71,7 +71,7 @@ impl FromStr for PrimaryCni {
     }
 }
 
-/// Options of a lab, which it keeps until it ends.
+/// Options of a lab, which do not change while the lab runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// Name of the lab; labs of different names run side by side.
@@ -95,7 +95,7 @@ pub struct Options {
     pub primary_cni: PrimaryCni,
     /// Directory of the CNI plugins other than Ambit's.
     pub cni_dir: PathBuf,
-    /// Whether to create a user namespace even if the lab does not need one, since its user is root.
+    /// Whether to create a user namespace even if the caller is root, for whom a lab needs none.
     pub user_namespace: bool,
     /// Additional environment variables of agents, proxies and control plane.
     pub env: BTreeMap<String, String>,

@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use crate::{
-    cluster::{ContainerObservation, ContainerState, Event, Phase, PodObservation, PodPlan},
+    cluster::{ClusterEvent, ContainerObservation, ContainerState, Phase, PodObservation, PodPlan},
     cni::{CniError, PluginList, Sandbox},
-    containers::{self, POD_UID, PodContext, RestartPolicy},
+    containers::{self, POD_UID_VARIABLE, PodContext, RestartPolicy},
     dns::{own_resolv_conf, resolv_conf},
     fabric::Node,
     lab_state::LabState,
@@ -42,7 +42,7 @@ pub(crate) struct PodRunner {
     pub(crate) plugins: Arc<PluginList>,
     pub(crate) tokens: Arc<TokenIssuer>,
     pub(crate) plan: PodPlan,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<ClusterEvent>,
 }
 
 /// Reason why a pod's sandbox could not be created.
@@ -76,21 +76,21 @@ impl PodRunner {
             self.tear_down(sandbox.as_ref()).await;
         }
         kill_by_uid(&self.plan.uid);
-        self.board.pod_gone(&self.plan.uid);
+        self.board.remove_pod(&self.plan.uid);
         let annotations = format!("{}.{}.yaml", self.plan.namespace(), self.plan.name());
         // The agent's annotation of this pod does not apply to the next pod of that name.
         let _there_is_none = fs::remove_file(self.board.layout.status().join(annotations));
         let _there_is_none = fs::remove_dir_all(self.board.layout.pod(&self.plan.uid));
         let _supervisor_is_gone = self
             .events
-            .send(Event::Gone {
+            .send(ClusterEvent::PodGone {
                 uid: self.plan.uid.clone(),
             })
             .await;
     }
 
-    async fn observe(&self, observed: &PodObservation) {
-        let event = Event::Observed {
+    async fn report_observation(&self, observed: &PodObservation) {
+        let event = ClusterEvent::PodObserved {
             uid: self.plan.uid.clone(),
             observed: observed.clone(),
         };
@@ -111,7 +111,7 @@ impl PodRunner {
                     return made;
                 }
                 Err(error) => {
-                    let message = describe(&error);
+                    let message = error_text(&error);
                     tracing::warn!(
                         pod = self.plan.full_name(),
                         message,
@@ -119,7 +119,7 @@ impl PodRunner {
                     );
                     if observed.message.as_ref() != Some(&message) {
                         observed.message = Some(message);
-                        self.observe(observed).await;
+                        self.report_observation(observed).await;
                     }
                 }
             }
@@ -148,9 +148,11 @@ impl PodRunner {
             netns,
             ips,
         };
-        let holder = context.hold().map_err(SandboxError::Files)?;
+        let holder = context
+            .spawn_namespace_holder()
+            .map_err(SandboxError::Files)?;
         self.board
-            .pod_network(&self.plan.uid, Some(context.netns.clone()));
+            .set_pod_netns(&self.plan.uid, Some(context.netns.clone()));
         Ok((context, sandbox, holder))
     }
 
@@ -163,10 +165,10 @@ impl PodRunner {
         let sandbox = Sandbox {
             id: sandbox_id(),
             // A descriptor of this process: the namespace is mounted nowhere, so it goes with us.
-            netns: format!("/proc/{}/fd/{}", own_pid(), netns.as_fd().as_raw_fd()),
+            netns: format!("/proc/{}/fd/{}", pid_in_proc(), netns.as_fd().as_raw_fd()),
         };
         // If the caller is cancelled, the sandbox must go too.
-        let mut undo = UndoSandbox {
+        let mut undo = SandboxGuard {
             runner: self.clone(),
             sandbox: Some((sandbox.clone(), netns.clone())),
         };
@@ -212,7 +214,7 @@ impl PodRunner {
     /// Writes a service account token into the pod's directory, if the pod has a volume with one.
     fn write_token(&self) -> io::Result<()> {
         let plan = &self.plan;
-        if !plan.wants_token(tokens::TOKEN_AUDIENCE) {
+        if !plan.has_token_volume(tokens::TOKEN_AUDIENCE) {
             return Ok(());
         }
         let bound = TokenSubject {
@@ -248,7 +250,7 @@ impl PodRunner {
         stop: &watch::Receiver<bool>,
     ) {
         let spec = self.plan.spec();
-        let restart = RestartPolicy::of(&self.plan);
+        let restart = RestartPolicy::from_plan(&self.plan);
         let all: Vec<_> = self
             .plan
             .containers()
@@ -256,7 +258,7 @@ impl PodRunner {
             .map(|c| ContainerObservation::new(&c.name))
             .collect();
         observed.containers = all;
-        self.observe(observed).await;
+        self.report_observation(observed).await;
         let (reports, mut reported) = mpsc::channel(16);
         let init = spec
             .and_then(|spec| spec.init_containers.clone())
@@ -292,7 +294,7 @@ impl PodRunner {
             if last != Some(ContainerState::Exited(0)) {
                 observed.phase = Phase::Failed;
                 observed.message = Some(format!("init container {name} failed"));
-                self.observe(observed).await;
+                self.report_observation(observed).await;
                 return;
             }
         }
@@ -312,19 +314,19 @@ impl PodRunner {
             if let Some(known) = observed.containers.iter_mut().find(|c| c.name == seen.name) {
                 *known = seen;
             }
-            self.observe(observed).await;
+            self.report_observation(observed).await;
         }
         if !*stop.borrow() {
             let failed = |c: &ContainerObservation| c.state != ContainerState::Exited(0);
             let any = observed.containers.iter().any(failed);
             observed.phase = if any { Phase::Failed } else { Phase::Succeeded };
-            self.observe(observed).await;
+            self.report_observation(observed).await;
         }
     }
 
     async fn tear_down(&self, sandbox: Option<&Sandbox>) {
         kill_by_uid(&self.plan.uid);
-        self.board.pod_network(&self.plan.uid, None);
+        self.board.set_pod_netns(&self.plan.uid, None);
         if let Some(sandbox) = sandbox {
             self.plugins.delete(&self.node, &self.plan, sandbox).await;
         }
@@ -332,12 +334,12 @@ impl PodRunner {
 }
 
 /// Guard that removes an incomplete sandbox when it is dropped, so that cancelled attempts leave nothing behind.
-struct UndoSandbox {
+struct SandboxGuard {
     runner: PodRunner,
     sandbox: Option<(Sandbox, Netns)>,
 }
 
-impl Drop for UndoSandbox {
+impl Drop for SandboxGuard {
     fn drop(&mut self) {
         if let Some((sandbox, netns)) = self.sandbox.take() {
             let runner = self.runner.clone();
@@ -352,7 +354,7 @@ impl Drop for UndoSandbox {
     }
 }
 
-fn describe(error: &SandboxError) -> String {
+fn error_text(error: &SandboxError) -> String {
     let source = std::error::Error::source(error);
     match source {
         Some(source) if !matches!(error, SandboxError::Cni(_)) => format!("{error}: {source}"),
@@ -366,8 +368,8 @@ fn sandbox_id() -> String {
     format!("{:08x}lab", COUNT.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
-/// Returns the id of this process as `/proc` has it, which may be that of an outer PID namespace.
-fn own_pid() -> String {
+/// Returns the process ID under which this process appears in `/proc`, which may belong to an outer PID namespace.
+fn pid_in_proc() -> String {
     let link = fs::read_link("/proc/self").ok();
     let name = link
         .as_deref()
@@ -376,9 +378,9 @@ fn own_pid() -> String {
     name.unwrap_or_else(|| std::process::id().to_string())
 }
 
-/// Kills all remaining processes of a pod (found by [`POD_UID`]), including children that left their process group.
+/// Kills all remaining processes of a pod (found by [`POD_UID_VARIABLE`]), including children that left their process group.
 fn kill_by_uid(uid: &str) {
-    let expected = format!("{POD_UID}={uid}");
+    let expected = format!("{POD_UID_VARIABLE}={uid}");
     let Ok(entries) = fs::read_dir("/proc") else {
         return;
     };

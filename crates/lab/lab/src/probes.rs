@@ -18,16 +18,16 @@ use crate::{
 
 /// Intervals and thresholds of a probe, with Kubernetes' defaults.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timing {
+pub(crate) struct ProbeTiming {
     pub(crate) initial_delay: Duration,
     pub(crate) period: Duration,
     pub(crate) timeout: Duration,
-    pub(crate) successes: u32,
-    pub(crate) failures: u32,
+    pub(crate) success_threshold: u32,
+    pub(crate) failure_threshold: u32,
 }
 
-impl Timing {
-    pub(crate) fn of(probe: &Probe) -> Self {
+impl ProbeTiming {
+    pub(crate) fn from_probe(probe: &Probe) -> Self {
         let seconds = |value: Option<i32>, default: u32| {
             let value = value.and_then(|value| u32::try_from(value).ok());
             Duration::from_secs(value.unwrap_or(default).into())
@@ -42,14 +42,14 @@ impl Timing {
             initial_delay: seconds(probe.initial_delay_seconds, 0),
             period: seconds(probe.period_seconds, 10).max(Duration::from_secs(1)),
             timeout: seconds(probe.timeout_seconds, 1).max(Duration::from_secs(1)),
-            successes: count(probe.success_threshold, 1),
-            failures: count(probe.failure_threshold, 3),
+            success_threshold: count(probe.success_threshold, 1),
+            failure_threshold: count(probe.failure_threshold, 3),
         }
     }
 }
 
 /// Probes once over the network; returns `None` for an `exec` probe, whose command the caller runs.
-pub(crate) async fn network(
+pub(crate) async fn probe_over_network(
     probe: &Probe,
     node: &Node,
     plan: &PodPlan,
@@ -64,7 +64,7 @@ pub(crate) async fn network(
         };
         Ok::<_, io::Error>(SocketAddr::new(ip, port))
     };
-    let timeout = Timing::of(probe).timeout;
+    let timeout = ProbeTiming::from_probe(probe).timeout;
     let work = async {
         if let Some(tcp) = &probe.tcp_socket {
             connect(node, address(&tcp.port, tcp.host.as_deref())?)
@@ -72,7 +72,7 @@ pub(crate) async fn network(
                 .map(drop)
         } else if let Some(http) = &probe.http_get {
             let to = address(&http.port, http.host.as_deref())?;
-            get(connect(node, to).await?, to, http).await
+            probe_http(connect(node, to).await?, to, http).await
         } else {
             Err(io::Error::other(
                 "the lab makes exec, tcpSocket and httpGet probes only",
@@ -95,7 +95,7 @@ async fn connect(node: &Node, to: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-async fn get(mut stream: TcpStream, to: SocketAddr, http: &HTTPGetAction) -> io::Result<()> {
+async fn probe_http(mut stream: TcpStream, to: SocketAddr, http: &HTTPGetAction) -> io::Result<()> {
     let path = http
         .path
         .as_deref()

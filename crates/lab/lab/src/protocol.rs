@@ -18,7 +18,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Maximum length of a line in bytes, enough for any command line of the kernel.
-const MAX_LINE: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 /// Maximum number of file descriptors attached to a line: standard input, output and error.
 const MAX_FDS: usize = 3;
 /// Flags of `sendmsg`: a disconnected client is an error for the caller, and never a signal.
@@ -47,7 +47,7 @@ pub enum LabNetns {
     Pod(String),
 }
 
-/// Log that a client requests.
+/// Container or process whose log a client requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogSource {
@@ -79,7 +79,7 @@ pub enum Replacement {
     OldFirst,
 }
 
-/// Request of a client to the supervisor.
+/// Request of a client on the control socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
@@ -130,7 +130,7 @@ pub(crate) enum Request {
     Down,
 }
 
-/// Response of the supervisor to a request.
+/// Reply of the supervisor to a client's request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -147,7 +147,7 @@ pub(crate) enum Reply {
 pub struct Status {
     /// Name of the lab.
     pub name: String,
-    /// Directory of the manifests.
+    /// Directory of the lab's manifests.
     pub manifests: String,
     /// Whether the lab runs the mesh, or only pods.
     pub mesh: bool,
@@ -291,7 +291,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
         if line.last() == Some(&b'\n') {
             return Ok(Some((serde_json::from_slice(&line)?, fds)));
         }
-        if line.len() > MAX_LINE {
+        if line.len() > MAX_LINE_BYTES {
             return Err(io::Error::other("the message is too long"));
         }
     }

@@ -28,7 +28,7 @@ use crate::{
 
 /// Suffix after a daemon's name that selects its worker process.
 const WORKER_SUFFIX: &str = "-worker";
-/// Timeout for a killed process to disappear.
+/// Timeout until a killed process has ended.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout for a TCP connection that is opened for a client.
@@ -115,10 +115,12 @@ fn handle_connection(
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
         },
-        Request::Hang { name, node, hangs } => match hang(board, &name, node.as_deref(), hangs) {
-            Ok(()) => protocol::send(stream, &Reply::Done, &[]),
-            Err(text) => error(text),
-        },
+        Request::Hang { name, node, hangs } => {
+            match set_suspended(board, &name, node.as_deref(), hangs) {
+                Ok(()) => protocol::send(stream, &Reply::Done, &[]),
+                Err(text) => error(text),
+            }
+        }
         Request::Replace { name, node, how } => match replace(board, &name, node.as_deref(), how) {
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
@@ -161,7 +163,7 @@ fn exec(
     let env = context.environment(container);
     let working_dir = container.and_then(|container| container.working_dir.as_deref());
     let mut command: Command = context
-        .command(argv, working_dir, &env)
+        .pod_command(argv, working_dir, &env)
         .map_err(|error| error.to_string())?;
     let mut fds = fds.into_iter();
     let mut next = || fds.next().map_or_else(Stdio::null, Stdio::from);
@@ -211,8 +213,11 @@ fn replace(
         .ok_or_else(|| format!("{name} cannot be replaced"))?;
     let (done, outcome) = tokio::sync::oneshot::channel();
     let gone = |_| format!("{name} is no longer supervised");
-    ask.blocking_send(ReplaceCommand { how, done })
-        .map_err(|_closed| format!("{name} is no longer supervised"))?;
+    ask.blocking_send(ReplaceCommand {
+        order: how,
+        result: done,
+    })
+    .map_err(|_closed| format!("{name} is no longer supervised"))?;
     outcome.blocking_recv().map_err(gone)?
 }
 
@@ -229,7 +234,7 @@ fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
 }
 
 /// Returns the id of the process that the lab started for a daemon.
-fn process_of(board: &LabState, name: &str, node: Option<&str>) -> Result<Pid, String> {
+fn daemon_pid(board: &LabState, name: &str, node: Option<&str>) -> Result<Pid, String> {
     let all = board.daemons();
     let found = all
         .iter()
@@ -242,11 +247,16 @@ fn process_of(board: &LabState, name: &str, node: Option<&str>) -> Result<Pid, S
         .ok_or_else(|| format!("{name} does not run"))
 }
 
-/// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that a stopped one starts no
-/// others.
-fn hang(board: &LabState, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
+/// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that no stopped process can
+/// start another one.
+fn set_suspended(
+    board: &LabState,
+    name: &str,
+    node: Option<&str>,
+    hangs: bool,
+) -> Result<(), String> {
     let signal = if hangs { Signal::STOP } else { Signal::CONT };
-    let mut pids = vec![process_of(board, name, node)?];
+    let mut pids = vec![daemon_pid(board, name, node)?];
     while let Some(pid) = pids.pop() {
         rustix::process::kill_process(pid, signal).map_err(|error| error.to_string())?;
         pids.extend(children_of(pid)?);
@@ -259,7 +269,7 @@ fn kill(board: &LabState, name: &str, node: Option<&str>) -> Result<(), String> 
         Some(name) => (name, true),
         None => (name, false),
     };
-    let mut pid = process_of(board, name, node)?;
+    let mut pid = daemon_pid(board, name, node)?;
     if worker {
         let children = children_of(pid)?.into_iter().next();
         pid = children.ok_or("it has no process of its own")?;
@@ -295,9 +305,9 @@ fn logs(
     loop {
         for (label, path, position) in &mut files {
             let prefix = if many { Some(label.as_str()) } else { None };
-            *position = copy_from(path, *position, prefix, &mut out).map_err(failed)?;
+            *position = copy_log_from(path, *position, prefix, &mut out).map_err(failed)?;
         }
-        if !follow || is_gone(stream) {
+        if !follow || is_disconnected(stream) {
             return Ok(());
         }
         thread::sleep(LOG_FOLLOW_INTERVAL);
@@ -336,9 +346,9 @@ fn log_files(board: &LabState, source: &LogSource) -> Result<Vec<(String, PathBu
     }
 }
 
-/// Copies the bytes of a file after `position`, each line after the prefix if there is one, and returns the new
+/// Copies the bytes of a file from `position` on, with `prefix` before each line if it is set, and returns the new
 /// position.
-fn copy_from(
+fn copy_log_from(
     path: &std::path::Path,
     position: u64,
     prefix: Option<&str>,
@@ -371,7 +381,7 @@ fn copy_from(
     Ok(position + length)
 }
 
-fn is_gone(stream: &UnixStream) -> bool {
+fn is_disconnected(stream: &UnixStream) -> bool {
     let mut byte = [0];
     let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
     matches!(rustix::net::recv(stream, &mut byte, flags), Ok((0, _)))

@@ -18,9 +18,9 @@ const NFT_TABLE_NAME: &str = "lab-services";
 
 /// Formats the nftables script that translates the addresses of the services `views`.
 ///
-/// Pods in the networks `direct` reach each other without the node, so that replies on translated connections would
-/// bypass it: for connections between those, the node also translates the source address.
-pub(crate) fn render(views: &[ServiceView], direct: &[IpNet]) -> String {
+/// Pods in the networks `direct` reach each other without passing through the node, so that replies on translated
+/// connections would bypass the node. For connections between these pods, the node also translates the source address.
+pub(crate) fn render_nft_script(views: &[ServiceView], direct: &[IpNet]) -> String {
     let mut script = String::new();
     for (family, v4) in [("ip", true), ("ip6", false)] {
         let direct = direct.iter().find(|net| net.addr().is_ipv4() == v4);
@@ -43,13 +43,13 @@ fn render_family(
         for vip in view.ips.iter().filter(|ip| ours(ip)) {
             for port in &view.ports {
                 let targets: Vec<_> = port.targets.iter().filter(|(ip, _)| ours(ip)).collect();
-                let protocol = if port.udp { "udp" } else { "tcp" };
+                let protocol = if port.is_udp { "udp" } else { "tcp" };
                 let to = format!("{family} daddr {vip} {protocol} dport {}", port.port);
                 if targets.is_empty() {
-                    let how = if port.udp { "" } else { " with tcp reset" };
-                    push(&mut refuse, format_args!("    {to} reject{how}"));
+                    let how = if port.is_udp { "" } else { " with tcp reset" };
+                    push_line(&mut refuse, format_args!("    {to} reject{how}"));
                 } else {
-                    push(
+                    push_line(
                         &mut translate,
                         format_args!("    {to} {}", dnat(family, port, &targets)),
                     );
@@ -59,52 +59,52 @@ fn render_family(
         }
     }
     // Added first so that deleting never fails.
-    push(script, format_args!("add table {family} {NFT_TABLE_NAME}"));
-    push(
+    push_line(script, format_args!("add table {family} {NFT_TABLE_NAME}"));
+    push_line(
         script,
         format_args!("delete table {family} {NFT_TABLE_NAME}"),
     );
-    push(script, format_args!("table {family} {NFT_TABLE_NAME} {{"));
-    push(script, format_args!("  chain services {{\n{translate}  }}"));
-    push(script, format_args!("  chain refused {{\n{refuse}  }}"));
+    push_line(script, format_args!("table {family} {NFT_TABLE_NAME} {{"));
+    push_line(script, format_args!("  chain services {{\n{translate}  }}"));
+    push_line(script, format_args!("  chain refused {{\n{refuse}  }}"));
     for (name, kind, hook, priority, jump) in [
         ("prerouting", "nat", "prerouting", "-100", "services"),
         ("output", "nat", "output", "-100", "services"),
         ("refuse-forward", "filter", "forward", "0", "refused"),
         ("refuse-output", "filter", "output", "0", "refused"),
     ] {
-        push(script, format_args!("  chain {name} {{"));
-        push(
+        push_line(script, format_args!("  chain {name} {{"));
+        push_line(
             script,
             format_args!("    type {kind} hook {hook} priority {priority};"),
         );
-        push(script, format_args!("    jump {jump}\n  }}"));
+        push_line(script, format_args!("    jump {jump}\n  }}"));
     }
-    push(script, format_args!("  chain postrouting {{"));
-    push(
+    push_line(script, format_args!("  chain postrouting {{"));
+    push_line(
         script,
         format_args!("    type nat hook postrouting priority 100;"),
     );
     for ip in hairpins {
         // A pod that reaches itself through a service must not see its own address as the peer's.
-        push(
+        push_line(
             script,
             format_args!("    {family} saddr {ip} {family} daddr {ip} masquerade"),
         );
     }
     if let Some(net) = direct {
-        push(
+        push_line(
             script,
             format_args!("    ct status dnat {family} saddr {net} {family} daddr {net} masquerade"),
         );
     }
-    push(script, format_args!("  }}\n}}"));
+    push_line(script, format_args!("  }}\n}}"));
 }
 
 fn dnat(family: &str, port: &PortView, targets: &[&(IpAddr, u16)]) -> String {
     let _ = port;
     if let [(ip, port)] = targets {
-        return format!("dnat to {}", target(family, *ip, *port));
+        return format!("dnat to {}", dnat_target(family, *ip, *port));
     }
     let mut map = String::new();
     for (index, (ip, port)) in targets.iter().enumerate() {
@@ -117,7 +117,7 @@ fn dnat(family: &str, port: &PortView, targets: &[&(IpAddr, u16)]) -> String {
     )
 }
 
-fn target(family: &str, ip: IpAddr, port: u16) -> String {
+fn dnat_target(family: &str, ip: IpAddr, port: u16) -> String {
     if family == "ip" {
         format!("{ip}:{port}")
     } else {
@@ -125,7 +125,7 @@ fn target(family: &str, ip: IpAddr, port: u16) -> String {
     }
 }
 
-fn push(script: &mut String, line: std::fmt::Arguments<'_>) {
+fn push_line(script: &mut String, line: std::fmt::Arguments<'_>) {
     let _never_fails = writeln!(script, "{line}");
 }
 
@@ -170,7 +170,7 @@ mod tests {
             ports: vec![PortView {
                 name: "http".into(),
                 port: 80,
-                udp: false,
+                is_udp: false,
                 targets,
             }],
             endpoints: Vec::new(),
@@ -179,10 +179,10 @@ mod tests {
 
     #[test]
     fn one_endpoint_several_and_none() {
-        let script = render(&[view(&["10.244.1.2"])], &[]);
+        let script = render_nft_script(&[view(&["10.244.1.2"])], &[]);
         assert!(script.contains("ip daddr 10.96.1.0 tcp dport 80 dnat to 10.244.1.2:8080"));
         assert!(script.contains("ip6 daddr fd00:10:96::100 tcp dport 80 reject with tcp reset"));
-        let script = render(
+        let script = render_nft_script(
             &[view(&["10.244.1.2", "10.244.2.2"])],
             &["10.244.1.0/24".parse().unwrap()],
         );

@@ -1,4 +1,4 @@
-//! Directories of labs: which labs are running, and removal of what dead ones left.
+//! Directories of labs: finds the running labs, and removes the directories of dead ones.
 
 use std::{
     env, fs,
@@ -67,7 +67,7 @@ impl StateDir {
     /// # Errors
     /// When a lab of this name is running, or directories cannot be created.
     pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
-        let path = path_of(base, name)?;
+        let path = lab_path(base, name)?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
         builder
@@ -100,7 +100,7 @@ impl StateDir {
     /// # Errors
     /// When no such lab is running.
     pub fn find(base: &Path, name: &str) -> Result<Self, StateError> {
-        let path = path_of(base, name)?;
+        let path = lab_path(base, name)?;
         if is_alive(&path) {
             return Ok(Self {
                 layout: Layout::new(path),
@@ -115,7 +115,7 @@ impl StateDir {
     /// When the file system returns an error.
     pub fn discard(base: &Path, name: &str) -> Result<(), StateError> {
         Self {
-            layout: Layout::new(path_of(base, name)?),
+            layout: Layout::new(lab_path(base, name)?),
         }
         .remove()
     }
@@ -132,7 +132,7 @@ impl StateDir {
             .collect()
     }
 
-    pub(crate) fn of(layout: Layout) -> Self {
+    pub(crate) fn from_layout(layout: Layout) -> Self {
         Self { layout }
     }
 
@@ -150,7 +150,7 @@ impl StateDir {
         self.layout.root()
     }
 
-    /// Removes the directory, unless a lab of its name is running.
+    /// Removes the directory, unless a lab of this name is running.
     ///
     /// # Errors
     /// When the file system returns an error.
@@ -178,7 +178,7 @@ impl StateDir {
     }
 }
 
-fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
+fn lab_path(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     // The path of a socket holds 108 bytes, and those of the nodes lie below this one.
     if name.is_empty() || name.len() > 30 || !name.bytes().all(fine) {
@@ -198,8 +198,9 @@ fn is_alive(path: &Path) -> bool {
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Locks the base directory, so that only one process at a time creates or removes directories of labs. Otherwise a lab
-/// could start after another process found the lab of its name dead, and before that process removes the directory.
+/// Locks the base directory, so that only one process at a time creates or removes directories of labs. Without this
+/// lock, one process could find a lab dead, a lab of the same name could start, and the first process would remove the
+/// new lab's directory.
 fn lock_base(base: &Path) -> Result<File, StateError> {
     lock(&base.join(".lock"))
 }

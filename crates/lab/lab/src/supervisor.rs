@@ -20,7 +20,9 @@ use crate::{
     Options, PrimaryCni,
     addresses::AddressPlan,
     announcement::{READY_LINE, hand_over_stdout},
-    cluster::{Cluster, Effect, Event, NodeInfo, PodObservation, PodPlan, ServiceView},
+    cluster::{
+        Cluster, ClusterEffect, ClusterEvent, NodeInfo, PodObservation, PodPlan, ServiceView,
+    },
     cni::PluginList,
     cni_plugin::PLUGIN_NAME,
     dns::{self, Zone},
@@ -79,16 +81,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let plan = AddressPlan {
         family: options.ip_family,
     };
-    for dir in [
-        layout.live(),
-        layout.status(),
-        layout.logs(),
-        layout.cni_bin(),
-    ] {
-        fs::create_dir_all(dir).map_err(io_error("make the lab's directories"))?;
-    }
-    std::os::unix::fs::symlink(&options.ambit, layout.cni_bin().join(PLUGIN_NAME))
-        .map_err(io_error("install the lab's plugin"))?;
+    prepare_directories(&layout, &options.ambit)?;
     let built = fabric::build(plan, &options, &layout).await;
     let built = built.map_err(|error| SupervisorError::Network(ErrorChain(&error).to_string()))?;
     let nodes: Vec<_> = built.nodes.into_iter().map(Arc::new).collect();
@@ -104,25 +97,33 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     let mut manifests = ManifestDirs::open(vec![board.options.manifests.clone()])?;
     let (down, mut ended) = mpsc::channel(1);
     let (events, mut happened) = mpsc::channel(64);
-    let control: Vec<_> = plan.control().iter().map(ipnet::IpNet::addr).collect();
-    let waypoints = mesh::waypoints(&board, &control);
+    let control: Vec<_> = plan
+        .control_plane_addresses()
+        .iter()
+        .map(ipnet::IpNet::addr)
+        .collect();
+    let waypoints = mesh::waypoint_settings(&board, &control);
     let tokens = TokenIssuer::new().map_err(io_error("make a key for tokens"))?;
     let infos = nodes.iter().map(|node| NodeInfo {
         name: node.name.clone(),
         ips: node.ips.clone(),
     });
+    // The whole first state is written before anything reads it.
+    let mesh_objects = if board.options.mesh {
+        write_mesh_objects(&board, &nodes)?
+    } else {
+        BTreeMap::new()
+    };
     let mut supervisor = Supervisor {
         cluster: Cluster::new(plan, infos.collect(), waypoints, Box::new(new_uid)),
-        writer: LiveObjects {
-            fixed: BTreeMap::new(),
-        },
-        stops: HashMap::new(),
+        mesh_objects,
+        stop_senders: HashMap::new(),
         service_nodes: nodes
             .iter()
             .map(|node| ServiceNode {
                 node: node.clone(),
-                direct: direct(&board.options, plan, node),
-                failing: false,
+                direct: direct_pod_networks(&board.options, plan, node),
+                is_failing: false,
             })
             .collect(),
         board: board.clone(),
@@ -132,20 +133,13 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         events,
         problems: Vec::new(),
     };
-    // The whole first state is written before anything reads it.
-    if board.options.mesh {
-        supervisor.writer.fixed = mesh::objects(&nodes, &board.options);
-        for (key, value) in &supervisor.writer.fixed {
-            write_object(&board.layout.live(), key, value).map_err(io_error("write an object"))?;
-        }
-    }
     let first = manifests.next_change().await;
     let effects = first
-        .map(|change| supervisor.change(change))
+        .map(|change| supervisor.apply_manifest_change(change))
         .unwrap_or_default();
     let (objects, rest): (Vec<_>, Vec<_>) = effects
         .into_iter()
-        .partition(|effect| matches!(effect, Effect::Write(..)));
+        .partition(|effect| matches!(effect, ClusterEffect::WriteObject(..)));
     supervisor.apply_effects(objects).await;
     if board.options.mesh {
         mesh::start(&board, control, supervisor.tokens.clone())
@@ -158,11 +152,11 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     ));
     server::serve(board.clone(), down).map_err(io_error("open the control socket"))?;
     supervisor.apply_effects(rest).await;
-    announce()?;
+    announce_readiness()?;
     loop {
         let (mut effects, mut seen) = (Vec::new(), Vec::new());
         tokio::select! {
-            Some(change) = manifests.next_change() => effects = supervisor.change(change),
+            Some(change) = manifests.next_change() => effects = supervisor.apply_manifest_change(change),
             Some(event) = happened.recv() => seen.push(event),
             _ = ended.recv() => return Ok(()),
         };
@@ -170,16 +164,42 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
         while let Ok(event) = happened.try_recv() {
             seen.push(event);
         }
-        let observed = observations(&seen);
+        let observed = pod_observations(&seen);
         for event in seen {
-            effects.extend(supervisor.event(event));
+            effects.extend(supervisor.apply_event(event));
         }
         supervisor.apply_effects(effects).await;
         // Reported only now: a pod that is seen as ready is also an endpoint of its services.
         for (uid, observed) in observed {
-            board.pod_observed(&uid, &observed);
+            board.set_pod_observation(&uid, &observed);
         }
     }
+}
+
+/// Creates the lab's directories, and installs `ambit` as its CNI plugin.
+fn prepare_directories(layout: &Layout, ambit: &Path) -> Result<(), SupervisorError> {
+    for dir in [
+        layout.live(),
+        layout.status(),
+        layout.logs(),
+        layout.cni_bin(),
+    ] {
+        fs::create_dir_all(dir).map_err(io_error("make the lab's directories"))?;
+    }
+    std::os::unix::fs::symlink(ambit, layout.cni_bin().join(PLUGIN_NAME))
+        .map_err(io_error("install the lab's plugin"))
+}
+
+/// Writes the objects of the mesh, which do not depend on manifests, to the live directory, and returns them.
+fn write_mesh_objects(
+    board: &LabState,
+    nodes: &[Arc<Node>],
+) -> Result<BTreeMap<ObjectKey, Value>, SupervisorError> {
+    let objects = mesh::proxy_pod_objects(nodes, &board.options);
+    for (key, value) in &objects {
+        write_object(&board.layout.live(), key, value).map_err(io_error("write an object"))?;
+    }
+    Ok(objects)
 }
 
 /// Starts DNS on every node, and writes and returns its list of CNI plugins.
@@ -201,15 +221,15 @@ fn prepare_nodes(
     Ok(plugins)
 }
 
-fn observations(events: &[Event]) -> Vec<(String, PodObservation)> {
-    let observed = |event: &Event| match event {
-        Event::Observed { uid, observed } => Some((uid.clone(), observed.clone())),
+fn pod_observations(events: &[ClusterEvent]) -> Vec<(String, PodObservation)> {
+    let observed = |event: &ClusterEvent| match event {
+        ClusterEvent::PodObserved { uid, observed } => Some((uid.clone(), observed.clone())),
         _ => None,
     };
     events.iter().filter_map(observed).collect()
 }
 
-/// Truncates logs that exceed [`MAX_LOG_BYTES`] at intervals, since they are in memory.
+/// Truncates logs that exceed [`MAX_LOG_BYTES`], checking at intervals: the log files are in memory.
 async fn truncate_large_logs(dir: std::path::PathBuf) {
     loop {
         tokio::time::sleep(LOG_CHECK_INTERVAL).await;
@@ -232,7 +252,7 @@ async fn truncate_large_logs(dir: std::path::PathBuf) {
     }
 }
 
-fn announce() -> Result<(), SupervisorError> {
+fn announce_readiness() -> Result<(), SupervisorError> {
     let mut stdout = io::stdout().lock();
     let announced = writeln!(stdout, "{}", READY_LINE).and_then(|()| stdout.flush());
     announced.map_err(io_error("say that the lab is ready"))?;
@@ -242,30 +262,26 @@ fn announce() -> Result<(), SupervisorError> {
 struct Supervisor {
     board: Arc<LabState>,
     cluster: Cluster,
-    writer: LiveObjects,
+    /// Objects of the mesh itself, which the lab writes to the live directory independently of manifests.
+    mesh_objects: BTreeMap<ObjectKey, Value>,
     plugins: HashMap<String, Arc<PluginList>>,
     tokens: Arc<TokenIssuer>,
-    stops: HashMap<String, watch::Sender<bool>>,
+    stop_senders: HashMap<String, watch::Sender<bool>>,
     service_nodes: Vec<ServiceNode>,
     zone: watch::Sender<Arc<Zone>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<ClusterEvent>,
     problems: Vec<String>,
 }
 
-/// Objects that the lab writes to the live directory itself; `fixed` are those that do not depend on manifests.
-struct LiveObjects {
-    fixed: BTreeMap<ObjectKey, Value>,
-}
-
 impl Supervisor {
-    fn change(&mut self, change: ManifestChange) -> Vec<Effect> {
+    fn apply_manifest_change(&mut self, change: ManifestChange) -> Vec<ClusterEffect> {
         self.problems = change.problems.iter().map(ToString::to_string).collect();
-        self.event(Event::Manifests(change.events))
+        self.apply_event(ClusterEvent::ManifestsChanged(change.events))
     }
 
-    fn event(&mut self, event: Event) -> Vec<Effect> {
-        if let Event::Gone { uid } = &event {
-            self.stops.remove(uid);
+    fn apply_event(&mut self, event: ClusterEvent) -> Vec<ClusterEffect> {
+        if let ClusterEvent::PodGone { uid } = &event {
+            self.stop_senders.remove(uid);
         }
         let effects = self.cluster.apply(event);
         let mut problems = self.problems.clone();
@@ -276,27 +292,27 @@ impl Supervisor {
         effects
     }
 
-    async fn apply_effects(&mut self, effects: Vec<Effect>) {
+    async fn apply_effects(&mut self, effects: Vec<ClusterEffect>) {
         let mut services = None;
         for effect in effects {
             match effect {
-                Effect::Write(key, value) => self.write(&key, &value),
-                Effect::Remove(key) => {
+                ClusterEffect::WriteObject(key, value) => self.write_live_object(&key, &value),
+                ClusterEffect::RemoveAddedFields(key) => {
                     let path = object_path(&self.board.layout.live(), &key);
-                    match self.writer.fixed.get(&key) {
-                        Some(fixed) => self.write(&key, &fixed.clone()),
+                    match self.mesh_objects.get(&key) {
+                        Some(object) => self.write_live_object(&key, object),
                         None => drop(fs::remove_file(path)),
                     }
                 }
-                Effect::Start(plan) => self.start(plan),
-                Effect::Stop { uid } => {
-                    self.board.pod_terminating(&uid);
-                    if let Some(stop) = self.stops.get(&uid) {
+                ClusterEffect::StartPod(plan) => self.start_pod(plan),
+                ClusterEffect::StopPod { uid } => {
+                    self.board.mark_pod_terminating(&uid);
+                    if let Some(stop) = self.stop_senders.get(&uid) {
                         stop.send_replace(true);
                     }
                 }
                 // Only the last state counts.
-                Effect::Services(views) => services = Some(views),
+                ClusterEffect::PublishServices(views) => services = Some(views),
             }
         }
         if let Some(views) = services {
@@ -307,14 +323,14 @@ impl Supervisor {
         }
     }
 
-    fn write(&self, key: &ObjectKey, value: &Value) {
+    fn write_live_object(&self, key: &ObjectKey, value: &Value) {
         if let Err(error) = write_object(&self.board.layout.live(), key, value) {
             tracing::error!(%key, %error, "cannot write an object");
         }
     }
 
-    fn start(&mut self, plan: PodPlan) {
-        self.board.pod_planned(plan.clone());
+    fn start_pod(&mut self, plan: PodPlan) {
+        self.board.add_pod(plan.clone());
         let node = self.board.node(&plan.node).cloned();
         let (Ok(node), Some(plugins)) = (node, self.plugins.get(&plan.node)) else {
             tracing::error!(
@@ -325,7 +341,7 @@ impl Supervisor {
             return;
         };
         let (stop, stopped) = watch::channel(false);
-        self.stops.insert(plan.uid.clone(), stop);
+        self.stop_senders.insert(plan.uid.clone(), stop);
         let runner = PodRunner {
             board: self.board.clone(),
             node,
@@ -339,9 +355,9 @@ impl Supervisor {
 }
 
 /// Returns the networks in which pods of a node reach each other without passing through the node.
-fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet> {
+fn direct_pod_networks(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet> {
     match options.primary_cni {
-        PrimaryCni::Bridge | PrimaryCni::Macvlan => plan.pods(node.number),
+        PrimaryCni::Bridge | PrimaryCni::Macvlan => plan.pod_networks(node.number),
         PrimaryCni::Lab | PrimaryCni::Ptp => Vec::new(),
     }
 }
@@ -350,19 +366,23 @@ fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet
 struct ServiceNode {
     node: Arc<Node>,
     direct: Vec<ipnet::IpNet>,
-    failing: bool,
+    is_failing: bool,
 }
 
 impl ServiceNode {
     async fn load(&mut self, views: &[ServiceView]) {
-        let loaded = services::load(&self.node, &services::render(views, &self.direct)).await;
+        let loaded = services::load(
+            &self.node,
+            &services::render_nft_script(views, &self.direct),
+        )
+        .await;
         if let Err(error) = &loaded
-            && !self.failing
+            && !self.is_failing
         {
             tracing::warn!(node = self.node.name, %error,
                 "pods outside the mesh cannot use service addresses (is nft installed?)");
         }
-        self.failing = loaded.is_err();
+        self.is_failing = loaded.is_err();
     }
 }
 

@@ -11,9 +11,9 @@ use serde_json::json;
 
 /// Lifetime of a token in seconds; tokens are renewed much earlier.
 const TOKEN_LIFETIME_SECONDS: u64 = 12 * 3600;
-/// Interval of token renewal.
+/// Interval at which service account tokens are renewed.
 pub(crate) const TOKEN_RENEW_INTERVAL: Duration = Duration::from_secs(3600);
-/// Audience of the tokens.
+/// Audience of the service account tokens.
 pub(crate) const TOKEN_AUDIENCE: &str = "istio-ca";
 /// Name of the token's file in the pod's directory.
 pub(crate) const TOKEN_FILE_NAME: &str = "token";
@@ -56,7 +56,7 @@ impl TokenIssuer {
         &self.public_pem
     }
 
-    /// Writes a new token to a file atomically: readers see the old one or the new one.
+    /// Writes a new token to a file atomically: readers see the old token or the new token.
     pub(crate) fn write(&self, bound: &TokenSubject<'_>, path: &Path) -> io::Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, self.sign(bound)?)?;

@@ -82,7 +82,7 @@ impl Host {
             source: source.into(),
         })?;
         let host = Self::in_namespace(name, netns)?;
-        host.up("lo").await?;
+        host.bring_up("lo").await?;
         Ok(host)
     }
 
@@ -160,7 +160,7 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub async fn find(&self, link: &str) -> Result<Option<u32>, HostError> {
+    pub async fn find_link(&self, link: &str) -> Result<Option<u32>, HostError> {
         let mut links = self.netlink.link().get().match_name(link).execute();
         match links.try_next().await {
             Ok(found) => Ok(found.map(|link| link.header.index)),
@@ -169,13 +169,13 @@ impl Host {
         }
     }
 
-    /// Adds a bridge with a fixed MAC address and brings it up. Without one the kernel uses the lowest MAC address of
-    /// the bridge's ports, so that each added or removed port may invalidate the gateway's entry in the neighbours'
-    /// caches.
+    /// Adds a bridge with a fixed MAC address and brings it up. Without a fixed address, the kernel uses the lowest MAC
+    /// address of the bridge's ports, so that each added or removed port may invalidate the gateway's entry in the
+    /// neighbours' caches.
     ///
     /// # Errors
     /// Errors of the kernel, for instance if an interface of that name exists.
-    pub async fn bridge(&self, name: &str) -> Result<(), HostError> {
+    pub async fn add_bridge(&self, name: &str) -> Result<(), HostError> {
         let what = || format!("add bridge {name}");
         let address = random_hardware_address().map_err(|error| self.error(what(), error))?;
         let message = LinkBridge::new(name).address(address).up().build();
@@ -187,14 +187,19 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel, for instance if an interface of that name exists.
-    pub async fn veth(&self, name: &str, peer: &Self, peer_name: &str) -> Result<(), HostError> {
+    pub async fn add_veth(
+        &self,
+        name: &str,
+        peer: &Self,
+        peer_name: &str,
+    ) -> Result<(), HostError> {
         // The peer's final name may be taken here: it is set once the peer is in its namespace.
         let passing = format!("p{}", name.chars().take(14).collect::<String>());
         let what = || format!("connect {name} with {peer_name} of {}", peer.name);
         let message = LinkVeth::new(name, &passing).build();
         let done = self.netlink.link().add(message).execute().await;
         done.map_err(|error| self.error(what(), error))?;
-        let index = self.index(&passing).await?;
+        let index = self.link_index(&passing).await?;
         let message = LinkUnspec::new_with_index(index)
             .name(peer_name)
             .setns_by_fd(peer.netns.as_fd().as_raw_fd())
@@ -207,8 +212,8 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
-    pub async fn up(&self, link: &str) -> Result<(), HostError> {
-        let index = self.index(link).await?;
+    pub async fn bring_up(&self, link: &str) -> Result<(), HostError> {
+        let index = self.link_index(link).await?;
         let message = LinkUnspec::new_with_index(index).up().build();
         let done = self.netlink.link().set(message).execute().await;
         done.map_err(|error| self.error(format!("take {link} up"), error))
@@ -218,9 +223,9 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel, or when either does not exist.
-    pub async fn attach(&self, link: &str, bridge: &str) -> Result<(), HostError> {
-        let bridge_index = self.index(bridge).await?;
-        let index = self.index(link).await?;
+    pub async fn attach_to_bridge(&self, link: &str, bridge: &str) -> Result<(), HostError> {
+        let bridge_index = self.link_index(bridge).await?;
+        let index = self.link_index(link).await?;
         let message = LinkUnspec::new_with_index(index)
             .controller(bridge_index)
             .build();
@@ -233,8 +238,8 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
-    pub async fn address(&self, link: &str, address: IpNet) -> Result<(), HostError> {
-        let index = self.index(link).await?;
+    pub async fn add_address(&self, link: &str, address: IpNet) -> Result<(), HostError> {
+        let index = self.link_index(link).await?;
         let mut request = self
             .netlink
             .address()
@@ -256,7 +261,7 @@ impl Host {
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
     pub async fn addresses(&self, link: &str) -> Result<Vec<IpNet>, HostError> {
-        let index = self.index(link).await?;
+        let index = self.link_index(link).await?;
         let request = self.netlink.address().get().set_link_index_filter(index);
         let messages: Vec<_> = request
             .execute()
@@ -281,13 +286,13 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
-    pub async fn route(
+    pub async fn add_route(
         &self,
         destination: IpNet,
         gateway: Option<IpAddr>,
         link: &str,
     ) -> Result<(), HostError> {
-        let index = self.index(link).await?;
+        let index = self.link_index(link).await?;
         let what = || match gateway {
             Some(gateway) => format!("route {destination} via {gateway} dev {link}"),
             None => format!("route {destination} dev {link}"),
@@ -323,8 +328,8 @@ impl Host {
     ///
     /// # Errors
     /// Errors of the kernel.
-    pub async fn remove(&self, link: &str) -> Result<(), HostError> {
-        let Some(index) = self.find(link).await? else {
+    pub async fn remove_link(&self, link: &str) -> Result<(), HostError> {
+        let Some(index) = self.find_link(link).await? else {
             return Ok(());
         };
         let done = self.netlink.link().del(index).execute().await;
@@ -354,8 +359,8 @@ impl Host {
             .collect())
     }
 
-    async fn index(&self, link: &str) -> Result<u32, HostError> {
-        let found = self.find(link).await?;
+    async fn link_index(&self, link: &str) -> Result<u32, HostError> {
+        let found = self.find_link(link).await?;
         found.ok_or_else(|| self.error(format!("use interface {link}"), Cause::NoLink))
     }
 

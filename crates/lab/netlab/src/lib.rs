@@ -5,12 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod links;
 mod namespace;
 mod namespaces;
-mod wire;
 
 pub use ambit_sys::netns::{Netns, NetnsId};
 pub use host::{Host, HostError};
+pub use links::{Link, add_bridge, connect_by_veth, connect_to_bridge};
 pub use namespace::{LabError, Namespace, NamespaceHolder};
-pub use namespaces::{Isolation, Unshared, isolate, new_netns};
-pub use wire::{Link, bridge, connect, veth_to_bridge};
+pub use namespaces::{IsolatedPrivileges, Isolation, isolate, new_netns};

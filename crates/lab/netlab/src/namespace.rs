@@ -102,7 +102,7 @@ impl Namespace {
             netns,
             holder,
         };
-        namespace.ip("link set lo up")?;
+        namespace.run_ip_batch("link set lo up")?;
         Ok(namespace)
     }
 
@@ -130,7 +130,7 @@ impl Namespace {
     ///
     /// # Errors
     /// When `ip` rejects a command; the error has its output.
-    pub fn ip(&self, batch: &str) -> Result<(), LabError> {
+    pub fn run_ip_batch(&self, batch: &str) -> Result<(), LabError> {
         for line in batch.lines().map(str::trim).filter(|line| !line.is_empty()) {
             self.run("ip", line.split_ascii_whitespace())?;
         }
@@ -149,7 +149,7 @@ impl Namespace {
         let mut command = Command::new(program);
         command.args(args);
         let output = self
-            .within(|| command.stdin(Stdio::null()).output())?
+            .run_inside(|| command.stdin(Stdio::null()).output())?
             .map_err(|source| LabError::Start {
                 program: program.to_owned(),
                 source,
@@ -169,7 +169,7 @@ impl Namespace {
     /// # Errors
     /// When the program cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child, LabError> {
-        self.within(|| command.spawn())?
+        self.run_inside(|| command.spawn())?
             .map_err(|source| LabError::Start {
                 program: command.get_program().to_string_lossy().into_owned(),
                 source,
@@ -182,7 +182,7 @@ impl Namespace {
     /// When the kernel has no such setting or refuses the value.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<(), LabError> {
         let path = Path::new("/proc/sys").join(key);
-        self.within(|| fs::write(path, value))?
+        self.run_inside(|| fs::write(path, value))?
             .map_err(|source| LabError::Namespace {
                 namespace: self.name.clone(),
                 source,
@@ -193,7 +193,7 @@ impl Namespace {
     ///
     /// # Errors
     /// When the namespace cannot be entered.
-    pub fn within<T>(&self, work: impl FnOnce() -> T) -> Result<T, LabError> {
+    pub fn run_inside<T>(&self, work: impl FnOnce() -> T) -> Result<T, LabError> {
         self.netns.run(work).map_err(|source| LabError::Namespace {
             namespace: self.name.clone(),
             source,

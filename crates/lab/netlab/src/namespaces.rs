@@ -23,7 +23,7 @@ pub fn new_netns() -> io::Result<Netns> {
 /// created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Create a user namespace only if the caller lacks the privileges for the others.
+    /// Create a user namespace only if the caller lacks the privileges to create the other namespaces.
     AsNeeded,
     /// Create a user namespace in any case, in which the caller is root.
     UserNamespace,
@@ -31,7 +31,7 @@ pub enum Isolation {
 
 /// Privileges of the process after [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unshared {
+pub enum IsolatedPrivileges {
     /// The privileges of the caller, without a user namespace.
     AsRoot,
     /// The process is root of a new user namespace that maps only the caller's user and group.
@@ -39,13 +39,13 @@ pub enum Unshared {
 }
 
 /// Moves the calling process into new namespaces. Its next child is process 1 of the new PID namespace: when that
-/// process dies, the kernel kills all others in the namespace.
+/// process dies, the kernel kills all other processes in the namespace.
 ///
 /// Must be called while the process has a single thread.
 ///
 /// # Errors
 /// When the kernel refuses (user namespaces are disabled, or the process has several threads).
-pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
+pub fn isolate(isolation: Isolation) -> io::Result<IsolatedPrivileges> {
     let own = UnshareFlags::NEWNET
         | UnshareFlags::NEWNS
         | UnshareFlags::NEWPID
@@ -53,7 +53,7 @@ pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
         | UnshareFlags::NEWIPC;
     if isolation == Isolation::AsNeeded {
         match unshare(own) {
-            Ok(()) => return Ok(Unshared::AsRoot),
+            Ok(()) => return Ok(IsolatedPrivileges::AsRoot),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(error),
         }
@@ -64,7 +64,7 @@ pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("0 {} 1", uid.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("0 {} 1", gid.as_raw()))?;
-    Ok(Unshared::InUserNamespace)
+    Ok(IsolatedPrivileges::InUserNamespace)
 }
 
 #[expect(

@@ -1,8 +1,8 @@
 //! The directory of CNI network configurations (`/etc/cni/net.d`), and which of its files the container runtime uses.
 //!
-//! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some
-//! stop at a broken one before it. A recently written broken file is assumed to be still being
-//! written: we wait for it, since using the next file would give pods another network.
+//! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some stop at an invalid file
+//! that sorts before it. A recently written invalid file is assumed to be incomplete: the agent and the plugin wait for
+//! it, since the next file would give pods another network.
 
 use std::{
     fs,
@@ -35,10 +35,11 @@ pub struct ConfFile {
 pub enum PrimaryConf<'a> {
     /// Primary configuration in use: the file and its contents.
     Valid(&'a ConfFile, Network),
-    /// Incomplete file that sorts before every usable one, written less than [`FILE_SETTLE_TIME`] ago.
+    /// Invalid file that sorts before every valid one and was written less than [`FILE_SETTLE_TIME`] ago, so that it
+    /// may be incomplete; with the parse error.
     Settling(&'a ConfFile, InvalidConf),
-    /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
-    /// it: a symbolic link may resolve on the node and dangle in the agent's container.
+    /// File that sorts before every valid one and cannot be read by this process, with the error. The runtime may be
+    /// able to read it: a symbolic link may resolve on the node and dangle in the agent's container.
     Unreadable(&'a ConfFile, &'a str),
     /// The directory has no primary configuration.
     None,
@@ -50,9 +51,9 @@ pub fn is_candidate(name: &str) -> bool {
     matches!(extension, Some("conf" | "conflist" | "json"))
 }
 
-/// Finds the first usable configuration that is not ours; `pinned` names the only file to look at,
-/// whichever of `.conf` and `.conflist` it ends in. `files` are in the order of their names.
-pub fn primary<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> PrimaryConf<'a> {
+/// Finds the first valid configuration that is not Ambit's. `pinned` names the only file to consider, with either of
+/// the extensions `.conf` and `.conflist`. `files` are sorted by name.
+pub fn find_primary_conf<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> PrimaryConf<'a> {
     for file in files {
         if pinned.is_some_and(|pinned| stem(pinned) != stem(&file.name)) {
             continue;
@@ -106,7 +107,7 @@ pub fn read(directory: &Path) -> io::Result<Vec<ConfFile>> {
         if !is_candidate(&name) || entry.file_type()?.is_dir() {
             continue;
         }
-        let (text, age) = match open(&entry.path()) {
+        let (text, age) = match read_with_age(&entry.path()) {
             Ok((text, age)) => (Ok(text), age),
             // The file was removed since the directory was read.
             Err(error)
@@ -122,7 +123,7 @@ pub fn read(directory: &Path) -> io::Result<Vec<ConfFile>> {
     Ok(files)
 }
 
-fn open(path: &Path) -> io::Result<(String, Duration)> {
+fn read_with_age(path: &Path) -> io::Result<(String, Duration)> {
     let file = fs::File::open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -142,7 +143,7 @@ fn open(path: &Path) -> io::Result<(String, Duration)> {
 mod tests {
     use super::*;
 
-    const OLD: Duration = Duration::from_secs(100);
+    const SETTLED_AGE: Duration = Duration::from_secs(100);
 
     fn file(name: &str, text: &str, age: Duration) -> ConfFile {
         ConfFile {
@@ -152,12 +153,12 @@ mod tests {
         }
     }
 
-    fn list(kind: &str) -> String {
+    fn conf_list_text(kind: &str) -> String {
         format!(r#"{{"name":"n","plugins":[{{"type":"{kind}"}}]}}"#)
     }
 
-    fn found<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Option<&'a str> {
-        match primary(files, pinned) {
+    fn primary_name<'a>(files: &'a [ConfFile], pinned: Option<&str>) -> Option<&'a str> {
+        match find_primary_conf(files, pinned) {
             PrimaryConf::Valid(file, _) => Some(&file.name),
             _ => None,
         }
@@ -166,29 +167,36 @@ mod tests {
     #[test]
     fn the_first_usable_foreign_file_is_the_primary() {
         let files = [
-            file("00-broken.conflist", "{", OLD),
-            file("01-list.conf", &list("x"), OLD),
-            file("02-ambit-cni.conflist", &list("ambit-cni"), OLD),
-            file("10-a.conflist", &list("a"), OLD),
-            file("20-b.conflist", &list("b"), OLD),
+            file("00-broken.conflist", "{", SETTLED_AGE),
+            file("01-list.conf", &conf_list_text("x"), SETTLED_AGE),
+            file(
+                "02-ambit-cni.conflist",
+                &conf_list_text("ambit-cni"),
+                SETTLED_AGE,
+            ),
+            file("10-a.conflist", &conf_list_text("a"), SETTLED_AGE),
+            file("20-b.conflist", &conf_list_text("b"), SETTLED_AGE),
         ];
-        assert_eq!(found(&files, None), Some("10-a.conflist"));
-        assert_eq!(found(&files, Some("20-b.conf")), Some("20-b.conflist"));
-        assert_eq!(found(&files, Some("30-c.conf")), None);
-        assert_eq!(primary(&files[..3], None), PrimaryConf::None);
+        assert_eq!(primary_name(&files, None), Some("10-a.conflist"));
+        assert_eq!(
+            primary_name(&files, Some("20-b.conf")),
+            Some("20-b.conflist")
+        );
+        assert_eq!(primary_name(&files, Some("30-c.conf")), None);
+        assert_eq!(find_primary_conf(&files[..3], None), PrimaryConf::None);
     }
 
     #[test]
     fn recently_written_broken_file_is_waited_for() {
         let files = [
             file("10-a.conflist", "{\"na", Duration::from_millis(5)),
-            file("20-b.conflist", &list("b"), OLD),
+            file("20-b.conflist", &conf_list_text("b"), SETTLED_AGE),
         ];
-        let PrimaryConf::Settling(settling, _) = primary(&files, None) else {
+        let PrimaryConf::Settling(settling, _) = find_primary_conf(&files, None) else {
             panic!("not waited for");
         };
         assert_eq!(settling.name, "10-a.conflist");
-        assert_eq!(found(&files[1..], None), Some("20-b.conflist"));
+        assert_eq!(primary_name(&files[1..], None), Some("20-b.conflist"));
     }
 
     #[test]
@@ -196,15 +204,18 @@ mod tests {
         let mut linked = file("10-a.conflist", "", Duration::MAX);
         linked.text = Err("no such file".to_owned());
         let files = [
-            file("00-broken.conflist", "{", OLD),
+            file("00-broken.conflist", "{", SETTLED_AGE),
             linked,
-            file("20-b.conflist", &list("b"), OLD),
+            file("20-b.conflist", &conf_list_text("b"), SETTLED_AGE),
         ];
-        let PrimaryConf::Unreadable(unreadable, _) = primary(&files, None) else {
+        let PrimaryConf::Unreadable(unreadable, _) = find_primary_conf(&files, None) else {
             panic!("passed over");
         };
         assert_eq!(unreadable.name, "10-a.conflist");
-        assert_eq!(found(&files, Some("20-b.conflist")), Some("20-b.conflist"));
+        assert_eq!(
+            primary_name(&files, Some("20-b.conflist")),
+            Some("20-b.conflist")
+        );
     }
 
     #[test]
@@ -212,16 +223,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let conf = dir.path().join("net.d");
         fs::create_dir(&conf).unwrap();
-        fs::write(dir.path().join("elsewhere"), list("a")).unwrap();
+        fs::write(dir.path().join("elsewhere"), conf_list_text("a")).unwrap();
         let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, conf.join(name));
         link("../elsewhere", "10-a.conflist").unwrap();
         link("/nowhere/on/this/machine", "20-b.conflist").unwrap();
         link("..", "30-c.conflist").unwrap();
         let files = read(&conf).unwrap();
-        assert_eq!(found(&files, None), Some("10-a.conflist"));
+        assert_eq!(primary_name(&files, None), Some("10-a.conflist"));
         for file in &files[1..] {
             assert!(matches!(
-                primary(std::slice::from_ref(file), None),
+                find_primary_conf(std::slice::from_ref(file), None),
                 PrimaryConf::Unreadable(_, _)
             ));
         }

@@ -1,28 +1,30 @@
-//! Appends Ambit's plugin to a plugin list that another owner wrote, and removes it again without a trace.
+//! Appends Ambit's plugin to a plugin list that belongs to another owner, and removes it again; all other bytes stay
+//! unchanged.
 
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    PLUGIN,
+    PLUGIN_NAME,
     json::{self, Object},
 };
 
-/// Returns the plugin list with `entry` as its last plugin and no other plugin of Ambit's; `None` if nothing changes.
+/// Returns the plugin list `text` with `entry` as its last plugin and without other entries of Ambit's plugin; `None`
+/// if `text` needs no change.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
 pub fn add_plugin_entry(text: &str, entry: &str) -> Result<Option<String>, serde_json::Error> {
-    let elements = elements(text)?;
+    let elements = plugin_ranges(text)?;
     let ours = elements.iter().filter(|element| element.is_ours).count();
     if let Some(last) = elements.last()
         && last.is_ours
         && ours == 1
-        && is_same_element(text.get(last.start..last.end).unwrap_or_default(), entry)
+        && is_same_json(text.get(last.start..last.end).unwrap_or_default(), entry)
     {
         return Ok(None);
     }
     let clean = remove_plugin_entry(text)?.unwrap_or_else(|| text.to_owned());
-    let Some(last) = self::elements(&clean)?.pop() else {
+    let Some(last) = self::plugin_ranges(&clean)?.pop() else {
         return Ok(None);
     };
     let (before, after) = clean.split_at(last.end);
@@ -36,7 +38,7 @@ pub fn add_plugin_entry(text: &str, entry: &str) -> Result<Option<String>, serde
 /// # Errors
 /// When `text` is not a list of plugins.
 pub fn remove_plugin_entry(text: &str) -> Result<Option<String>, serde_json::Error> {
-    let elements = elements(text)?;
+    let elements = plugin_ranges(text)?;
     if !elements.iter().any(|element| element.is_ours) {
         return Ok(None);
     }
@@ -64,37 +66,37 @@ pub fn remove_plugin_entry(text: &str) -> Result<Option<String>, serde_json::Err
 
 /// Byte range of one plugin in the text of a plugin list; `gap` is the end of the previous plugin, or the beginning of
 /// the list.
-struct Element {
+struct PluginRange {
     gap: usize,
     start: usize,
     end: usize,
     is_ours: bool,
 }
 
-fn elements(text: &str) -> Result<Vec<Element>, serde_json::Error> {
+fn plugin_ranges(text: &str) -> Result<Vec<PluginRange>, serde_json::Error> {
     let object = Object::parse(text)?;
     let Some(list) = object.get("plugins") else {
         return Ok(Vec::new());
     };
     let plugins: Vec<&RawValue> = serde_json::from_str(list.get())?;
-    let mut gap = json::position(text, list).start;
+    let mut gap = json::byte_range(text, list).start;
     let mut elements = Vec::with_capacity(plugins.len());
     for plugin in plugins {
-        let at = json::position(text, plugin);
+        let at = json::byte_range(text, plugin);
         let kind = Object::parse(plugin.get()).ok();
         let kind = kind.and_then(|plugin| plugin.text("type"));
-        elements.push(Element {
+        elements.push(PluginRange {
             gap,
             start: at.start,
             end: at.end,
-            is_ours: kind.is_some_and(|kind| kind == PLUGIN),
+            is_ours: kind.is_some_and(|kind| kind == PLUGIN_NAME),
         });
         gap = at.end;
     }
     Ok(elements)
 }
 
-fn is_same_element(a: &str, b: &str) -> bool {
+fn is_same_json(a: &str, b: &str) -> bool {
     let read = |text| serde_json::from_str::<Value>(text).ok();
     read(a).is_some_and(|a| Some(a) == read(b))
 }
@@ -107,7 +109,7 @@ mod tests {
 
     const ENTRY: &str = r#"{"type":"ambit-cni","n":1}"#;
 
-    fn chained(text: &str) -> String {
+    fn with_ambit_entry(text: &str) -> String {
         add_plugin_entry(text, ENTRY).unwrap().unwrap()
     }
 
@@ -115,14 +117,14 @@ mod tests {
     fn entry_is_appended_in_the_style_of_the_file() {
         let text = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"}\n  ],\n  \"x\": 1.50\n}\n";
         let expected = "{\n  \"plugins\": [\n    {\"type\":\"a\"},\n    {\"type\":\"b\"},\n    {\"type\":\"ambit-cni\",\"n\":1}\n  ],\n  \"x\": 1.50\n}\n";
-        assert_eq!(chained(text), expected);
+        assert_eq!(with_ambit_entry(text), expected);
         assert_eq!(add_plugin_entry(expected, ENTRY).unwrap(), None);
         assert_eq!(
-            chained(r#"{"plugins":[{"type":"a"}]}"#),
+            with_ambit_entry(r#"{"plugins":[{"type":"a"}]}"#),
             r#"{"plugins":[{"type":"a"},{"type":"ambit-cni","n":1}]}"#
         );
         assert_eq!(
-            chained("{\"plugins\":[\n {\"type\":\"a\"}\n]}"),
+            with_ambit_entry("{\"plugins\":[\n {\"type\":\"a\"}\n]}"),
             "{\"plugins\":[\n {\"type\":\"a\"},\n {\"type\":\"ambit-cni\",\"n\":1}\n]}"
         );
     }
@@ -135,7 +137,7 @@ mod tests {
             r#"{"type":"ambit-cni"},{"type":"ambit-cni"},{"type":"a"},{"type":"ambit-cni","n":1},{"type":"ambit-cni","n":1}"#,
         ] {
             assert_eq!(
-                chained(&format!(r#"{{"plugins":[{plugins}]}}"#)),
+                with_ambit_entry(&format!(r#"{{"plugins":[{plugins}]}}"#)),
                 r#"{"plugins":[{"type":"a"},{"type":"ambit-cni","n":1}]}"#
             );
         }
@@ -156,45 +158,48 @@ mod tests {
         assert!(remove_plugin_entry("[]").is_err() && add_plugin_entry("", ENTRY).is_err());
     }
 
-    fn space() -> impl Strategy<Value = String> {
+    fn any_whitespace() -> impl Strategy<Value = String> {
         "[ \n\t]{0,3}"
     }
 
     /// Generates a plugin list without Ambit's plugin, in any layout and with unknown keys.
-    fn foreign() -> impl Strategy<Value = String> {
+    fn any_plugin_list() -> impl Strategy<Value = String> {
         let value = prop_oneof![
             Just("1.50e+3".to_owned()),
             Just(r#""a\u0041,]}""#.to_owned()),
             Just("[1 , {}]".to_owned()),
             Just("123456789012345678901234567890".to_owned()),
         ];
-        let member = (r#""[a-z]{1,4}""#, space(), value)
+        let member = (r#""[a-z]{1,4}""#, any_whitespace(), value)
             .prop_map(|(key, space, value)| format!("{key}{space}:{space}{value}"));
         let members = proptest::collection::vec(member, 0..3).boxed();
-        let plugin = ("[a-z]{1,8}", members.clone(), space()).prop_map(|(kind, members, space)| {
-            let mut all = vec![format!(r#""type":{space}"{kind}""#)];
-            all.extend(members.into_iter().filter(|m| !m.starts_with("\"type\"")));
-            format!("{{{space}{}{space}}}", all.join(&format!("{space},")))
-        });
-        let plugins = proptest::collection::vec((space(), plugin, space()), 1..4);
-        (members, plugins, space(), any::<bool>()).prop_map(|(members, plugins, space, first)| {
-            let plugins: Vec<_> = plugins
-                .into_iter()
-                .map(|(before, plugin, after)| format!("{before}{plugin}{after}"))
-                .collect();
-            let list = format!(r#""plugins":{space}[{}]"#, plugins.join(","));
-            let mut all: Vec<_> = members
-                .into_iter()
-                .filter(|m| !m.starts_with("\"plugins\""))
-                .collect();
-            all.insert(if first { 0 } else { all.len() }, list);
-            format!("{space}{{{}{space}}}{space}", all.join(","))
-        })
+        let plugin =
+            ("[a-z]{1,8}", members.clone(), any_whitespace()).prop_map(|(kind, members, space)| {
+                let mut all = vec![format!(r#""type":{space}"{kind}""#)];
+                all.extend(members.into_iter().filter(|m| !m.starts_with("\"type\"")));
+                format!("{{{space}{}{space}}}", all.join(&format!("{space},")))
+            });
+        let plugins = proptest::collection::vec((any_whitespace(), plugin, any_whitespace()), 1..4);
+        (members, plugins, any_whitespace(), any::<bool>()).prop_map(
+            |(members, plugins, space, first)| {
+                let plugins: Vec<_> = plugins
+                    .into_iter()
+                    .map(|(before, plugin, after)| format!("{before}{plugin}{after}"))
+                    .collect();
+                let list = format!(r#""plugins":{space}[{}]"#, plugins.join(","));
+                let mut all: Vec<_> = members
+                    .into_iter()
+                    .filter(|m| !m.starts_with("\"plugins\""))
+                    .collect();
+                all.insert(if first { 0 } else { all.len() }, list);
+                format!("{space}{{{}{space}}}{space}", all.join(","))
+            },
+        )
     }
 
     proptest! {
         #[test]
-        fn removing_an_added_entry_restores_the_bytes(text in foreign()) {
+        fn removing_an_added_entry_restores_the_bytes(text in any_plugin_list()) {
             let chained = add_plugin_entry(&text, ENTRY).unwrap().unwrap();
             prop_assert_eq!(add_plugin_entry(&chained, ENTRY).unwrap(), None);
             let list: Value = serde_json::from_str(&chained).unwrap();

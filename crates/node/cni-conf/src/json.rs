@@ -93,12 +93,14 @@ pub fn with_members(
 ///
 /// # Errors
 /// When it cannot be written as JSON.
-pub fn raw(value: &(impl serde::Serialize + ?Sized)) -> Result<Box<RawValue>, serde_json::Error> {
+pub fn serialize_raw(
+    value: &(impl serde::Serialize + ?Sized),
+) -> Result<Box<RawValue>, serde_json::Error> {
     serde_json::value::to_raw_value(value)
 }
 
 /// Returns the byte range of `part`, which was borrowed from `whole`.
-pub(crate) fn position(whole: &str, part: &RawValue) -> Range<usize> {
+pub(crate) fn byte_range(whole: &str, part: &RawValue) -> Range<usize> {
     let start = part.get().as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.get().len()
 }
@@ -114,13 +116,16 @@ mod tests {
         let names: Vec<_> = object.0.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["b", "a", "b"]);
         assert_eq!(object.get("b").unwrap().get(), "2");
-        assert_eq!(&text[position(text, object.get("a").unwrap())], "[ 1 ]");
+        assert_eq!(&text[byte_range(text, object.get("a").unwrap())], "[ 1 ]");
         assert!(object.get("c").is_none() && object.text("a").is_none());
     }
 
     #[test]
     fn members_are_set_in_place_of_others() {
-        let set = [("a", raw("x").unwrap()), ("c", raw(&[1]).unwrap())];
+        let set = [
+            ("a", serialize_raw("x").unwrap()),
+            ("c", serialize_raw(&[1]).unwrap()),
+        ];
         let text = r#"{"b":1.50, "a":[ 1 ]}"#;
         assert_eq!(
             with_members(text, &set).unwrap(),

@@ -1,6 +1,6 @@
-//! CNI network configuration files: which file runtimes use, its contents, and edits that leave
-//! every other byte of it unchanged. Used by the agent, which installs the plugin, and by the
-//! plugin, which calls the plugins they name.
+//! CNI network configuration files: which file runtimes use, its contents, and edits that leave every other byte of it
+//! unchanged. The agent uses this crate to install Ambit's plugin, and the plugin uses it to call the plugins of the
+//! primary CNI.
 //!
 //! Everything but [`directory::read`] is pure.
 #![forbid(unsafe_code)]
@@ -14,7 +14,7 @@ pub use directory::{ConfFile, PrimaryConf};
 pub use network::{InvalidConf, Network, Plugin};
 
 /// The plugin's name: that of its executable, and its `type` in network configurations.
-pub const PLUGIN: &str = "ambit-cni";
+pub const PLUGIN_NAME: &str = "ambit-cni";
 
 /// Member, not part of the CNI specification, that marks network configurations of which Ambit wrote every byte.
 pub const MARK: &str = "ambit";

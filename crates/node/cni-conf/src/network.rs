@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    MARK, PLUGIN,
+    MARK, PLUGIN_NAME,
     json::{self, Object},
 };
 
-/// Reason why a file is no network configuration. Runtimes skip such files, or stop at them.
+/// Reason why a file is no valid network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidConf {
     /// Invalid JSON, for instance of a file that is still being written.
@@ -18,13 +18,13 @@ pub enum InvalidConf {
     Json(String),
     /// Network configuration without `name`, which every plugin needs.
     #[error("it has no network name")]
-    NoName,
+    MissingName,
     /// Empty list of plugins, `plugins`.
     #[error("its list of plugins is missing or empty")]
-    NoPlugins,
+    MissingPlugins,
     /// Plugin without `type`; often a list in a `.conf` file.
     #[error("a plugin in it has no type")]
-    NoType,
+    MissingType,
 }
 
 /// Network configuration as a runtime parses it.
@@ -60,16 +60,18 @@ pub struct Plugin {
 }
 
 impl Network {
-    /// Reads the contents of the file called `name`: a `.conflist` holds a list, any other a plugin.
+    /// Parses the contents of the file called `name`: a `.conflist` holds a plugin list, any other file a single
+    /// plugin.
     ///
     /// # Errors
     /// When a runtime could not use it.
     pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConf> {
-        let object = Object::parse(text).map_err(invalid)?;
+        let object = Object::parse(text).map_err(invalid_json)?;
         let is_list = name.ends_with(".conflist");
         let plugins = if is_list {
-            let listed = object.get("plugins").ok_or(InvalidConf::NoPlugins)?;
-            let listed: Vec<&RawValue> = serde_json::from_str(listed.get()).map_err(invalid)?;
+            let listed = object.get("plugins").ok_or(InvalidConf::MissingPlugins)?;
+            let listed: Vec<&RawValue> =
+                serde_json::from_str(listed.get()).map_err(invalid_json)?;
             listed
                 .into_iter()
                 .map(|raw| Plugin::parse(raw.get()))
@@ -78,20 +80,20 @@ impl Network {
             vec![Plugin::parse(text)?]
         };
         if plugins.is_empty() {
-            return Err(InvalidConf::NoPlugins);
+            return Err(InvalidConf::MissingPlugins);
         }
         Ok(Self {
             name: object
                 .text("name")
                 .filter(|name| !name.is_empty())
-                .ok_or(InvalidConf::NoName)?,
+                .ok_or(InvalidConf::MissingName)?,
             cni_version: object.text("cniVersion").filter(|text| !text.is_empty()),
             cni_versions: object
                 .get("cniVersions")
                 .and_then(|raw| serde_json::from_str(raw.get()).ok())
                 .unwrap_or_default(),
-            disable_check: flag(&object, "disableCheck"),
-            disable_gc: flag(&object, "disableGC"),
+            disable_check: bool_member(&object, "disableCheck"),
+            disable_gc: bool_member(&object, "disableGC"),
             plugins,
             is_list,
             is_marked: object.get(MARK).is_some(),
@@ -109,8 +111,8 @@ impl Network {
         all.cloned().collect()
     }
 
-    /// Returns the CNI version for calls of the plugins: `requested` if the configuration offers it, else the newest
-    /// version that it offers and that `known` (oldest first) contains.
+    /// Returns the CNI version in which the plugins are called: `requested` if the configuration offers it, else the
+    /// newest version that the configuration offers and `known` (oldest first) contains.
     pub fn select_version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
@@ -125,7 +127,7 @@ impl Network {
 
 impl Plugin {
     fn parse(text: &str) -> Result<Self, InvalidConf> {
-        let object = Object::parse(text).map_err(invalid)?;
+        let object = Object::parse(text).map_err(invalid_json)?;
         let capabilities = object.get("capabilities").map(|raw| {
             Object::parse(raw.get()).map(|capabilities| {
                 let capabilities = capabilities.0.into_iter();
@@ -139,10 +141,10 @@ impl Plugin {
             kind: object
                 .text("type")
                 .filter(|kind| !kind.is_empty())
-                .ok_or(InvalidConf::NoType)?,
+                .ok_or(InvalidConf::MissingType)?,
             capabilities: capabilities
                 .transpose()
-                .map_err(invalid)?
+                .map_err(invalid_json)?
                 .unwrap_or_default(),
             text: text.to_owned(),
         })
@@ -150,23 +152,26 @@ impl Plugin {
 
     /// Whether the plugin is Ambit's.
     pub fn is_ours(&self) -> bool {
-        self.kind == PLUGIN
+        self.kind == PLUGIN_NAME
     }
 
     /// Returns the plugin's configuration with `members` added, as it is passed to the plugin for one call.
     ///
     /// # Errors
     /// Never for a configuration that was parsed.
-    pub fn with(&self, members: &[(&str, Box<RawValue>)]) -> Result<String, serde_json::Error> {
+    pub fn config_with_members(
+        &self,
+        members: &[(&str, Box<RawValue>)],
+    ) -> Result<String, serde_json::Error> {
         json::with_members(&self.text, members)
     }
 }
 
-/// Returns the value of a boolean member, which older configurations write as a string.
-fn flag(object: &Object<'_>, key: &str) -> bool {
+/// Returns the value of the boolean member `key`, which older configurations write as a string.
+fn bool_member(object: &Object<'_>, key: &str) -> bool {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Flag {
+    enum BoolOrString {
         Bool(bool),
         Text(String),
     }
@@ -174,14 +179,14 @@ fn flag(object: &Object<'_>, key: &str) -> bool {
         .get(key)
         .and_then(|raw| serde_json::from_str(raw.get()).ok());
     match value {
-        Some(Flag::Bool(value)) => value,
-        Some(Flag::Text(text)) => text.eq_ignore_ascii_case("true"),
+        Some(BoolOrString::Bool(value)) => value,
+        Some(BoolOrString::Text(text)) => text.eq_ignore_ascii_case("true"),
         None => false,
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-fn invalid(error: serde_json::Error) -> InvalidConf {
+fn invalid_json(error: serde_json::Error) -> InvalidConf {
     InvalidConf::Json(error.to_string())
 }
 
@@ -189,7 +194,7 @@ fn invalid(error: serde_json::Error) -> InvalidConf {
 mod tests {
     use super::*;
 
-    const KNOWN: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+    const KNOWN_VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
     #[test]
     fn a_list_is_read() {
@@ -222,28 +227,28 @@ mod tests {
     #[test]
     fn configurations_unusable_by_runtimes_are_invalid() {
         for (name, text, expected) in [
-            ("a.conflist", r#"{"name":"n"}"#, InvalidConf::NoPlugins),
+            ("a.conflist", r#"{"name":"n"}"#, InvalidConf::MissingPlugins),
             (
                 "a.conflist",
                 r#"{"name":"n","plugins":[]}"#,
-                InvalidConf::NoPlugins,
+                InvalidConf::MissingPlugins,
             ),
             (
                 "a.conflist",
                 r#"{"name":"n","plugins":[{}]}"#,
-                InvalidConf::NoType,
+                InvalidConf::MissingType,
             ),
             (
                 "a.conflist",
                 r#"{"plugins":[{"type":"x"}]}"#,
-                InvalidConf::NoName,
+                InvalidConf::MissingName,
             ),
             (
                 "a.conf",
                 r#"{"name":"n","plugins":[{"type":"x"}]}"#,
-                InvalidConf::NoType,
+                InvalidConf::MissingType,
             ),
-            ("a.conf", r#"{"type":"x"}"#, InvalidConf::NoName),
+            ("a.conf", r#"{"type":"x"}"#, InvalidConf::MissingName),
         ] {
             assert_eq!(Network::parse(name, text).unwrap_err(), expected, "{text}");
         }
@@ -294,7 +299,7 @@ mod tests {
             let text = format!(r#"{{"name":"n","plugins":[{{"type":"x"}}],{members}}}"#);
             let network = Network::parse("a.conflist", &text).unwrap();
             assert_eq!(
-                network.select_version(requested, &KNOWN),
+                network.select_version(requested, &KNOWN_VERSIONS),
                 expected,
                 "{members}"
             );

@@ -7,11 +7,11 @@ use std::{io, path::PathBuf};
 pub enum RunError {
     /// The signal handlers cannot be installed.
     #[error("cannot follow signals")]
-    Signals(#[source] io::Error),
-    /// The socket or lock of the pair of supervisors cannot be used.
+    SignalHandlers(#[source] io::Error),
+    /// The socket or the file lock that the active supervisor shares with its standby cannot be used.
     #[error("cannot meet the other one of the pair: is {path} writable?")]
-    Pair {
-        /// Path of the pair's socket.
+    StandbyPair {
+        /// Path of the socket at which the standby connects.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -19,5 +19,5 @@ pub enum RunError {
     },
     /// The supervisor's `poll` call failed.
     #[error("cannot wait for events")]
-    Wait(#[source] io::Error),
+    Poll(#[source] io::Error),
 }

@@ -50,7 +50,7 @@ impl Gate {
         }
     }
 
-    /// Polls `next` while the gate is open, and returns its result; pauses while the gate is closed.
+    /// Polls `next` while the gate is open, and returns its result; does not poll it while the gate is closed.
     pub async fn poll_while_open<T>(
         &mut self,
         mut next: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -68,7 +68,7 @@ impl Gate {
 
 impl GateControl {
     /// Opens or closes the gate.
-    pub fn set(&self, open: bool) {
+    pub fn set_open(&self, open: bool) {
         self.0
             .send_if_modified(|now| std::mem::replace(now, open) != open);
     }
@@ -100,11 +100,11 @@ mod tests {
         )
         .await;
         assert!(passed.is_err());
-        control.set(true);
+        control.set_open(true);
         gate.poll_while_open(|context| listener.poll_accept(context))
             .await
             .unwrap();
-        control.set(false);
+        control.set_open(false);
         assert!(!gate.is_open());
     }
 

@@ -1,11 +1,11 @@
 //! Holds the descriptors of supervisors of another container, so that they survive the death of all supervisors.
 //!
-//! A supervisor that connects receives the stored items. The supervisor that accepts connections
-//! then sends its own items, and owns the stored ones from then on, until another does. Files, and
-//! so keys, never come here. Items of an owner that is gone stay until the next one sends.
-//! Meanwhile connections wait in the queues of the stored sockets, for [`MAX_QUEUE_TIME`]; then
-//! waiting and new connections are reset until a supervisor exists again: connections that cannot
-//! be served are refused rather than left without a response.
+//! A supervisor that connects receives the stored items (sets of descriptors with metadata). The supervisor that
+//! accepts connections then sends its own items, and owns the stored ones until another supervisor does the same. Files
+//! of workers, which may contain private keys, are never stored here. Items of a supervisor that is gone stay until the
+//! next one sends its own. Meanwhile connections wait in the accept queues of the stored sockets, for
+//! [`MAX_QUEUE_TIME`]; then waiting and new connections are reset until a supervisor exists again: connections that
+//! cannot be served are refused rather than left without a response.
 
 use std::{
     os::fd::OwnedFd,
@@ -19,19 +19,19 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::{
     links::{Descriptor, Link, accept_pending},
-    record::{Accept, Handover, Record},
-    refusal::reset_pending_connections,
+    queue_reset::reset_pending_connections,
+    record::{AcceptCommand, Handover, Record},
 };
 
 /// Maximum concurrent connections from supervisors: one of them serves, the others drain.
 const MAX_SUPERVISORS: usize = 64;
 
-/// Time for which connections may queue without a supervisor before they are reset.
+/// Time for which connections may wait in accept queues without a supervisor before they are reset.
 const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
-/// Interval at which the queues are emptied by resets after [`MAX_QUEUE_TIME`].
+/// Interval at which the connections in the accept queues are reset after [`MAX_QUEUE_TIME`].
 const QUEUE_RESET_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Stores the items of supervisors of another container, as described for the module.
+/// Store of the sockets and other descriptors of supervisors in another container, which outlives all of them.
 #[derive(Debug)]
 pub struct Holder {
     listener: plain::Listener,
@@ -40,7 +40,7 @@ pub struct Holder {
     /// Time of the next reset of queued connections; `None` while a supervisor runs or no item is stored.
     next_queue_reset: Option<Instant>,
     /// Whether queued connections are being reset, since no supervisor has connected in time.
-    is_refusing: bool,
+    is_resetting_queues: bool,
 }
 
 #[derive(Debug)]
@@ -48,15 +48,15 @@ struct SupervisorConnection {
     link: Link,
     /// Items that the supervisor has sent so far; they replace the stored ones once all have arrived.
     incoming: Handover<Descriptor>,
-    owns: bool,
+    owns_items: bool,
     /// Whether the supervisor was superseded and accepts no more connections.
-    drains: bool,
-    gone: bool,
+    is_draining: bool,
+    is_closed: bool,
 }
 
 impl Holder {
-    /// Listens at `path` for supervisors. A failure is only logged: without the holder, the sockets close when all
-    /// supervisors die.
+    /// Listens at `path` for supervisors. A failure is only logged: without the holder, the supervisors' sockets close
+    /// when the last of them dies.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let listener = plain::Listener::bind(path).inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "cannot hold sockets for the node proxy");
@@ -66,7 +66,7 @@ impl Holder {
             connections: Vec::new(),
             handover: Handover::default(),
             next_queue_reset: None,
-            is_refusing: false,
+            is_resetting_queues: false,
         })
     }
 
@@ -78,37 +78,37 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns when queued connections must be reset next, by calling [`Self::process_events`].
+    /// Returns the time of the next reset of queued connections, at which [`Self::process_events`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.next_queue_reset
     }
 
-    /// Accepts supervisors, reads their records, and resets queued connections if that is due.
+    /// Accepts connections of supervisors, reads their records, and resets queued connections if that is due.
     pub(crate) fn process_events(&mut self, now: Instant) {
         while let Some(socket) = accept_pending(Some(&self.listener)) {
-            self.connected(socket);
+            self.add_connection(socket);
         }
         for index in 0..self.connections.len() {
-            self.receive(index);
+            self.receive_records(index);
         }
-        self.connections.retain(|line| !line.gone);
+        self.connections.retain(|line| !line.is_closed);
         self.reset_queued_connections(now);
     }
 
     /// Resets queued connections if no supervisor has been connected for [`MAX_QUEUE_TIME`]. A connected supervisor
-    /// accepts them itself, unless it drains.
+    /// accepts queued connections itself, unless it drains.
     fn reset_queued_connections(&mut self, now: Instant) {
-        let is_served = self.connections.iter().any(|line| !line.drains);
+        let is_served = self.connections.iter().any(|line| !line.is_draining);
         if is_served || self.handover.is_empty() {
-            (self.next_queue_reset, self.is_refusing) = (None, false);
+            (self.next_queue_reset, self.is_resetting_queues) = (None, false);
             return;
         }
         let due = *self.next_queue_reset.get_or_insert(now + MAX_QUEUE_TIME);
         if now < due {
             return;
         }
-        if !self.is_refusing {
-            self.is_refusing = true;
+        if !self.is_resetting_queues {
+            self.is_resetting_queues = true;
             tracing::warn!(
                 held = self.handover.len(),
                 "no node proxy has come: connections of captured pods are refused until one does"
@@ -125,7 +125,7 @@ impl Holder {
         self.next_queue_reset = Some(now + QUEUE_RESET_INTERVAL);
     }
 
-    fn connected(&mut self, socket: OwnedFd) {
+    fn add_connection(&mut self, socket: OwnedFd) {
         if self.connections.len() >= MAX_SUPERVISORS {
             // The oldest supervisor has drained the longest.
             self.connections.remove(0);
@@ -134,17 +134,17 @@ impl Holder {
         for (record, fd) in self.handover.records() {
             link.send(&record, fd);
         }
-        link.send(&Record::Accept(Accept::Paused), None);
+        link.send(&Record::Accept(AcceptCommand::Paused), None);
         self.connections.push(SupervisorConnection {
             link,
             incoming: Handover::default(),
-            owns: false,
-            drains: false,
-            gone: false,
+            owns_items: false,
+            is_draining: false,
+            is_closed: false,
         });
     }
 
-    fn receive(&mut self, index: usize) {
+    fn receive_records(&mut self, index: usize) {
         let Some(line) = self.connections.get_mut(index) else {
             return;
         };
@@ -152,16 +152,18 @@ impl Holder {
         let (received, gone) = line.link.receive_all();
         let mut owns_now = false;
         for (record, fd) in received {
-            let holding = if line.owns {
+            let holding = if line.owns_items {
                 &mut self.handover
             } else {
                 &mut line.incoming
             };
             match (&record, &fd) {
-                (Record::File(_), _) => tracing::error!("a file is not held for another container"),
-                (Record::Accept(_), None) if !line.owns => {
+                (Record::StoreFile(_), _) => {
+                    tracing::error!("a file is not held for another container")
+                }
+                (Record::Accept(_), None) if !line.owns_items => {
                     self.handover = std::mem::take(&mut line.incoming);
-                    (line.owns, owns_now) = (true, true);
+                    (line.owns_items, owns_now) = (true, true);
                     tracing::info!(held = self.handover.len(), "holding for the node proxy");
                 }
                 _ => {
@@ -171,14 +173,14 @@ impl Holder {
                 }
             }
         }
-        line.gone = gone;
-        if gone && line.owns {
+        line.is_closed = gone;
+        if gone && line.owns_items {
             self.handover.discard_incomplete();
         }
         if owns_now {
             let others = self.connections.iter_mut().enumerate();
             for (_, other) in others.filter(|(other, _)| *other != index) {
-                other.drains |= std::mem::take(&mut other.owns);
+                other.is_draining |= std::mem::take(&mut other.owns_items);
             }
         }
     }
@@ -203,7 +205,7 @@ mod tests {
                 held.apply(&record, fd).unwrap();
                 last = Some(record);
             }
-            assert_eq!(last, Some(Record::Accept(Accept::Paused)));
+            assert_eq!(last, Some(Record::Accept(AcceptCommand::Paused)));
             let names = held.into_items().map(|(key, _)| key.to_string());
             (Self(link), names.collect())
         }
@@ -225,7 +227,7 @@ mod tests {
         }
 
         fn send_all(&mut self, holder: &mut Holder) {
-            self.0.send(&Record::Accept(Accept::Paused), None);
+            self.0.send(&Record::Accept(AcceptCommand::Paused), None);
             holder.process_events(Instant::now());
         }
     }
@@ -246,7 +248,7 @@ mod tests {
         new.send_all(&mut holder);
         // The old supervisor drains, and releases its items.
         let key = "c".into();
-        old.0.send(&Record::Release { key }, None);
+        old.0.send(&Record::RemoveItem { key }, None);
         holder.process_events(Instant::now());
         drop((old, new));
         holder.process_events(Instant::now());
@@ -306,7 +308,7 @@ mod tests {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         owner
             .0
-            .send(&Record::File(1), Some(Arc::new(OwnedFd::from(file))));
+            .send(&Record::StoreFile(1), Some(Arc::new(OwnedFd::from(file))));
         holder.process_events(Instant::now());
         assert_eq!(holder.handover.all_records().count(), 0);
     }

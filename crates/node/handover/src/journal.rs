@@ -24,23 +24,23 @@ use crate::Supervisor;
 const MIN_COMPACTION_BYTES: u64 = 4 << 20;
 /// Size of one write, in bytes.
 const WRITE_BUFFER_BYTES: usize = 64 << 10;
-/// Maximum length of an entry; a longer one means that the file is corrupt.
+/// Maximum length of an entry in bytes; a longer one means that the file is corrupt.
 const MAX_ENTRY_BYTES: u64 = 16 << 20;
 
-/// Identity of a journal: its number among the files that the supervisor holds, its name and its storage.
+/// Identity of a journal: the number under which the supervisor holds its file, its name and its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Purpose {
+pub struct JournalId {
     /// Number of the journal's file at the supervisor, unique in the program; the next worker finds the file by it.
     pub number: u8,
     /// Name of the journal in log messages.
     pub name: &'static str,
     /// Storage of the journal's file.
-    pub backing: Backing,
+    pub backing: JournalStorage,
 }
 
 /// Storage of a file without a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
+pub enum JournalStorage {
     /// File in the directory for temporary files.
     Disk,
     /// File in memory alone (`memfd_create`), for secrets.
@@ -58,36 +58,39 @@ pub struct Entry {
     pub value: Zeroizing<Vec<u8>>,
 }
 
-/// Key-value file that outlives the process, as described for the module.
+/// Append-only key-value file without a name, which outlives the process because the supervisor holds its descriptor.
 #[derive(Debug)]
 pub struct Journal {
-    purpose: Purpose,
+    purpose: JournalId,
     supervisor: Supervisor,
     /// File of the journal; `None` after a failed write.
     file: Option<File>,
-    pending: Zeroizing<Vec<u8>>,
-    size: u64,
+    write_buffer: Zeroizing<Vec<u8>>,
+    file_bytes: u64,
     /// File size in bytes at which the journal is compacted: current entries are copied to a new file.
-    limit: u64,
+    compaction_bytes: u64,
 }
 
 impl Journal {
-    /// Opens the file that the previous worker left at the supervisor, or creates one and stores it there.
+    /// Opens the journal's file `held`, which the supervisor kept from the previous worker, or creates a file and
+    /// stores it at the supervisor.
     ///
     /// # Errors
     /// When no file can be created.
     pub fn open(
-        purpose: Purpose,
+        purpose: JournalId,
         held: Option<OwnedFd>,
         supervisor: &Supervisor,
     ) -> io::Result<Self> {
         let file = match held {
             Some(held) => File::from(held),
-            None => create(purpose.backing)?,
+            None => create_file(purpose.backing)?,
         };
         let is_new = file.metadata()?.len() == 0;
         // Truncates an entry that the previous process did not complete.
-        let size = Entries::new(&file)?.last().map_or(0, |(_, end, _)| end);
+        let size = JournalEntries::new(&file)?
+            .last()
+            .map_or(0, |(_, end, _)| end);
         file.set_len(size)?;
         if is_new {
             supervisor.store_file(purpose.number, &file);
@@ -96,9 +99,9 @@ impl Journal {
             purpose,
             supervisor: supervisor.clone(),
             file: Some(file),
-            pending: Zeroizing::default(),
-            size,
-            limit: MIN_COMPACTION_BYTES.max(size * 2),
+            write_buffer: Zeroizing::default(),
+            file_bytes: size,
+            compaction_bytes: MIN_COMPACTION_BYTES.max(size * 2),
         })
     }
 
@@ -107,7 +110,7 @@ impl Journal {
     /// # Errors
     /// When the file cannot be read.
     pub fn entries(&self) -> io::Result<impl Iterator<Item = Entry> + use<>> {
-        let entries = self.file.as_ref().map(Entries::new).transpose()?;
+        let entries = self.file.as_ref().map(JournalEntries::new).transpose()?;
         Ok(entries.into_iter().flatten().map(|(_, _, entry)| entry))
     }
 
@@ -119,23 +122,23 @@ impl Journal {
         match encode_header(tag, key, value) {
             Some(head) => {
                 for part in [&head[..], key, value] {
-                    self.pending.extend_from_slice(part);
+                    self.write_buffer.extend_from_slice(part);
                 }
             }
             None => self.disable_after_error(&io::ErrorKind::FileTooLarge.into()),
         }
-        if self.pending.len() >= WRITE_BUFFER_BYTES {
+        if self.write_buffer.len() >= WRITE_BUFFER_BYTES {
             self.flush();
         }
     }
 
     /// Writes buffered entries to the file.
     pub fn flush(&mut self) {
-        let pending = std::mem::take(&mut self.pending);
+        let pending = std::mem::take(&mut self.write_buffer);
         let Some(file) = &self.file else { return };
-        let mut written = file.write_all_at(&pending, self.size);
-        self.size += pending.len() as u64;
-        if written.is_ok() && self.size > self.limit {
+        let mut written = file.write_all_at(&pending, self.file_bytes);
+        self.file_bytes += pending.len() as u64;
+        if written.is_ok() && self.file_bytes > self.compaction_bytes {
             written = self.compact();
         }
         if let Err(error) = written {
@@ -145,8 +148,8 @@ impl Journal {
 
     /// Removes all entries from the journal.
     pub fn clear(&mut self) {
-        self.pending = Zeroizing::default();
-        self.size = 0;
+        self.write_buffer = Zeroizing::default();
+        self.file_bytes = 0;
         if let Some(Err(error)) = self.file.as_ref().map(|file| file.set_len(0)) {
             self.disable_after_error(&error);
         }
@@ -157,12 +160,12 @@ impl Journal {
             return Ok(());
         };
         let mut last = HashMap::new();
-        for (at, _, entry) in Entries::new(file)? {
+        for (at, _, entry) in JournalEntries::new(file)? {
             last.insert((entry.tag, entry.key), (at, entry.value.is_empty()));
         }
-        let copy = create(self.purpose.backing)?;
+        let copy = create_file(self.purpose.backing)?;
         let mut writer = BufWriter::with_capacity(WRITE_BUFFER_BYTES, &copy);
-        for (at, _, Entry { tag, key, value }) in Entries::new(file)? {
+        for (at, _, Entry { tag, key, value }) in JournalEntries::new(file)? {
             let of = (tag, key);
             if last.get(&of) == Some(&(at, false)) {
                 let head = encode_header(tag, &of.1, &value).ok_or(io::ErrorKind::InvalidData)?;
@@ -173,8 +176,8 @@ impl Journal {
         }
         writer.flush()?;
         drop(writer);
-        self.size = copy.metadata()?.len();
-        self.limit = MIN_COMPACTION_BYTES.max(self.size * 2);
+        self.file_bytes = copy.metadata()?.len();
+        self.compaction_bytes = MIN_COMPACTION_BYTES.max(self.file_bytes * 2);
         self.supervisor.store_file(self.purpose.number, &copy);
         self.file = Some(copy);
         Ok(())
@@ -182,7 +185,7 @@ impl Journal {
 
     fn disable_after_error(&mut self, error: &io::Error) {
         tracing::warn!(%error, what = self.purpose.name, "not cached any longer: the next worker will request everything");
-        self.pending = Zeroizing::default();
+        self.write_buffer = Zeroizing::default();
         if let Some(file) = self.file.take() {
             // Frees the space; a file that cannot be emptied cannot be read either.
             let _emptied = file.set_len(0);
@@ -190,10 +193,10 @@ impl Journal {
     }
 }
 
-fn create(backing: Backing) -> io::Result<File> {
+fn create_file(backing: JournalStorage) -> io::Result<File> {
     match backing {
-        Backing::Disk => tempfile::tempfile(),
-        Backing::Memory => Ok(memfd_create(c"ambit-journal", MemfdFlags::CLOEXEC)?.into()),
+        JournalStorage::Disk => tempfile::tempfile(),
+        JournalStorage::Memory => Ok(memfd_create(c"ambit-journal", MemfdFlags::CLOEXEC)?.into()),
     }
 }
 
@@ -205,18 +208,21 @@ fn encode_header(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     (u64::from(length) <= MAX_ENTRY_BYTES).then_some([l0, l1, l2, l3, tag, a, b])
 }
 
-/// Iterator over a file's entries with their begin and end offsets, up to the first incomplete entry.
-struct Entries {
+/// Iterator over a journal's entries, each with its start and end offset, up to the first incomplete entry.
+struct JournalEntries {
     reader: BufReader<PositionedReader>,
-    at: u64,
+    offset: u64,
 }
 
-impl Entries {
+impl JournalEntries {
     fn new(file: &File) -> io::Result<Self> {
         let file = file.as_fd().try_clone_to_owned()?.into();
         Ok(Self {
-            reader: BufReader::with_capacity(WRITE_BUFFER_BYTES, PositionedReader { file, at: 0 }),
-            at: 0,
+            reader: BufReader::with_capacity(
+                WRITE_BUFFER_BYTES,
+                PositionedReader { file, offset: 0 },
+            ),
+            offset: 0,
         })
     }
 
@@ -232,9 +238,9 @@ impl Entries {
             .then(|| parse_entry(&rest))
             .flatten()
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        let begin = self.at;
-        self.at += 4 + length;
-        Ok((begin, self.at, entry))
+        let begin = self.offset;
+        self.offset += 4 + length;
+        Ok((begin, self.offset, entry))
     }
 }
 
@@ -249,7 +255,7 @@ fn parse_entry(rest: &[u8]) -> Option<Entry> {
     })
 }
 
-impl Iterator for Entries {
+impl Iterator for JournalEntries {
     type Item = (u64, u64, Entry);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -260,13 +266,13 @@ impl Iterator for Entries {
 /// Reader that begins at the start of a file, and does not move the offset that other descriptors of the file share.
 struct PositionedReader {
     file: File,
-    at: u64,
+    offset: u64,
 }
 
 impl Read for PositionedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.at)?;
-        self.at += read as u64;
+        let read = self.file.read_at(buffer, self.offset)?;
+        self.offset += read as u64;
         Ok(read)
     }
 }
@@ -275,22 +281,22 @@ impl Read for PositionedReader {
 mod tests {
     use super::*;
 
-    const PURPOSE: Purpose = Purpose {
+    const JOURNAL_ID: JournalId = JournalId {
         number: 1,
         name: "test",
-        backing: Backing::Memory,
+        backing: JournalStorage::Memory,
     };
 
-    fn open(held: &File) -> Journal {
+    fn open_journal(held: &File) -> Journal {
         let held = held.as_fd().try_clone_to_owned().unwrap();
-        Journal::open(PURPOSE, Some(held), &Supervisor::none()).unwrap()
+        Journal::open(JOURNAL_ID, Some(held), &Supervisor::unsupervised()).unwrap()
     }
 
-    fn held() -> File {
-        create(Backing::Memory).unwrap()
+    fn unnamed_file() -> File {
+        create_file(JournalStorage::Memory).unwrap()
     }
 
-    fn texts(journal: &Journal) -> Vec<String> {
+    fn entry_texts(journal: &Journal) -> Vec<String> {
         let entries = journal.entries().unwrap();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         entries
@@ -300,47 +306,50 @@ mod tests {
 
     #[test]
     fn next_process_finds_written_entries() {
-        let file = held();
-        let mut journal = open(&file);
+        let file = unnamed_file();
+        let mut journal = open_journal(&file);
         journal.add(1, b"a", b"x");
         journal.add(2, b"a", b"y");
         journal.flush();
         journal.add(1, b"lost", b"z");
         drop(journal);
-        let mut journal = open(&file);
-        assert_eq!(texts(&journal), ["1 a=x", "2 a=y"]);
+        let mut journal = open_journal(&file);
+        assert_eq!(entry_texts(&journal), ["1 a=x", "2 a=y"]);
         journal.add(1, b"a", b"");
         journal.flush();
-        assert_eq!(texts(&open(&file)), ["1 a=x", "2 a=y", "1 a="]);
+        assert_eq!(
+            entry_texts(&open_journal(&file)),
+            ["1 a=x", "2 a=y", "1 a="]
+        );
         journal.clear();
         journal.add(3, b"", b"new");
         journal.flush();
-        assert_eq!(texts(&open(&file)), ["3 =new"]);
+        assert_eq!(entry_texts(&open_journal(&file)), ["3 =new"]);
     }
 
     #[test]
     fn truncated_entry_and_all_after_it_are_ignored() {
-        let file = held();
-        let mut journal = open(&file);
+        let file = unnamed_file();
+        let mut journal = open_journal(&file);
         journal.add(1, b"a", b"whole");
         journal.add(1, b"b", b"cut");
         journal.flush();
         let size = file.metadata().unwrap().len();
         for cut in 1..10 {
             file.set_len(size - cut).unwrap();
-            let mut journal = open(&file);
-            assert_eq!(texts(&journal), ["1 a=whole"]);
+            let mut journal = open_journal(&file);
+            assert_eq!(entry_texts(&journal), ["1 a=whole"]);
             journal.add(1, b"b", b"cut");
             journal.flush();
         }
-        assert_eq!(texts(&open(&file)), ["1 a=whole", "1 b=cut"]);
+        assert_eq!(entry_texts(&open_journal(&file)), ["1 a=whole", "1 b=cut"]);
         file.write_all_at(&[0xff; 64], 0).unwrap();
-        assert!(texts(&open(&file)).is_empty());
+        assert!(entry_texts(&open_journal(&file)).is_empty());
     }
 
     #[test]
     fn compaction_drops_obsolete_entries() {
-        let mut journal = open(&held());
+        let mut journal = open_journal(&unnamed_file());
         let value = vec![b'v'; 1 << 10];
         for round in 0..20_u8 {
             for key in 0..1000_u16 {
@@ -351,9 +360,9 @@ mod tests {
             journal.add(1, b"round", &[round]);
             journal.flush();
             assert!(
-                journal.size <= MIN_COMPACTION_BYTES + (2 << 20),
+                journal.file_bytes <= MIN_COMPACTION_BYTES + (2 << 20),
                 "{}",
-                journal.size
+                journal.file_bytes
             );
         }
         let entries: HashMap<_, _> = journal
@@ -375,13 +384,13 @@ mod tests {
 
     #[test]
     fn failed_writes_leave_no_partial_record() {
-        let file = held();
-        let mut journal = open(&file);
+        let file = unnamed_file();
+        let mut journal = open_journal(&file);
         journal.add(1, b"a", b"x");
         journal.flush();
         journal.add(1, b"huge", &vec![0; 17 << 20]);
         journal.add(1, b"b", b"y");
         journal.flush();
-        assert!(texts(&open(&file)).is_empty());
+        assert!(entry_texts(&open_journal(&file)).is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Socket to another supervisor, a worker or a holder. Records are sent from a queue, so that a slow reader does not
-//! block the supervisor.
+//! Connection to another supervisor, a worker or a holder. Records are sent from a queue, so that a slow reader does
+//! not block the supervisor.
 
 use std::{
     collections::VecDeque,
@@ -16,12 +16,12 @@ use crate::record::{MAX_RECORD_BYTES, Record};
 /// Shared descriptor; it is closed with its last clone.
 pub(crate) type Descriptor = Arc<OwnedFd>;
 
-/// Connection to another process with a queue of records to send, as described for the module.
+/// SEQPACKET connection to another supervisor, a worker or a holder, with a queue of records to send.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
-    queue: VecDeque<(Vec<u8>, Option<Descriptor>)>,
-    broken: bool,
+    send_queue: VecDeque<(Vec<u8>, Option<Descriptor>)>,
+    is_broken: bool,
 }
 
 /// Result of one nonblocking read from a link.
@@ -38,27 +38,27 @@ impl Link {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
-            queue: VecDeque::new(),
-            broken: false,
+            send_queue: VecDeque::new(),
+            is_broken: false,
         }
     }
 
     pub(crate) fn send(&mut self, record: &Record, fd: Option<Descriptor>) {
-        self.queue.push_back((record.encode(), fd));
+        self.send_queue.push_back((record.encode(), fd));
         self.flush();
     }
 
     /// Sends queued records until the queue is empty or the socket would block.
     pub(crate) fn flush(&mut self) {
-        while let Some((record, fd)) = self.queue.front() {
+        while let Some((record, fd)) = self.send_queue.front() {
             match plain::send(&self.socket, record, fd.as_ref().map(|fd| fd.as_fd())) {
-                Ok(()) => drop(self.queue.pop_front()),
+                Ok(()) => drop(self.send_queue.pop_front()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     // The disconnect is read, or reported by the kernel.
                     tracing::debug!(%error, "a line broke");
-                    self.broken = true;
-                    self.queue.clear();
+                    self.is_broken = true;
+                    self.send_queue.clear();
                 }
             }
         }
@@ -69,7 +69,7 @@ impl Link {
         loop {
             let received = match plain::recv(&self.socket, &mut buffer) {
                 Ok(received) if received.len == 0 && received.fd.is_none() => {
-                    self.broken = true;
+                    self.is_broken = true;
                     return ReceiveResult::Closed;
                 }
                 Ok(received) => received,
@@ -81,7 +81,7 @@ impl Link {
                     continue;
                 }
                 Err(_) => {
-                    self.broken = true;
+                    self.is_broken = true;
                     return ReceiveResult::Closed;
                 }
             };
@@ -94,7 +94,7 @@ impl Link {
         }
     }
 
-    /// Receives all available records with their descriptors; true if the peer closed the link after them.
+    /// Receives all available records with their descriptors; the second value is whether the peer has closed the link.
     pub(crate) fn receive_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
         let mut received = Vec::new();
         loop {
@@ -106,15 +106,15 @@ impl Link {
         }
     }
 
-    /// Returns the socket with the events to poll for; `None` if it is broken, since its end would be reported
-    /// repeatedly.
+    /// Returns the link's socket with the events to poll for; `None` for a broken link, which `poll` would report as
+    /// closed at every call.
     pub(crate) fn poll_fds(&self) -> Option<PollFd<'_>> {
-        let flags = if self.queue.is_empty() {
+        let flags = if self.send_queue.is_empty() {
             PollFlags::IN
         } else {
             PollFlags::IN | PollFlags::OUT
         };
-        (!self.broken).then(|| PollFd::new(&self.socket, flags))
+        (!self.is_broken).then(|| PollFd::new(&self.socket, flags))
     }
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn accept_pending(listener: Option<&plain::Listener>) -> Option<Owned
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Accept;
+    use crate::record::AcceptCommand;
 
     #[test]
     fn slow_reader_blocks_nobody_and_gets_everything_later() {
@@ -144,14 +144,14 @@ mod tests {
         for _ in 0..5000 {
             ours.send(&Record::Descriptor, Some(file.clone()));
         }
-        ours.send(&Record::Accept(Accept::Now), None);
-        assert!(!ours.queue.is_empty());
+        ours.send(&Record::Accept(AcceptCommand::Now), None);
+        assert!(!ours.send_queue.is_empty());
         let mut sockets = 0;
         loop {
             ours.flush();
             match theirs.receive() {
                 ReceiveResult::Record(Record::Descriptor, Some(_)) => sockets += 1,
-                ReceiveResult::Record(Record::Accept(Accept::Now), None) => break,
+                ReceiveResult::Record(Record::Accept(AcceptCommand::Now), None) => break,
                 other => panic!("{other:?}"),
             }
         }

@@ -30,20 +30,21 @@ use crate::{
     record::Record,
     standby::{self, ActiveRole},
     state::{Effect, Event, State, WorkerExit},
-    waiting::{drain_pipe, wait_for},
+    waiting::{drain_pipe, poll_with_timeout},
 };
 
-/// Interval of attempts to connect to a holder that does not respond.
+/// Interval of attempts to connect to the holder, the process that stores copies of the items, while it does not
+/// respond.
 const HOLDER_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Program that is run as the worker: this executable, with other arguments.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct WorkerProgram {
     /// Process name in process lists.
     pub name: &'static str,
     /// The worker's arguments.
     pub arguments: Vec<OsString>,
-    /// Sockets by which the process finds its peers.
+    /// Sockets on which the supervisor reaches its successor, its standby and its holder.
     pub sockets: SupervisorSockets,
 }
 
@@ -51,33 +52,33 @@ pub struct Program {
 ///
 /// # Errors
 /// When the process cannot start.
-pub fn run(program: Program) -> Result<u8, RunError> {
+pub fn run(program: WorkerProgram) -> Result<u8, RunError> {
     ambit_rt::limits::raise_open_files();
     if let Err(error) = ambit_sys::privileges::drop_all_capabilities() {
         tracing::debug!(%error, "cannot lay the capabilities down");
     }
-    let signals = Signals::follow().map_err(RunError::Signals)?;
-    let turn = match &program.sockets.pair {
-        Some(path) => match standby::wait_until_active(path, &signals.terminate)? {
+    let signals = SignalPipes::install().map_err(RunError::SignalHandlers)?;
+    let turn = match &program.sockets.standby_pair {
+        Some(path) => match standby::wait_until_active(path, &signals.terminations)? {
             Some(turn) => Some(turn),
             None => return Ok(0),
         },
         None => None,
     };
-    let code = Process::new(signals, program, turn).run();
+    let code = SupervisorProcess::new(signals, program, turn).run();
     ambit_rt::logging::flush(Duration::from_secs(1));
     code
 }
 
 /// Read ends of the pipes into which the signal handlers write a byte for each signal.
 #[derive(Debug)]
-struct Signals {
-    children: UnixStream,
-    terminate: UnixStream,
+struct SignalPipes {
+    child_exits: UnixStream,
+    terminations: UnixStream,
 }
 
-impl Signals {
-    fn follow() -> io::Result<Self> {
+impl SignalPipes {
+    fn install() -> io::Result<Self> {
         let pipe = |signals: &[i32]| -> io::Result<UnixStream> {
             let (read, write) = UnixStream::pair()?;
             read.set_nonblocking(true)?;
@@ -87,21 +88,22 @@ impl Signals {
             Ok(read)
         };
         Ok(Self {
-            children: pipe(&[SIGCHLD])?,
-            terminate: pipe(&[SIGTERM, SIGINT])?,
+            child_exits: pipe(&[SIGCHLD])?,
+            terminations: pipe(&[SIGTERM, SIGINT])?,
         })
     }
 }
 
 #[derive(Debug)]
-struct Process {
+struct SupervisorProcess {
     state: State<Descriptor>,
-    signals: Signals,
-    program: Program,
+    signals: SignalPipes,
+    program: WorkerProgram,
     /// Listener at which successors connect, [`SupervisorSockets::handover`].
-    listener: Option<plain::Listener>,
-    /// Listener at which the standby connects, and the file lock that makes this process the active one.
-    pair: Option<(plain::Listener, File)>,
+    successor_listener: Option<plain::Listener>,
+    /// Socket at which the standby connects, and the file lock that makes this process the active supervisor of the
+    /// pair.
+    standby_listener: Option<(plain::Listener, File)>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
     successor: Option<Link>,
@@ -109,17 +111,17 @@ struct Process {
     holder: Option<Link>,
     /// Time of the next attempt to connect to the holder; `None` while connected, or without a holder.
     next_holder_attempt: Option<Instant>,
-    /// Holder that this process is for supervisors of other containers.
+    /// Store of the items of supervisors in other containers, if this process is a holder for them.
     hosted_holder: Option<Holder>,
-    exit: Option<u8>,
+    exit_code: Option<u8>,
 }
 
-impl Process {
-    fn new(signals: Signals, program: Program, turn: Option<ActiveRole>) -> Self {
+impl SupervisorProcess {
+    fn new(signals: SignalPipes, program: WorkerProgram, turn: Option<ActiveRole>) -> Self {
         let (pair, taken_over) = match turn {
             Some(ActiveRole {
                 listener,
-                held,
+                inherited_items: held,
                 lock,
             }) => (Some((listener, lock)), held),
             None => (None, None),
@@ -127,8 +129,8 @@ impl Process {
         Self {
             state: State::new(taken_over, Instant::now()),
             signals,
-            listener: None,
-            pair,
+            successor_listener: None,
+            standby_listener: pair,
             worker: None,
             predecessor: None,
             successor: None,
@@ -137,11 +139,11 @@ impl Process {
             next_holder_attempt: None,
             hosted_holder: program
                 .sockets
-                .hold_for_others
+                .hosted_holder
                 .as_deref()
                 .and_then(Holder::open),
             program,
-            exit: None,
+            exit_code: None,
         }
     }
 
@@ -157,22 +159,22 @@ impl Process {
             tracing::info!("taking over from the one that runs");
         }
         let holder = self.find_holder();
-        self.event(Event::Started {
+        self.handle_event(Event::Started {
             predecessor,
             holder,
         });
         loop {
-            if let Some(code) = self.exit {
+            if let Some(code) = self.exit_code {
                 return Ok(code);
             }
-            self.wait().map_err(RunError::Wait)?;
+            self.wait().map_err(RunError::Poll)?;
             self.process_events();
         }
     }
 
     fn listen(&mut self, path: &Path) {
         match plain::Listener::bind(path) {
-            Ok(listener) => self.listener = Some(listener),
+            Ok(listener) => self.successor_listener = Some(listener),
             Err(error) => tracing::warn!(
                 path = %path.display(), %error,
                 "a successor will not be able to take over: new connections may fail at a rollout"
@@ -180,7 +182,7 @@ impl Process {
         }
     }
 
-    /// Connects to the holder, and returns whether it responded.
+    /// Connects to the holder, and returns whether the holder accepted the connection.
     fn find_holder(&mut self) -> bool {
         let Some(path) = &self.program.sockets.holder else {
             return false;
@@ -212,10 +214,13 @@ impl Process {
             self.holder.as_ref(),
         ];
         let mut fds: Vec<PollFd<'_>> = vec![
-            PollFd::new(&self.signals.children, PollFlags::IN),
-            PollFd::new(&self.signals.terminate, PollFlags::IN),
+            PollFd::new(&self.signals.child_exits, PollFlags::IN),
+            PollFd::new(&self.signals.terminations, PollFlags::IN),
         ];
-        let listeners = self.listener.iter().chain(self.pair());
+        let listeners = self
+            .successor_listener
+            .iter()
+            .chain(self.standby_listener());
         fds.extend(listeners.map(|listener| PollFd::new(listener, PollFlags::IN)));
         fds.extend(links.into_iter().flatten().filter_map(Link::poll_fds));
         fds.extend(self.hosted_holder.iter().flat_map(Holder::poll_fds));
@@ -226,20 +231,20 @@ impl Process {
                 tv_nsec: 0,
             })
         });
-        wait_for(&mut fds, timeout.as_ref())
+        poll_with_timeout(&mut fds, timeout.as_ref())
     }
 
     /// Handles signals, connections and records that have arrived. The worker's last records are read before its death
     /// is handled.
     fn process_events(&mut self) {
         self.receive_from_worker();
-        self.receive(
+        self.receive_from_link(
             |all| &mut all.predecessor,
             Event::FromPredecessor,
             || Event::PredecessorDisconnected,
         );
         let from_successor = |record, _fd| Event::FromSuccessor(record);
-        if self.receive(
+        if self.receive_from_link(
             |all| &mut all.successor,
             from_successor,
             || Event::SuccessorDisconnected,
@@ -248,12 +253,12 @@ impl Process {
         }
         // The standby sends no records.
         let from_standby = |_record, _fd| Event::Tick;
-        self.receive(
+        self.receive_from_link(
             |all| &mut all.standby,
             from_standby,
             || Event::StandbyDisconnected,
         );
-        if self.receive(
+        if self.receive_from_link(
             |all| &mut all.holder,
             Event::FromHolder,
             || Event::HolderDisconnected,
@@ -262,20 +267,20 @@ impl Process {
         }
         let now = Instant::now();
         if self.next_holder_attempt.is_some_and(|due| due <= now) && self.find_holder() {
-            self.event(Event::HolderConnected);
+            self.handle_event(Event::HolderConnected);
         }
         if let Some(holder) = &mut self.hosted_holder {
             holder.process_events(now);
         }
-        self.accept();
-        for _ in 0..drain_pipe(&self.signals.terminate) {
-            self.event(Event::Terminate);
+        self.accept_connections();
+        for _ in 0..drain_pipe(&self.signals.terminations) {
+            self.handle_event(Event::Terminate);
         }
-        if drain_pipe(&self.signals.children) > 0 {
+        if drain_pipe(&self.signals.child_exits) > 0 {
             self.reap_children();
         }
         if self.state.deadline().is_some_and(|due| due <= now) {
-            self.event(Event::Tick);
+            self.handle_event(Event::Tick);
         }
         let worker = self.worker.as_mut().map(|(_, link)| link);
         let links = [
@@ -291,7 +296,7 @@ impl Process {
     }
 
     /// Receives records from a link, and returns whether the peer closed it.
-    fn receive(
+    fn receive_from_link(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,
         event_of: impl Fn(Record, Option<Descriptor>) -> Event<Descriptor>,
@@ -302,17 +307,17 @@ impl Process {
         };
         let (received, end) = link.receive_all();
         for (record, fd) in received {
-            self.event(event_of(record, fd.map(Arc::new)));
+            self.handle_event(event_of(record, fd.map(Arc::new)));
         }
         if end {
             *line(self) = None;
-            self.event(gone());
+            self.handle_event(gone());
         }
         end
     }
 
-    /// Listens for successors again if nobody answers at the socket's path: a successor that ended may have replaced
-    /// and removed the file.
+    /// Listens for successors again if no process listens at the socket's path: a successor that has ended may have
+    /// replaced and removed the socket's file.
     fn listen_again(&mut self) {
         if let Some(path) = self.program.sockets.handover.clone()
             && plain::connect_to(&path).is_err()
@@ -321,31 +326,34 @@ impl Process {
         }
     }
 
-    /// Receives records from the worker. Its death is reported by `SIGCHLD`, so the end of the link is ignored.
+    /// Receives records from the worker. The end of the link is ignored, since the death of the worker is reported by
+    /// `SIGCHLD`.
     fn receive_from_worker(&mut self) {
         let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
         for (record, fd) in received.into_iter().flatten() {
-            self.event(Event::FromWorker(record, fd.map(Arc::new)));
+            self.handle_event(Event::FromWorker(record, fd.map(Arc::new)));
         }
     }
 
-    fn pair(&self) -> Option<&plain::Listener> {
-        self.pair.as_ref().map(|(listener, _lock)| listener)
+    fn standby_listener(&self) -> Option<&plain::Listener> {
+        self.standby_listener
+            .as_ref()
+            .map(|(listener, _lock)| listener)
     }
 
-    fn accept(&mut self) {
-        while let Some(socket) = accept_pending(self.listener.as_ref()) {
+    fn accept_connections(&mut self) {
+        while let Some(socket) = accept_pending(self.successor_listener.as_ref()) {
             tracing::info!(
-                held = self.state.items(),
+                held = self.state.item_count(),
                 "another supervisor takes over: handing it the held descriptors"
             );
             self.successor = Some(Link::new(socket));
-            self.event(Event::SuccessorConnected);
+            self.handle_event(Event::SuccessorConnected);
         }
-        while let Some(socket) = accept_pending(self.pair()) {
-            tracing::info!(held = self.state.items(), "a standby is connected");
+        while let Some(socket) = accept_pending(self.standby_listener()) {
+            tracing::info!(held = self.state.item_count(), "a standby is connected");
             self.standby = Some(Link::new(socket));
-            self.event(Event::StandbyConnected);
+            self.handle_event(Event::StandbyConnected);
         }
     }
 
@@ -355,12 +363,12 @@ impl Process {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
                 self.receive_from_worker();
                 self.worker = None;
-                self.event(Event::WorkerExited(worker_exit(status)));
+                self.handle_event(Event::WorkerExited(worker_exit(status)));
             }
         }
     }
 
-    fn event(&mut self, event: Event<Descriptor>) {
+    fn handle_event(&mut self, event: Event<Descriptor>) {
         let effects = self.state.on_event(event, Instant::now());
         for effect in effects {
             match effect {
@@ -368,7 +376,7 @@ impl Process {
                     Ok(worker) => self.worker = Some(worker),
                     Err(error) => {
                         tracing::error!(%error, "cannot start the worker");
-                        self.event(Event::WorkerExited(WorkerExit::Code(126)));
+                        self.handle_event(Event::WorkerExited(WorkerExit::Code(126)));
                         return;
                     }
                 },
@@ -407,13 +415,13 @@ impl Process {
                 Effect::LogWorkerExit { ended, wait } => tracing::error!(
                     ?ended,
                     ?wait,
-                    held = self.state.items(),
+                    held = self.state.item_count(),
                     "the worker died: its open connections are lost, new ones wait for the next"
                 ),
                 Effect::LogUnexpectedRecord(what) => {
                     tracing::error!(what, "received a record that does not fit")
                 }
-                Effect::Exit(code) => self.exit = Some(code),
+                Effect::Exit(code) => self.exit_code = Some(code),
             }
         }
     }
@@ -428,9 +436,9 @@ fn worker_exit(status: WaitStatus) -> WorkerExit {
     }
 }
 
-/// Starts this executable as the worker, with the link as its standard input. The worker gets its own process group, so
-/// that a terminal's signals reach it only through the supervisor.
-fn spawn_worker(program: &Program) -> io::Result<(Pid, Link)> {
+/// Starts this executable as the worker, with a socket to the supervisor as its standard input. The worker gets its own
+/// process group, so that a terminal's signals reach it only through the supervisor.
+fn spawn_worker(program: &WorkerProgram) -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();
     let name = name.unwrap_or_else(|| program.name.into());

@@ -1,7 +1,7 @@
 //! Items that a supervisor holds for its worker, and the records by which worker and supervisors
 //! exchange them. Knows nothing of sockets: `F` is the type of a descriptor.
 //!
-//! An item is sent as one [`Record::Item`], followed by one [`Record::Descriptor`] for each of its
+//! An item is sent as one [`Record::Item`], followed by one [`Record::DescriptorMismatch`] for each of its
 //! descriptors; it counts once all have arrived. Supervisors forward its metadata unread. Items
 //! never contain secrets; those are in files that a worker keeps for the next one, and files are
 //! sent only to the standby of the same pod. A reader skips records of unknown kinds, so that
@@ -20,48 +20,49 @@ pub const MAX_RECORD_BYTES: usize = 2048;
 /// Message between a supervisor and its worker, another supervisor or a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Adds or replaces the item of this name, a set of descriptors with metadata; the descriptors follow in records of
-    /// their own.
+    /// Adds or replaces an item, a named set of descriptors with metadata; the descriptors follow in records of their
+    /// own.
     Item {
         /// Name of the item.
         key: Arc<str>,
         /// Metadata for the next worker, opaque to supervisors.
         about: Arc<[u8]>,
-        /// Number of [`Record::Descriptor`] records that follow.
+        /// Number of [`Record::DescriptorMismatch`] records that follow.
         descriptors: u16,
     },
-    /// Carries the next descriptor of the item sent last.
+    /// Carries the next descriptor of the item that was sent last.
     Descriptor,
-    /// Replaces the metadata of an item.
-    About {
+    /// Replaces the metadata of the item called `key`.
+    UpdateMetadata {
         /// Name of the item.
         key: Arc<str>,
         /// New metadata for the next worker.
         about: Arc<[u8]>,
     },
-    /// Removes the item, which closes its descriptors.
-    Release {
+    /// Removes the item called `key` from the receiver's store, which closes the item's descriptors.
+    RemoveItem {
         /// Name of the item.
         key: Arc<str>,
     },
-    /// Tells a worker whether to accept connections. The first such record also marks the end of the items.
-    Accept(Accept),
+    /// Tells a worker whether to accept connections. The first such record on a link also marks the end of the stored
+    /// items.
+    Accept(AcceptCommand),
     /// Reports that the worker has read its configuration and runs.
-    Started,
-    /// Reports that the sender now accepts the connections of all items.
+    WorkerStarted,
+    /// Reports that the sender accepts connections on the sockets of all items.
     Accepting,
     /// Stores or replaces the file of this number for the next worker; its descriptor is attached.
-    File(u8),
+    StoreFile(u8),
 }
 
 /// Command to a worker about accepting connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accept {
-    /// Accepts connections at once.
+pub enum AcceptCommand {
+    /// The worker accepts connections at once.
     Now,
-    /// Accepts connections once ready; until then the predecessor accepts them.
+    /// The worker accepts connections once it is ready; until then its predecessor accepts them.
     WhenReady,
-    /// Does not accept connections, since the successor does.
+    /// The worker accepts no connections, since its successor does.
     Paused,
 }
 
@@ -73,16 +74,16 @@ pub enum RecordError {
     Truncated,
     /// Item name that is not UTF-8.
     #[error("the item's name is not text")]
-    Name(#[from] std::str::Utf8Error),
+    InvalidName(#[from] std::str::Utf8Error),
     /// Record with a descriptor that it must not have, or without the one that it needs.
     #[error("a record came with a descriptor too many or too few")]
-    Descriptor,
+    DescriptorMismatch,
     /// Descriptor that was sent without a preceding item.
     #[error("a descriptor came that belongs to no item")]
     UnexpectedDescriptor,
     /// More items, or more descriptors of one item, than the limits allow.
     #[error("more than {MAX_ITEMS} items, or {MAX_DESCRIPTORS} descriptors of one")]
-    TooMany,
+    LimitExceeded,
 }
 
 impl Record {
@@ -105,14 +106,14 @@ impl Record {
                 descriptors,
             } => item(b'I', key, &[&descriptors.to_be_bytes(), about]),
             Self::Descriptor => vec![b'D'],
-            Self::About { key, about } => item(b'W', key, &[about]),
-            Self::Release { key } => item(b'R', key, &[]),
-            Self::Accept(Accept::Now) => vec![b'A', b'n'],
-            Self::Accept(Accept::WhenReady) => vec![b'A', b'r'],
-            Self::Accept(Accept::Paused) => vec![b'A', b'p'],
-            Self::Started => vec![b'B'],
+            Self::UpdateMetadata { key, about } => item(b'W', key, &[about]),
+            Self::RemoveItem { key } => item(b'R', key, &[]),
+            Self::Accept(AcceptCommand::Now) => vec![b'A', b'n'],
+            Self::Accept(AcceptCommand::WhenReady) => vec![b'A', b'r'],
+            Self::Accept(AcceptCommand::Paused) => vec![b'A', b'p'],
+            Self::WorkerStarted => vec![b'B'],
             Self::Accepting => vec![b'C'],
-            Self::File(number) => vec![b'F', *number],
+            Self::StoreFile(number) => vec![b'F', *number],
         }
     }
 
@@ -121,7 +122,7 @@ impl Record {
     /// # Errors
     /// When the bytes are not a record.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, RecordError> {
-        fn key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), RecordError> {
+        fn decode_key(bytes: &[u8]) -> Result<(Arc<str>, &[u8]), RecordError> {
             let (length, rest) = bytes.split_first_chunk().ok_or(RecordError::Truncated)?;
             let length = usize::from(u16::from_be_bytes(*length));
             let (key, rest) = rest
@@ -132,7 +133,7 @@ impl Record {
         let (tag, rest) = bytes.split_first().ok_or(RecordError::Truncated)?;
         Ok(Some(match tag {
             b'I' => {
-                let (key, rest) = key(rest)?;
+                let (key, rest) = decode_key(rest)?;
                 let (descriptors, about) =
                     rest.split_first_chunk().ok_or(RecordError::Truncated)?;
                 Self::Item {
@@ -143,22 +144,24 @@ impl Record {
             }
             b'D' => Self::Descriptor,
             b'W' => {
-                let (key, about) = key(rest)?;
-                Self::About {
+                let (key, about) = decode_key(rest)?;
+                Self::UpdateMetadata {
                     key,
                     about: about.into(),
                 }
             }
-            b'R' => Self::Release { key: key(rest)?.0 },
+            b'R' => Self::RemoveItem {
+                key: decode_key(rest)?.0,
+            },
             b'A' => match rest.first().ok_or(RecordError::Truncated)? {
-                b'n' => Self::Accept(Accept::Now),
-                b'r' => Self::Accept(Accept::WhenReady),
-                b'p' => Self::Accept(Accept::Paused),
+                b'n' => Self::Accept(AcceptCommand::Now),
+                b'r' => Self::Accept(AcceptCommand::WhenReady),
+                b'p' => Self::Accept(AcceptCommand::Paused),
                 _ => return Ok(None),
             },
-            b'B' => Self::Started,
+            b'B' => Self::WorkerStarted,
             b'C' => Self::Accepting,
-            b'F' => Self::File(*rest.first().ok_or(RecordError::Truncated)?),
+            b'F' => Self::StoreFile(*rest.first().ok_or(RecordError::Truncated)?),
             _ => return Ok(None),
         }))
     }
@@ -167,8 +170,8 @@ impl Record {
 /// Item without its name: descriptors that a supervisor holds for its worker, with metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
-    /// Metadata for the next worker, opaque to supervisors.
-    pub about: Arc<[u8]>,
+    /// Metadata of the item for the next worker, opaque to supervisors.
+    pub metadata: Arc<[u8]>,
     /// Descriptors in the order of sending.
     pub descriptors: Vec<F>,
 }
@@ -186,7 +189,7 @@ pub struct Handover<F> {
 struct IncompleteItem<F> {
     key: Arc<str>,
     item: HandoverItem<F>,
-    missing: u16,
+    missing_descriptors: u16,
 }
 
 impl<F> Default for Handover<F> {
@@ -200,8 +203,8 @@ impl<F> Default for Handover<F> {
 }
 
 impl<F> Handover<F> {
-    /// Applies a record that adds, changes or removes an item or a file; ignores other records. Returns the name of an
-    /// item whose last descriptor this is.
+    /// Applies a record that adds, changes or removes an item or a file; ignores other records. Returns the name of the
+    /// item that the record completes, if it does.
     ///
     /// # Errors
     /// When the record is unexpected here; stored items stay.
@@ -220,17 +223,17 @@ impl<F> Handover<F> {
                 None,
             ) => {
                 if self.items.len() >= MAX_ITEMS || *descriptors > MAX_DESCRIPTORS {
-                    return Err(RecordError::TooMany);
+                    return Err(RecordError::LimitExceeded);
                 }
                 self.incomplete_item = Some(IncompleteItem {
                     key: key.clone(),
                     item: HandoverItem {
-                        about: about.clone(),
+                        metadata: about.clone(),
                         descriptors: Vec::new(),
                     },
-                    missing: *descriptors,
+                    missing_descriptors: *descriptors,
                 });
-                Ok(self.complete())
+                Ok(self.complete_item())
             }
             (Record::Descriptor, Some(descriptor)) => {
                 let coming = self
@@ -238,43 +241,44 @@ impl<F> Handover<F> {
                     .as_mut()
                     .ok_or(RecordError::UnexpectedDescriptor)?;
                 coming.item.descriptors.push(descriptor);
-                coming.missing = coming.missing.saturating_sub(1);
-                Ok(self.complete())
+                coming.missing_descriptors = coming.missing_descriptors.saturating_sub(1);
+                Ok(self.complete_item())
             }
-            (Record::File(number), Some(file)) => {
+            (Record::StoreFile(number), Some(file)) => {
                 self.files.insert(*number, file);
                 Ok(None)
             }
-            (Record::Descriptor | Record::File(_), None) | (_, Some(_)) => {
-                Err(RecordError::Descriptor)
+            (Record::Descriptor | Record::StoreFile(_), None) | (_, Some(_)) => {
+                Err(RecordError::DescriptorMismatch)
             }
-            (Record::About { key, about }, None) => {
+            (Record::UpdateMetadata { key, about }, None) => {
                 if let Some(item) = self.items.get_mut(key) {
-                    item.about = about.clone();
+                    item.metadata = about.clone();
                 }
                 Ok(None)
             }
-            (Record::Release { key }, None) => {
+            (Record::RemoveItem { key }, None) => {
                 self.items.remove(key);
                 Ok(None)
             }
-            (Record::Accept(_) | Record::Started | Record::Accepting, None) => Ok(None),
+            (Record::Accept(_) | Record::WorkerStarted | Record::Accepting, None) => Ok(None),
         }
     }
 
-    fn complete(&mut self) -> Option<Arc<str>> {
-        let IncompleteItem { key, item, .. } =
-            self.incomplete_item.take_if(|coming| coming.missing == 0)?;
+    fn complete_item(&mut self) -> Option<Arc<str>> {
+        let IncompleteItem { key, item, .. } = self
+            .incomplete_item
+            .take_if(|coming| coming.missing_descriptors == 0)?;
         self.items.insert(key.clone(), item);
         Some(key)
     }
 
-    /// Drops the incomplete item, since its sender is gone.
+    /// Drops the item whose descriptors have not all arrived, since its sender is gone.
     pub fn discard_incomplete(&mut self) {
         self.incomplete_item = None;
     }
 
-    /// Removes and returns the file of this number.
+    /// Removes and returns the file stored under `number`.
     pub fn take_file(&mut self, number: u8) -> Option<F> {
         self.files.remove(&number)
     }
@@ -311,24 +315,24 @@ impl<F> Handover<F> {
 }
 
 impl<F: Clone> Handover<F> {
-    /// Returns the stored files as records that add them to another store.
+    /// Returns the stored files as records that add them to the store of another process.
     fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
-        files.map(|(number, file)| (Record::File(*number), Some(file.clone())))
+        files.map(|(number, file)| (Record::StoreFile(*number), Some(file.clone())))
     }
 
-    /// Returns all items and files as records that add them to another store.
+    /// Returns all items and files as records that add them to the store of another process.
     pub fn all_records(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         self.records().into_iter().chain(self.files())
     }
 
-    /// Returns all items as records that add them to another store.
+    /// Returns all items, without files, as records that add them to the store of another process.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
         let items = self.items.iter();
         items.flat_map(|(key, item)| item.records(key)).collect()
     }
 
-    /// Returns the records that add this item to another store; none if it is not stored.
+    /// Returns the records that add the item `key` to the store of another process; none if it is not stored.
     pub fn records_of(&self, key: &str) -> Vec<(Record, Option<F>)> {
         let item = self.items.get_key_value(key);
         item.into_iter()
@@ -341,7 +345,7 @@ impl<F: Clone> HandoverItem<F> {
     fn records(&self, key: &Arc<str>) -> impl Iterator<Item = (Record, Option<F>)> {
         let head = Record::Item {
             key: key.clone(),
-            about: self.about.clone(),
+            about: self.metadata.clone(),
             descriptors: u16::try_from(self.descriptors.len()).unwrap_or(u16::MAX),
         };
         let descriptors = self.descriptors.iter();
@@ -355,7 +359,7 @@ impl<F: Clone> HandoverItem<F> {
 mod tests {
     use super::*;
 
-    fn item(key: &str, descriptors: u16) -> Record {
+    fn item_record(key: &str, descriptors: u16) -> Record {
         Record::Item {
             key: key.into(),
             about: Arc::from(key.as_bytes()),
@@ -363,26 +367,26 @@ mod tests {
         }
     }
 
-    fn release(key: &str) -> Record {
-        Record::Release { key: key.into() }
+    fn release_record(key: &str) -> Record {
+        Record::RemoveItem { key: key.into() }
     }
 
     #[test]
     fn records_decode_as_they_were_encoded() {
         let records = [
-            item("a", 6),
+            item_record("a", 6),
             Record::Descriptor,
-            Record::About {
+            Record::UpdateMetadata {
                 key: "a".into(),
                 about: Arc::from(&b"b"[..]),
             },
-            release("a"),
-            Record::Accept(Accept::Now),
-            Record::Accept(Accept::WhenReady),
-            Record::Accept(Accept::Paused),
-            Record::Started,
+            release_record("a"),
+            Record::Accept(AcceptCommand::Now),
+            Record::Accept(AcceptCommand::WhenReady),
+            Record::Accept(AcceptCommand::Paused),
+            Record::WorkerStarted,
             Record::Accepting,
-            Record::File(1),
+            Record::StoreFile(1),
         ];
         for record in records {
             let bytes = record.encode();
@@ -401,19 +405,19 @@ mod tests {
         ));
         assert!(matches!(
             Record::decode(b"R\0\x01\xff"),
-            Err(RecordError::Name(_))
+            Err(RecordError::InvalidName(_))
         ));
     }
 
     #[test]
     fn item_counts_once_all_its_descriptors_have_arrived() {
         let mut held = Handover::default();
-        held.apply(&item("a", 2), None).unwrap();
+        held.apply(&item_record("a", 2), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
         assert!(held.is_empty());
         held.apply(&Record::Descriptor, Some(3)).unwrap();
         assert_eq!(held.len(), 1);
-        held.apply(&item("b", 0), None).unwrap();
+        held.apply(&item_record("b", 0), None).unwrap();
         let mut copy = Handover::default();
         for (record, fd) in held.records() {
             copy.apply(&record, fd).unwrap();
@@ -426,9 +430,9 @@ mod tests {
     #[test]
     fn incomplete_item_is_dropped_and_the_previous_one_stays() {
         let mut held = Handover::default();
-        held.apply(&item("a", 1), None).unwrap();
+        held.apply(&item_record("a", 1), None).unwrap();
         held.apply(&Record::Descriptor, Some(2)).unwrap();
-        held.apply(&item("a", 2), None).unwrap();
+        held.apply(&item_record("a", 2), None).unwrap();
         held.apply(&Record::Descriptor, Some(4)).unwrap();
         held.discard_incomplete();
         assert!(matches!(
@@ -442,14 +446,14 @@ mod tests {
     #[test]
     fn descriptions_change_and_released_items_go() {
         let mut held = Handover::<u32>::default();
-        held.apply(&item("a", 0), None).unwrap();
-        let about = Record::About {
+        held.apply(&item_record("a", 0), None).unwrap();
+        let about = Record::UpdateMetadata {
             key: "a".into(),
             about: Arc::from(&b"renamed"[..]),
         };
         held.apply(&about, None).unwrap();
-        assert_eq!(&held.items["a"].about[..], b"renamed");
-        held.apply(&release("a"), None).unwrap();
+        assert_eq!(&held.items["a"].metadata[..], b"renamed");
+        held.apply(&release_record("a"), None).unwrap();
         held.apply(&about, None).unwrap();
         assert!(held.is_empty());
     }
@@ -458,18 +462,21 @@ mod tests {
     fn descriptors_must_accompany_their_records() {
         let mut held = Handover::default();
         for (record, fd) in [
-            (item("a", 0), Some(1)),
+            (item_record("a", 0), Some(1)),
             (Record::Descriptor, None),
-            (Record::Started, Some(1)),
-            (Record::File(1), None),
-            (release("a"), Some(1)),
+            (Record::WorkerStarted, Some(1)),
+            (Record::StoreFile(1), None),
+            (release_record("a"), Some(1)),
         ] {
             assert!(matches!(
                 held.apply(&record, fd),
-                Err(RecordError::Descriptor)
+                Err(RecordError::DescriptorMismatch)
             ));
         }
-        let many = item("a", MAX_DESCRIPTORS + 1);
-        assert!(matches!(held.apply(&many, None), Err(RecordError::TooMany)));
+        let many = item_record("a", MAX_DESCRIPTORS + 1);
+        assert!(matches!(
+            held.apply(&many, None),
+            Err(RecordError::LimitExceeded)
+        ));
     }
 }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use ambit_rt::ReadyTask;
 use tokio::time::sleep;
 
-use crate::{Accept, GateControl, Supervisor};
+use crate::{AcceptCommand, GateControl, Supervisor};
 
 /// Upper limit of the drain time, which is a quarter of the old worker's grace period.
-const DRAIN_RESERVE: Duration = Duration::from_secs(5);
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Interval at which a terminated worker checks whether it must still serve.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -31,20 +31,20 @@ pub struct AcceptControl {
 }
 
 impl AcceptControl {
-    /// Follows the supervisor's commands for the life of the process. `prepared` returns a future that completes when
-    /// connections can be served; it is polled while a predecessor accepts them.
-    pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
-        let mut accept = self.supervisor.accept();
+    /// Executes the supervisor's commands about accepting connections for the life of the process. `prepared` returns a
+    /// future that completes when connections can be served; it is polled while a predecessor accepts them.
+    pub async fn follow_commands<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
+        let mut accept = self.supervisor.accept_commands();
         loop {
             let now = *accept.borrow_and_update();
             match now {
-                Accept::Now => self.begin(),
-                Accept::Paused => {
-                    self.gate.set(false);
+                AcceptCommand::Now => self.start_accepting(),
+                AcceptCommand::Paused => {
+                    self.gate.set_open(false);
                     tracing::info!("the successor takes the connections");
                 }
-                Accept::WhenReady => tokio::select! {
-                    () = prepared() => self.begin(),
+                AcceptCommand::WhenReady => tokio::select! {
+                    () = prepared() => self.start_accepting(),
                     Ok(()) = accept.changed() => continue,
                 },
             }
@@ -54,8 +54,8 @@ impl AcceptControl {
         }
     }
 
-    fn begin(&self) {
-        self.gate.set(true);
+    fn start_accepting(&self) {
+        self.gate.set_open(true);
         self.ready.ready();
         self.supervisor.report_accepting();
         tracing::info!("taking connections");
@@ -72,19 +72,19 @@ pub async fn wait_for_successor(
     if !supervisor.is_supervised() {
         return;
     }
-    let reserve = (limit / 4).min(DRAIN_RESERVE);
+    let reserve = (limit / 4).min(MAX_DRAIN_TIME);
     let until = Instant::now() + limit.saturating_sub(reserve);
-    let mut accept = supervisor.accept();
+    let mut accept = supervisor.accept_commands();
     let idle = async {
         while is_needed() {
             sleep(CHECK_INTERVAL).await;
         }
     };
-    if *accept.borrow() != Accept::Paused && is_needed() {
+    if *accept.borrow() != AcceptCommand::Paused && is_needed() {
         tracing::info!("termination requested: serving until a successor takes the connections");
     }
     tokio::select! {
-        _paused = accept.wait_for(|accept| *accept == Accept::Paused) => {}
+        _paused = accept.wait_for(|accept| *accept == AcceptCommand::Paused) => {}
         () = idle => {}
         () = tokio::time::sleep_until(until.into()) => {}
     }

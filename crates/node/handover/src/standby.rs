@@ -19,7 +19,7 @@ use crate::{
     error::RunError,
     links::{Descriptor, Link, ReceiveResult},
     record::{Handover, Record},
-    waiting::{drain_pipe, wait_for},
+    waiting::{drain_pipe, poll_with_timeout},
 };
 
 /// Interval at which a standby retries to connect to a lock owner that does not listen yet.
@@ -33,20 +33,20 @@ const LISTEN_CHECK_INTERVAL: Timespec = Timespec {
 pub(crate) struct ActiveRole {
     /// Listener at which the next standby connects.
     pub(crate) listener: plain::Listener,
-    /// Items that the previous active process held when it died; `None` if there was none.
-    pub(crate) held: Option<Handover<Descriptor>>,
+    /// Items that the previous active process had stored when it died; `None` if there was no such process.
+    pub(crate) inherited_items: Option<Handover<Descriptor>>,
     /// File lock of the active process, held for the rest of its life.
     pub(crate) lock: File,
 }
 
-/// Why the link to the other supervisor ended.
+/// Reason why the link to the active supervisor ended.
 enum LinkEnd {
-    Gone,
+    PeerGone,
     Terminated,
 }
 
-/// Waits as a standby until this process gets the lock; `None` if it is terminated before. `path` is the socket of the
-/// pair, in a private directory.
+/// Waits as a standby until this process gets the lock and so becomes active; `None` if it is terminated before. `path`
+/// is the socket of the pair, in a private directory.
 ///
 /// # Errors
 /// When the directory cannot be used at all.
@@ -54,7 +54,7 @@ pub(crate) fn wait_until_active(
     path: &Path,
     terminate: &UnixStream,
 ) -> Result<Option<ActiveRole>, RunError> {
-    let unusable = |source: io::Error| RunError::Pair {
+    let unusable = |source: io::Error| RunError::StandbyPair {
         path: path.to_owned(),
         source,
     };
@@ -66,7 +66,7 @@ pub(crate) fn wait_until_active(
                 let listener = plain::Listener::bind(path).map_err(unusable)?;
                 return Ok(Some(ActiveRole {
                     listener,
-                    held,
+                    inherited_items: held,
                     lock,
                 }));
             }
@@ -74,33 +74,33 @@ pub(crate) fn wait_until_active(
             Err(error) => return Err(unusable(error.into())),
         }
         let followed = match plain::connect_to(path) {
-            Ok(socket) => follow(Link::new(socket), &mut held, terminate),
+            Ok(socket) => receive_items(Link::new(socket), &mut held, terminate),
             Err(error) => {
                 tracing::debug!(%error, "who has the lock does not answer");
-                pause(terminate)
+                pause_unless_terminated(terminate)
             }
         };
-        if matches!(followed.map_err(RunError::Wait)?, LinkEnd::Terminated) {
+        if matches!(followed.map_err(RunError::Poll)?, LinkEnd::Terminated) {
             return Ok(None);
         }
     }
 }
 
-fn pause(terminate: &UnixStream) -> io::Result<LinkEnd> {
-    wait_for(
+fn pause_unless_terminated(terminate: &UnixStream) -> io::Result<LinkEnd> {
+    poll_with_timeout(
         &mut [PollFd::new(terminate, PollFlags::IN)],
         Some(&LISTEN_CHECK_INTERVAL),
     )?;
     Ok(if drain_pipe(terminate) > 0 {
         LinkEnd::Terminated
     } else {
-        LinkEnd::Gone
+        LinkEnd::PeerGone
     })
 }
 
-/// Receives the active supervisor's items into `held`. Items of an earlier supervisor stay until all new ones have
-/// arrived.
-fn follow(
+/// Receives the active supervisor's items into `held`, until the link ends. Items of an earlier supervisor stay until
+/// all new ones have arrived.
+fn receive_items(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,
     terminate: &UnixStream,
@@ -135,7 +135,7 @@ fn follow(
                         "the other container of this pod is dead: taking its place"
                     );
                 }
-                return Ok(LinkEnd::Gone);
+                return Ok(LinkEnd::PeerGone);
             }
             ReceiveResult::WouldBlock => {}
         }
@@ -144,6 +144,6 @@ fn follow(
         }
         let mut fds = vec![PollFd::new(terminate, PollFlags::IN)];
         fds.extend(other.poll_fds());
-        wait_for(&mut fds, None)?;
+        poll_with_timeout(&mut fds, None)?;
     }
 }

@@ -8,20 +8,20 @@
 //! Programs form a chain: a successor of a program that was itself still preparing also takes over
 //! from that one's predecessor.
 //!
-//! A standby (see [`crate::standby`]) is sent all items and files, and every change of them; a
+//! A standby (see [`crate::has_standby`]) is sent all items and files, and every change of them; a
 //! holder (see [`crate::holder`]) is sent the items by the supervisor that accepts connections.
 
 use std::time::{Duration, Instant};
 
-use crate::record::{Accept, Handover, Record};
+use crate::record::{AcceptCommand, Handover, Record};
 
 /// Timeout for a predecessor or a holder to send its items.
 const ITEMS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Minimum run time of a worker for an immediate restart after its crash.
 const MIN_STABLE_RUN: Duration = Duration::from_millis(400);
-/// Restart delay after the second of several quick crashes; it doubles with each further crash.
+/// Restart delay after the second of several quick crashes of the worker; it doubles with each further crash.
 const INITIAL_RESTART_DELAY: Duration = Duration::from_millis(10);
-/// Restart delay from which on the stored files are suspected to cause the crashes, and dropped.
+/// Restart delay from which on the worker's stored files are suspected to cause its crashes, and are dropped.
 const SUSPECT_FILES_DELAY: Duration = Duration::from_millis(40);
 /// Maximum restart delay, however often a worker crashes.
 const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
@@ -36,7 +36,8 @@ pub(crate) enum WorkerExit {
 }
 
 impl WorkerExit {
-    /// Returns the exit code of the supervisor for this end, with 128 added to signals as in shells.
+    /// Returns the supervisor's exit code for this end of its worker: the worker's code, or 128 plus the signal's
+    /// number as in shells.
     fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -48,7 +49,7 @@ impl WorkerExit {
 /// Event that the state machine of the supervisor handles.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// The process started; the fields are whether a predecessor and a holder responded.
+    /// The supervisor started; `predecessor` and `holder` are whether the supervisor connected to such a process.
     Started {
         predecessor: bool,
         holder: bool,
@@ -56,14 +57,14 @@ pub(crate) enum Event<F> {
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
     PredecessorDisconnected,
-    /// A successor connected; it replaces any earlier one.
+    /// A successor connected to this supervisor; it replaces any earlier successor.
     SuccessorConnected,
     FromSuccessor(Record),
     SuccessorDisconnected,
-    /// A standby connected; it replaces any earlier one.
+    /// A standby connected to this supervisor; it replaces any earlier standby.
     StandbyConnected,
     StandbyDisconnected,
-    /// A holder that did not respond before is connected.
+    /// The supervisor connected to a holder that had not responded before.
     HolderConnected,
     FromHolder(Record, Option<F>),
     HolderDisconnected,
@@ -90,12 +91,12 @@ pub(crate) enum Effect<F> {
         ended: WorkerExit,
         wait: Duration,
     },
-    /// Logs a record that the peer must not send in this state.
+    /// Logs an error about a record that the peer must not send in this state.
     LogUnexpectedRecord(String),
     Exit(u8),
 }
 
-/// State of the link to the process that stores a copy of the items.
+/// State of the link to the holder, the process that stores a copy of the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderState {
     Disconnected,
@@ -106,70 +107,70 @@ enum HolderState {
 }
 
 #[derive(Debug)]
-enum Worker {
-    /// Waits for the items of the predecessor or the holder, until this time at the latest.
+enum WorkerState {
+    /// The supervisor waits for the items of its predecessor or of the holder, until this time at the latest.
     WaitingForItems(Instant),
-    /// Waits until this time to restart the worker, which has died.
+    /// The worker has died, and is restarted at this time.
     WaitingForRestart(Instant),
     Running {
         since: Instant,
     },
 }
 
-/// State machine of a supervisor, as described for the module.
+/// State machine of a supervisor: replaces a dead worker, sends everything to a successor, and forwards signals.
 #[derive(Debug)]
 pub(crate) struct State<F> {
     handover: Handover<F>,
-    worker: Worker,
+    worker: WorkerState,
     /// Whether a worker has ever started, so that its death is a crash rather than a configuration
     /// error.
-    ever_started: bool,
-    /// Delay between the worker's next death and its restart.
-    wait: Duration,
+    has_worker_started: bool,
+    /// Restart delay that applies when the worker dies next.
+    restart_delay: Duration,
     /// Whether a predecessor exists and still accepts the connections.
     predecessor_accepts: bool,
-    predecessor: bool,
-    /// Whether a successor has taken over the connections.
-    superseded: bool,
-    successor: bool,
-    standby: bool,
+    has_predecessor: bool,
+    /// Whether a successor accepts the connections in place of this supervisor's worker.
+    is_superseded: bool,
+    has_successor: bool,
+    has_standby: bool,
     holder: HolderState,
     /// Whether a worker has reported that it accepts connections.
-    accepting: bool,
-    ending: bool,
+    worker_accepts: bool,
+    is_terminating: bool,
 }
 
 impl<F: Clone> State<F> {
-    /// Creates the state machine with the items that it took over as a standby; `None` if it was no standby.
+    /// Creates the state machine with the items that the process took over as a standby; `None` if it was no standby.
     pub(crate) fn new(taken_over: Option<Handover<F>>, now: Instant) -> Self {
         Self {
             // A configuration that started there can start here: ports may be in use for another
             // moment only.
-            ever_started: taken_over.is_some(),
+            has_worker_started: taken_over.is_some(),
             handover: taken_over.unwrap_or_default(),
-            worker: Worker::WaitingForItems(now),
-            wait: Duration::ZERO,
+            worker: WorkerState::WaitingForItems(now),
+            restart_delay: Duration::ZERO,
             predecessor_accepts: false,
-            predecessor: false,
-            superseded: false,
-            successor: false,
-            standby: false,
+            has_predecessor: false,
+            is_superseded: false,
+            has_successor: false,
+            has_standby: false,
             holder: HolderState::Disconnected,
-            accepting: false,
-            ending: false,
+            worker_accepts: false,
+            is_terminating: false,
         }
     }
 
     /// Returns when the next [`Event::Tick`] is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.worker {
-            Worker::WaitingForItems(at) | Worker::WaitingForRestart(at) => Some(at),
-            Worker::Running { .. } => None,
+            WorkerState::WaitingForItems(at) | WorkerState::WaitingForRestart(at) => Some(at),
+            WorkerState::Running { .. } => None,
         }
     }
 
     /// Number of stored items.
-    pub(crate) fn items(&self) -> usize {
+    pub(crate) fn item_count(&self) -> usize {
         self.handover.len()
     }
 
@@ -180,7 +181,7 @@ impl<F: Clone> State<F> {
                 predecessor,
                 holder,
             } => {
-                self.predecessor = predecessor;
+                self.has_predecessor = predecessor;
                 self.predecessor_accepts = predecessor;
                 if holder {
                     self.holder = HolderState::StoresOthersItems;
@@ -190,76 +191,81 @@ impl<F: Clone> State<F> {
                     self.handover.clear();
                 }
                 if predecessor || holder && self.handover.is_empty() {
-                    self.worker = Worker::WaitingForItems(now + ITEMS_TIMEOUT);
+                    self.worker = WorkerState::WaitingForItems(now + ITEMS_TIMEOUT);
                 } else {
-                    self.start(now, &mut effects);
+                    self.start_worker(now, &mut effects);
                 }
             }
             Event::FromWorker(record, fd) => self.on_worker_record(record, fd, &mut effects),
             Event::FromPredecessor(record, fd) => {
-                if self.take_over(&record, fd, &mut effects) {
-                    self.start(now, &mut effects);
+                if self.take_over_item(&record, fd, &mut effects) {
+                    self.start_worker(now, &mut effects);
                 }
             }
-            Event::PredecessorDisconnected => self.predecessor_gone(now, &mut effects),
+            Event::PredecessorDisconnected => self.on_predecessor_disconnected(now, &mut effects),
             Event::SuccessorConnected => {
-                self.successor = true;
+                self.has_successor = true;
                 let records = self.handover.records().into_iter();
                 effects.extend(records.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
-                effects.push(Effect::ToSuccessor(Record::Accept(Accept::WhenReady), None));
+                effects.push(Effect::ToSuccessor(
+                    Record::Accept(AcceptCommand::WhenReady),
+                    None,
+                ));
                 self.cancel_succession(&mut effects);
             }
-            Event::FromSuccessor(Record::Accepting) if self.successor => {
-                if !std::mem::replace(&mut self.superseded, true) {
-                    self.holder_is_anothers();
-                    self.send(Record::Accept(Accept::Paused), &mut effects);
+            Event::FromSuccessor(Record::Accepting) if self.has_successor => {
+                if !std::mem::replace(&mut self.is_superseded, true) {
+                    self.on_holder_superseded();
+                    self.send_to_worker(Record::Accept(AcceptCommand::Paused), &mut effects);
                     // The predecessor of this program may still accept connections, too.
-                    self.take_from_predecessor(&mut effects);
+                    self.take_over_connections(&mut effects);
                 }
             }
             Event::FromSuccessor(_) => {}
             Event::SuccessorDisconnected => {
-                self.successor = false;
+                self.has_successor = false;
                 self.cancel_succession(&mut effects);
             }
             Event::StandbyConnected => {
-                self.standby = true;
+                self.has_standby = true;
                 let records = self.handover.all_records();
                 effects.extend(records.map(|(record, fd)| Effect::ToStandby(record, fd)));
-                if self.ever_started {
-                    effects.push(Self::standby_complete());
+                if self.has_worker_started {
+                    effects.push(Self::standby_complete_record());
                 }
             }
-            Event::StandbyDisconnected => self.standby = false,
+            Event::StandbyDisconnected => self.has_standby = false,
             Event::HolderConnected => {
                 self.holder = HolderState::StoresOthersItems;
                 self.send_to_holder(&mut effects);
             }
             Event::FromHolder(record, fd) => {
-                if !self.predecessor && self.take_over(&record, fd, &mut effects) {
-                    self.start(now, &mut effects);
+                if !self.has_predecessor && self.take_over_item(&record, fd, &mut effects) {
+                    self.start_worker(now, &mut effects);
                 }
             }
             Event::HolderDisconnected => {
                 self.holder = HolderState::Disconnected;
-                if !self.predecessor && matches!(self.worker, Worker::WaitingForItems(_)) {
+                if !self.has_predecessor && matches!(self.worker, WorkerState::WaitingForItems(_)) {
                     self.handover.discard_incomplete();
-                    self.start(now, &mut effects);
+                    self.start_worker(now, &mut effects);
                 }
             }
-            Event::WorkerExited(ended) => self.worker_ended(ended, now, &mut effects),
+            Event::WorkerExited(ended) => self.on_worker_exit(ended, now, &mut effects),
             Event::Terminate => {
-                self.ending = true;
+                self.is_terminating = true;
                 match self.worker {
-                    Worker::Running { .. } => effects.push(Effect::TerminateWorker),
-                    Worker::WaitingForItems(_) | Worker::WaitingForRestart(_) => {
+                    WorkerState::Running { .. } => effects.push(Effect::TerminateWorker),
+                    WorkerState::WaitingForItems(_) | WorkerState::WaitingForRestart(_) => {
                         effects.push(Effect::Exit(0))
                     }
                 }
             }
             Event::Tick => match self.worker {
-                Worker::WaitingForItems(at) | Worker::WaitingForRestart(at) if at <= now => {
-                    self.start(now, &mut effects);
+                WorkerState::WaitingForItems(at) | WorkerState::WaitingForRestart(at)
+                    if at <= now =>
+                {
+                    self.start_worker(now, &mut effects);
                 }
                 _ => {}
             },
@@ -267,96 +273,108 @@ impl<F: Clone> State<F> {
         effects
     }
 
-    fn start(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
-        self.worker = Worker::Running { since: now };
+    fn start_worker(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
+        self.worker = WorkerState::Running { since: now };
         effects.push(Effect::StartWorker);
         let records = self.handover.all_records();
         effects.extend(records.map(|(record, fd)| Effect::ToWorker(record, fd)));
-        let accept = if self.superseded {
-            Accept::Paused
+        let accept = if self.is_superseded {
+            AcceptCommand::Paused
         } else if self.predecessor_accepts {
-            Accept::WhenReady
+            AcceptCommand::WhenReady
         } else {
-            Accept::Now
+            AcceptCommand::Now
         };
-        self.send(Record::Accept(accept), effects);
+        self.send_to_worker(Record::Accept(accept), effects);
     }
 
-    fn send(&self, record: Record, effects: &mut Vec<Effect<F>>) {
-        if matches!(self.worker, Worker::Running { .. }) {
+    fn send_to_worker(&self, record: Record, effects: &mut Vec<Effect<F>>) {
+        if matches!(self.worker, WorkerState::Running { .. }) {
             effects.push(Effect::ToWorker(record, None));
         }
     }
 
     fn on_worker_record(&mut self, record: Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
-        self.on_holder_record(&record, fd, effects);
+        self.apply_and_forward(&record, fd, effects);
         match record {
-            Record::Started => {
-                if !std::mem::replace(&mut self.ever_started, true) && self.standby {
-                    effects.push(Self::standby_complete());
+            Record::WorkerStarted => {
+                if !std::mem::replace(&mut self.has_worker_started, true) && self.has_standby {
+                    effects.push(Self::standby_complete_record());
                 }
-                if self.ending {
+                if self.is_terminating {
                     effects.push(Effect::TerminateWorker);
                 }
             }
             Record::Accepting => {
-                self.accepting = true;
-                self.take_from_predecessor(effects);
+                self.worker_accepts = true;
+                self.take_over_connections(effects);
                 self.send_to_holder(effects);
             }
             _ => {}
         }
     }
 
-    fn take_from_predecessor(&mut self, effects: &mut Vec<Effect<F>>) {
+    fn take_over_connections(&mut self, effects: &mut Vec<Effect<F>>) {
         self.predecessor_accepts = false;
-        if self.predecessor {
+        if self.has_predecessor {
             effects.push(Effect::ToPredecessor(Record::Accepting));
         }
     }
 
-    /// Stores an item from the predecessor or the holder, unless the worker has started. Returns whether it was the
-    /// last one.
-    fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
+    /// Stores an item from the predecessor or the holder, unless the worker has started. Returns whether the record
+    /// marks the end of the items.
+    fn take_over_item(
+        &mut self,
+        record: &Record,
+        fd: Option<F>,
+        effects: &mut Vec<Effect<F>>,
+    ) -> bool {
         // Too late otherwise: the worker has received other items.
-        let waiting = matches!(self.worker, Worker::WaitingForItems(_));
+        let waiting = matches!(self.worker, WorkerState::WaitingForItems(_));
         if waiting {
-            self.on_holder_record(record, fd, effects);
+            self.apply_and_forward(record, fd, effects);
         }
         waiting && matches!(record, Record::Accept(_))
     }
 
-    /// Sends all items to the holder if this supervisor accepts the connections and the holder does not follow yet.
+    /// Sends all items to the holder if this supervisor accepts the connections and the holder does not store its items
+    /// yet.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
-        if self.holder == HolderState::StoresOthersItems && self.accepting && !self.superseded {
+        if self.holder == HolderState::StoresOthersItems
+            && self.worker_accepts
+            && !self.is_superseded
+        {
             self.holder = HolderState::StoresOwnItems;
             let records = self.handover.records().into_iter();
             effects.extend(records.map(|(record, fd)| Effect::ToHolder(record, fd)));
-            effects.push(Effect::ToHolder(Record::Accept(Accept::Paused), None));
+            effects.push(Effect::ToHolder(
+                Record::Accept(AcceptCommand::Paused),
+                None,
+            ));
         }
     }
 
-    fn holder_is_anothers(&mut self) {
+    fn on_holder_superseded(&mut self) {
         if self.holder == HolderState::StoresOwnItems {
             self.holder = HolderState::StoresOthersItems;
         }
     }
 
-    /// Returns the record that makes the standby's copy valid. Sent only after a worker has started, so that the
-    /// standby does not retry items that crash workers.
-    fn standby_complete() -> Effect<F> {
-        Effect::ToStandby(Record::Accept(Accept::Paused), None)
+    /// Returns the record that makes the standby's copy of the items valid. Sent only after a worker has started, so
+    /// that the standby does not retry items that crash workers.
+    fn standby_complete_record() -> Effect<F> {
+        Effect::ToStandby(Record::Accept(AcceptCommand::Paused), None)
     }
 
     /// Applies a record to the stored items and files, and forwards the change to the holder and the standby.
-    fn on_holder_record(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
+    fn apply_and_forward(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,
             Err(error) => return effects.push(Effect::LogUnexpectedRecord(error.to_string())),
         };
-        let is_file = matches!(record, Record::File(_));
+        let is_file = matches!(record, Record::StoreFile(_));
         let records = match record {
-            Record::About { .. } | Record::Release { .. } | Record::File(_) => {
+            Record::UpdateMetadata { .. } | Record::RemoveItem { .. } | Record::StoreFile(_) => {
                 vec![(record.clone(), fd)]
             }
             _ => whole.map_or_else(Vec::new, |key| self.handover.records_of(&key)),
@@ -365,59 +383,61 @@ impl<F: Clone> State<F> {
             if self.holder == HolderState::StoresOwnItems && !is_file {
                 effects.push(Effect::ToHolder(record.clone(), fd.clone()));
             }
-            if self.standby {
+            if self.has_standby {
                 effects.push(Effect::ToStandby(record, fd));
             }
         }
     }
 
-    fn predecessor_gone(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
-        self.predecessor = false;
+    fn on_predecessor_disconnected(&mut self, now: Instant, effects: &mut Vec<Effect<F>>) {
+        self.has_predecessor = false;
         self.handover.discard_incomplete();
         let accepted = std::mem::replace(&mut self.predecessor_accepts, false);
         match self.worker {
-            Worker::WaitingForItems(_) => self.start(now, effects),
-            Worker::Running { .. } if accepted => self.send(Record::Accept(Accept::Now), effects),
-            Worker::Running { .. } | Worker::WaitingForRestart(_) => {}
+            WorkerState::WaitingForItems(_) => self.start_worker(now, effects),
+            WorkerState::Running { .. } if accepted => {
+                self.send_to_worker(Record::Accept(AcceptCommand::Now), effects)
+            }
+            WorkerState::Running { .. } | WorkerState::WaitingForRestart(_) => {}
         }
     }
 
-    /// Accepts connections again after the successor is gone. A terminating worker has closed its sockets already, so
-    /// the supervisor stays superseded.
+    /// Tells the worker to accept connections again after the successor is gone. A terminating worker has closed its
+    /// sockets already, so its supervisor stays superseded.
     fn cancel_succession(&mut self, effects: &mut Vec<Effect<F>>) {
-        if self.superseded && !self.ending {
-            self.superseded = false;
-            self.send(Record::Accept(Accept::Now), effects);
+        if self.is_superseded && !self.is_terminating {
+            self.is_superseded = false;
+            self.send_to_worker(Record::Accept(AcceptCommand::Now), effects);
             self.send_to_holder(effects);
         }
     }
 
-    fn worker_ended(&mut self, ended: WorkerExit, now: Instant, effects: &mut Vec<Effect<F>>) {
-        let Worker::Running { since } = self.worker else {
+    fn on_worker_exit(&mut self, ended: WorkerExit, now: Instant, effects: &mut Vec<Effect<F>>) {
+        let WorkerState::Running { since } = self.worker else {
             return;
         };
         self.handover.discard_incomplete();
         let by_itself = matches!(ended, WorkerExit::Code(_));
-        let wrong_configuration = !self.ever_started && by_itself;
+        let wrong_configuration = !self.has_worker_started && by_itself;
         // Killed without a successor, the worker would leave its pods without a proxy.
-        let done = self.ending && (by_itself || self.superseded);
+        let done = self.is_terminating && (by_itself || self.is_superseded);
         if done || wrong_configuration || ended == WorkerExit::Code(0) {
             effects.push(Effect::Exit(ended.code()));
             return;
         }
         if now.saturating_duration_since(since) >= MIN_STABLE_RUN {
-            self.wait = Duration::ZERO;
+            self.restart_delay = Duration::ZERO;
         }
-        let wait = self.wait;
-        self.wait = (wait * 2).clamp(INITIAL_RESTART_DELAY, MAX_RESTART_DELAY);
+        let wait = self.restart_delay;
+        self.restart_delay = (wait * 2).clamp(INITIAL_RESTART_DELAY, MAX_RESTART_DELAY);
         if wait >= SUSPECT_FILES_DELAY {
             self.handover.forget_files();
         }
         effects.push(Effect::LogWorkerExit { ended, wait });
         if wait.is_zero() {
-            self.start(now, effects);
+            self.start_worker(now, effects);
         } else {
-            self.worker = Worker::WaitingForRestart(now + wait);
+            self.worker = WorkerState::WaitingForRestart(now + wait);
         }
     }
 }

@@ -13,7 +13,7 @@ use ambit_sys::seqpacket::{ReceivedRecord, SeqPacket};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::sync::watch;
 
-use crate::record::{Accept, Handover, MAX_RECORD_BYTES, Record, RecordError};
+use crate::record::{AcceptCommand, Handover, MAX_RECORD_BYTES, Record, RecordError};
 
 /// Timeout for the supervisor to send its items.
 const ITEMS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,34 +32,34 @@ pub enum SupervisorError {
     Record(#[from] RecordError),
 }
 
-/// A worker's connection to its supervisor, as described for the module. Without a supervisor
-/// nothing is stored, and connections are always accepted.
+/// Connection of a worker to its supervisor, which stores items for it and commands when it accepts connections. In a
+/// process without a supervisor, the handle stores nothing, and connections are always accepted.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     link: Option<Arc<SeqPacket>>,
-    accept: watch::Receiver<Accept>,
+    accept_command: watch::Receiver<AcceptCommand>,
 }
 
-/// Makes the kernel kill this process when its supervisor dies, and sets the process name, which both share. Must be
-/// called before anything else.
+/// Makes the kernel kill this process when its supervisor dies, and sets the process name `name`, equal for both
+/// processes. Must be called before anything else.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn end_with_supervisor(name: &CStr) -> io::Result<()> {
+pub fn die_with_supervisor(name: &CStr) -> io::Result<()> {
     rustix::thread::set_name(name)?;
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 impl Supervisor {
     /// Creates a handle for a process without a supervisor.
-    pub fn none() -> Self {
+    pub fn unsupervised() -> Self {
         Self {
             link: None,
-            accept: watch::channel(Accept::Now).1,
+            accept_command: watch::channel(AcceptCommand::Now).1,
         }
     }
 
-    /// Connects to the supervisor over standard input, and receives the stored items.
+    /// Connects to the supervisor over standard input, and receives the items that the supervisor holds.
     ///
     /// # Errors
     /// When the supervisor does not send its items in time.
@@ -68,23 +68,27 @@ impl Supervisor {
             .map_err(io::Error::from)
             .and_then(SeqPacket::from_fd)
             .map_err(SupervisorError::NoConnection)?;
-        let received = tokio::time::timeout(ITEMS_TIMEOUT, Self::listen(&line)).await;
+        let received = tokio::time::timeout(ITEMS_TIMEOUT, Self::receive_items(&line)).await;
         let (held, accept) = received
             .map_err(|_late| SupervisorError::Timeout(io::ErrorKind::TimedOut.into()))??;
         let (sender, receiver) = watch::channel(accept);
         let link = Arc::new(line);
-        ambit_rt::spawn_essential("supervisor", follow(link.clone(), sender));
+        ambit_rt::spawn_essential("supervisor", follow_commands(link.clone(), sender));
         let supervisor = Self {
             link: Some(link),
-            accept: receiver,
+            accept_command: receiver,
         };
         Ok((supervisor, held))
     }
 
-    async fn listen(line: &SeqPacket) -> Result<(Handover<OwnedFd>, Accept), SupervisorError> {
+    async fn receive_items(
+        line: &SeqPacket,
+    ) -> Result<(Handover<OwnedFd>, AcceptCommand), SupervisorError> {
         let mut held = Handover::default();
         loop {
-            let (record, fd) = next(line).await.map_err(SupervisorError::Timeout)?;
+            let (record, fd) = receive_record(line)
+                .await
+                .map_err(SupervisorError::Timeout)?;
             let Some(record) = Record::decode(&record)? else {
                 continue;
             };
@@ -101,8 +105,8 @@ impl Supervisor {
     }
 
     /// Returns the supervisor's current command about accepting connections, as a channel that follows its changes.
-    pub fn accept(&self) -> watch::Receiver<Accept> {
-        self.accept.clone()
+    pub fn accept_commands(&self) -> watch::Receiver<AcceptCommand> {
+        self.accept_command.clone()
     }
 
     /// Stores an item at the supervisor: its name, metadata and descriptors.
@@ -125,22 +129,22 @@ impl Supervisor {
     /// Replaces the metadata of an item at the supervisor.
     pub fn update_item(&self, key: &str, about: &[u8]) {
         let (key, about) = (key.into(), about.into());
-        self.send(&Record::About { key, about }, None);
+        self.send(&Record::UpdateMetadata { key, about }, None);
     }
 
     /// Removes an item from the supervisor, which closes its descriptors.
     pub fn release_item(&self, key: &str) {
-        self.send(&Record::Release { key: key.into() }, None);
+        self.send(&Record::RemoveItem { key: key.into() }, None);
     }
 
     /// Stores a file under this number at the supervisor, for the next worker.
     pub fn store_file(&self, number: u8, file: impl AsFd) {
-        self.send(&Record::File(number), Some(file.as_fd()));
+        self.send(&Record::StoreFile(number), Some(file.as_fd()));
     }
 
     /// Reports that the configuration is valid; from now on an exit of this process counts as a crash.
     pub fn report_started(&self) {
-        self.send(&Record::Started, None);
+        self.send(&Record::WorkerStarted, None);
     }
 
     /// Reports to the supervisor that the process accepts connections.
@@ -156,7 +160,7 @@ impl Supervisor {
     }
 }
 
-async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+async fn receive_record(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let mut buffer = [0; MAX_RECORD_BYTES];
     match line.recv(&mut buffer).await? {
         ReceivedRecord { len: 0, fd: None } => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -164,8 +168,8 @@ async fn next(line: &SeqPacket) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     }
 }
 
-async fn follow(line: Arc<SeqPacket>, accept: watch::Sender<Accept>) {
-    while let Ok((record, _fd)) = next(&line).await {
+async fn follow_commands(line: Arc<SeqPacket>, accept: watch::Sender<AcceptCommand>) {
+    while let Ok((record, _fd)) = receive_record(&line).await {
         match Record::decode(&record) {
             Ok(Some(Record::Accept(now))) => {
                 accept.send_replace(now);

@@ -4,22 +4,23 @@ use std::path::{Path, PathBuf};
 
 use ambit_rt::Env;
 
-/// Paths of the sockets by which supervisors, holders and standbys find each other; each is optional.
+/// Paths of the sockets by which supervisors, holders and standbys find each other; each socket is optional.
 #[derive(Clone, Debug, Default)]
 pub struct SupervisorSockets {
     /// Socket at which a successor connects to its predecessor, in a directory that both can access.
     pub handover: Option<PathBuf>,
     /// Socket of the active supervisor and its standby, in a directory that only the two can access.
-    pub pair: Option<PathBuf>,
+    pub standby_pair: Option<PathBuf>,
     /// Socket of the holder: a process that stores a copy of the items in case no supervisor is left.
     pub holder: Option<PathBuf>,
-    /// Socket at which this process is the holder for other supervisors. Its own worker does not use those items.
-    pub hold_for_others: Option<PathBuf>,
+    /// Socket at which this process serves as the holder of supervisors in other containers. Its own worker does not
+    /// use their items.
+    pub hosted_holder: Option<PathBuf>,
 }
 
 impl SupervisorSockets {
-    /// Reads `AMBIT_HANDOVER_UDS` and `AMBIT_HOLDER_UDS`, by default beside the node agent's
-    /// socket, and `AMBIT_PAIR_UDS`, without which there is no standby.
+    /// Reads the paths from `AMBIT_HANDOVER_UDS` and `AMBIT_HOLDER_UDS`, by default beside the node agent's socket, and
+    /// from `AMBIT_PAIR_UDS`, without which there is no standby.
     pub fn from_env(env: &Env, agent: &Path) -> Self {
         let named = |variable| {
             env.get(variable)
@@ -32,8 +33,8 @@ impl SupervisorSockets {
                 named("AMBIT_HANDOVER_UDS").unwrap_or_else(|| beside("ambit-handover.sock")),
             ),
             holder: Some(named("AMBIT_HOLDER_UDS").unwrap_or_else(|| beside("ambit-holder.sock"))),
-            pair: named("AMBIT_PAIR_UDS"),
-            hold_for_others: None,
+            standby_pair: named("AMBIT_PAIR_UDS"),
+            hosted_holder: None,
         }
     }
 }
@@ -48,7 +49,7 @@ mod tests {
         let SupervisorSockets {
             handover,
             holder,
-            pair,
+            standby_pair: pair,
             ..
         } = SupervisorSockets::from_env(&Env::from_pairs([("", ""); 0]), agent);
         assert_eq!(handover, Some("/run/x/ambit-handover.sock".into()));

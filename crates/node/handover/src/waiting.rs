@@ -7,8 +7,11 @@ use std::{
 
 use rustix::event::{PollFd, Timespec, poll};
 
-/// Waits until a descriptor is readable, a signal arrives, or the timeout.
-pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io::Result<()> {
+/// Waits until a descriptor is readable, a signal arrives, or the timeout expires.
+pub(crate) fn poll_with_timeout(
+    fds: &mut [PollFd<'_>],
+    timeout: Option<&Timespec>,
+) -> io::Result<()> {
     match poll(fds, timeout) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),

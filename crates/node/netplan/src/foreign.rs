@@ -1,9 +1,9 @@
 //! Redirection rules of Istio's agent in the namespace of a pod that it has captured, and how to distinguish them from
 //! rules of other programs.
 //!
-//! That agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant
-//! (both with chains of these names in the standard tables), or nftables' tables of its own. Its
-//! policy rule and local route are the same as ours; we take them over.
+//! Istio's agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant (both with the
+//! chains [`ISTIO_CHAINS`] in the standard tables), or nftables' tables of its own. Its policy rule and local route
+//! equal Ambit's, so they stay in place.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -17,15 +17,15 @@ pub const ISTIO_TABLES: [&str; 3] = [
 /// iptables chains of Istio's agent in the standard tables.
 pub const ISTIO_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// Standard tables with chains of Istio's agent, in the order of removal, as for our own rules: the redirecting `nat`
-/// first.
+/// Standard tables with chains of Istio's agent, in the order of removal: the redirecting `nat` first, as for Ambit's
+/// own rules.
 pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 
-/// Whether the chains, as table and name, of one family's standard tables are those of Istio's agent.
+/// Whether the chains (table, name) of one address family's standard tables are those of Istio's agent.
 ///
-/// It always has the first of its chains in `mangle`. A sidecar's redirection also has a chain of the
-/// other name, and others beside it that the agent never has: chains shared with those are not touched.
-pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
+/// Istio's agent always has the chain `ISTIO_PRERT` in `mangle`. The redirection of a sidecar also has a chain
+/// `ISTIO_OUTPUT`, beside others that the agent never has: chains shared with those are not touched.
+pub fn is_istio_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> bool {
     let mut marks = false;
     for (table, name) in chains {
         if name.starts_with("ISTIO_") && !ISTIO_CHAINS.contains(&name) {
@@ -36,15 +36,15 @@ pub fn is_capture<'a>(chains: impl IntoIterator<Item = (&'a str, &'a str)>) -> b
     marks
 }
 
-/// Derives from `iptables-save` output the input for `iptables-restore --noflush` that removes the agent's chains and
-/// all jumps to them; `None` if there are none.
+/// Derives from `iptables-save` output the input for `iptables-restore --noflush` that removes the chains of Istio's
+/// agent and all jumps to them; `None` if there are none.
 pub fn removal_script(saved: &str) -> Option<String> {
     let tables = parse_saved_tables(saved);
     let all = tables.iter().flat_map(|table| {
         let name = table.name;
         table.chains.iter().map(move |chain| (name, *chain))
     });
-    if !is_capture(all) {
+    if !is_istio_capture(all) {
         return None;
     }
     let mut script = String::new();
@@ -78,7 +78,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
 struct SavedTable<'a> {
     name: &'a str,
     chains: BTreeSet<&'a str>,
-    /// Rules outside of the agent's chains that jump to them.
+    /// Rules of other chains that jump to a chain of Istio's agent.
     jumps: Vec<&'a str>,
 }
 
@@ -100,11 +100,11 @@ fn parse_saved_tables(saved: &str) -> Vec<SavedTable<'_>> {
         if let Some(chain) = word(":") {
             table.chains.insert(chain);
         } else if let (Some(rule), Some(chain)) = (line.strip_prefix("-A "), word("-A ")) {
-            let leads = ISTIO_CHAINS.iter().any(|theirs| {
+            let jumps_to_istio = ISTIO_CHAINS.iter().any(|theirs| {
                 let mut words = rule.split(' ').rev();
                 words.next() == Some(*theirs) && matches!(words.next(), Some("-j" | "-g"))
             });
-            if leads && !ISTIO_CHAINS.contains(&chain) {
+            if jumps_to_istio && !ISTIO_CHAINS.contains(&chain) {
                 table.jumps.push(rule);
             }
         }

@@ -91,7 +91,7 @@ fn host_members() -> impl Strategy<Value = Vec<HostMember>> {
     })
 }
 
-/// Generates the desired table, a damaged copy of it, or any table.
+/// Generates a table that Ambit plans, any other table, or none.
 fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
@@ -114,7 +114,7 @@ proptest! {
         prop_assert_eq!(changes.is_empty(), a == b);
     }
 
-    /// Checks that guards are removed before their redirects and added after them.
+    /// Checks that guard chains are removed before the redirects change, and added afterwards.
     #[test]
     fn steps_lead_to_the_other_table_without_guards_that_only_one_has(a in planned_table(), b in planned_table()) {
         let guards = |table: &Option<Table>| -> Vec<String> {
@@ -162,9 +162,9 @@ proptest! {
     }
 
     #[test]
-    fn iptables_script_produces_the_desired_rules(a in state(), b in planned(), theirs in foreign()) {
+    fn iptables_script_produces_the_desired_rules(a in any_iptables_state(), b in planned_iptables(), theirs in foreign_rules()) {
         let script = iptables::restore_script(&a, &b);
-        let mut kernel = Kernel::of(&a, &theirs);
+        let mut kernel = SimulatedIptables::of(&a, &theirs);
         kernel.restore(&script);
         prop_assert_eq!(&iptables::parse_save(&kernel.save()), &b);
         prop_assert_eq!(script.is_empty(), a == b);
@@ -210,7 +210,7 @@ fn planned_table() -> impl Strategy<Value = Option<Table>> {
     ]
 }
 
-fn planned() -> impl Strategy<Value = State> {
+fn planned_iptables() -> impl Strategy<Value = State> {
     let some = (spec(), any::<bool>(), any::<bool>()).prop_map(|(spec, released, v4)| {
         let ruleset = if released {
             plan_released()
@@ -222,9 +222,9 @@ fn planned() -> impl Strategy<Value = State> {
     prop_oneof![1 => Just(State::default()), 6 => some]
 }
 
-fn state() -> impl Strategy<Value = State> {
+fn any_iptables_state() -> impl Strategy<Value = State> {
     // Damaged: chains lost or altered, jumps lost or doubled, outdated chains of ours.
-    (planned(), any::<u16>()).prop_map(|(mut state, dice)| {
+    (planned_iptables(), any::<u16>()).prop_map(|(mut state, dice)| {
         let bit = |n: u16| dice >> n & 1 == 1;
         if bit(0)
             && let Some(rules) = state.chains.values_mut().next()
@@ -250,7 +250,7 @@ fn state() -> impl Strategy<Value = State> {
     })
 }
 
-fn foreign() -> impl Strategy<Value = Vec<(TableName, String)>> {
+fn foreign_rules() -> impl Strategy<Value = Vec<(TableName, String)>> {
     let rule = "-p tcp --dport [1-9] -j (ACCEPT|DROP)";
     let table = prop_oneof![Just(TableName::Raw), Just(TableName::Nat)];
     proptest::collection::vec((table, rule), 0..4).prop_map(|mut rules| {
@@ -259,13 +259,13 @@ fn foreign() -> impl Strategy<Value = Vec<(TableName, String)>> {
     })
 }
 
-/// Simulates iptables with the features that the scripts use: chains as lists of lines.
+/// Simulates iptables with the features that the scripts use: chains as lists of rule lines.
 #[derive(Debug, Default)]
-struct Kernel {
+struct SimulatedIptables {
     chains: BTreeMap<(TableName, String), Vec<String>>,
 }
 
-impl Kernel {
+impl SimulatedIptables {
     fn of(state: &State, theirs: &[(TableName, String)]) -> Self {
         let mut kernel = Self {
             chains: state.chains.clone(),

@@ -19,8 +19,8 @@ const MAX_DUMP_DATAGRAMS: usize = 4096;
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not respond.
 pub fn addresses_in(netns: &Netns) -> io::Result<Vec<IpAddr>> {
-    let found = netns.run(dump)??;
-    Ok(found.into_iter().map(|of| of.ip).collect())
+    let found = netns.run(dump_addresses)??;
+    Ok(found.into_iter().map(|address| address.ip).collect())
 }
 
 /// Address on an interface.
@@ -32,28 +32,28 @@ pub(crate) struct InterfaceAddress {
     pub(crate) ip: IpAddr,
 }
 
-/// Returns the routers of `netns`' default routes. On most networks a pod's router is the node:
-/// kubelet calls the pod from that address.
+/// Returns the gateways of the default routes of `netns`. On most networks a pod's gateway is the node: kubelet calls
+/// the pod from that address.
 ///
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not respond.
 pub fn gateways_of(netns: &Netns) -> io::Result<Vec<IpAddr>> {
-    const GET_ROUTE: u16 = 26;
-    const GATEWAY: u16 = 5;
+    const RTM_GETROUTE: u16 = 26;
+    const RTA_GATEWAY: u16 = 5;
     netns.run(|| {
         let mut found = Vec::new();
         // struct rtmsg: any family, then the length of the destination.
-        netlink::Socket::open(None)?.dump(GET_ROUTE, &[&[0; RTMSG]], |route| {
+        netlink::Socket::open(None)?.dump(RTM_GETROUTE, &[&[0; RTMSG_BYTES]], |route| {
             let is_default = route.get(1) == Some(&0);
-            let attributes = route.get(RTMSG..).unwrap_or_default();
-            let gateway = netlink::attr(attributes, GATEWAY).and_then(ip);
+            let attributes = route.get(RTMSG_BYTES..).unwrap_or_default();
+            let gateway = netlink::attr(attributes, RTA_GATEWAY).and_then(ip);
             found.extend(gateway.filter(|_| is_default));
         })?;
         Ok(found)
     })?
 }
 
-const RTMSG: usize = 12;
+const RTMSG_BYTES: usize = 12;
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
@@ -63,7 +63,7 @@ fn ip(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Returns the addresses of the calling thread's namespace.
-pub(crate) fn dump() -> io::Result<Vec<InterfaceAddress>> {
+pub(crate) fn dump_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
@@ -77,7 +77,7 @@ pub(crate) fn dump() -> io::Result<Vec<InterfaceAddress>> {
     let mut found = Vec::new();
     for _ in 0..MAX_DUMP_DATAGRAMS {
         let (datagram, _) = socket.recv_from_full()?;
-        if collect(&datagram, &mut found)? {
+        if collect_addresses(&datagram, &mut found)? {
             return Ok(found);
         }
     }
@@ -88,7 +88,7 @@ pub(crate) fn dump() -> io::Result<Vec<InterfaceAddress>> {
 }
 
 /// Appends the addresses in one datagram of a dump to `found`; returns whether it was the last datagram.
-fn collect(mut datagram: &[u8], found: &mut Vec<InterfaceAddress>) -> io::Result<bool> {
+fn collect_addresses(mut datagram: &[u8], found: &mut Vec<InterfaceAddress>) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -137,7 +137,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn arbitrary_datagrams_cause_no_panic_or_endless_loop(bytes: Vec<u8>) {
-            drop(collect(&bytes, &mut Vec::new()));
+            drop(collect_addresses(&bytes, &mut Vec::new()));
         }
     }
 }

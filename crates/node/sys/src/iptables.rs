@@ -14,7 +14,7 @@ use ambit_netplan::{Backend, Family, iptables::State};
 pub enum IptablesError {
     /// The program could not be started, mostly because it is not installed.
     #[error("cannot run {program}; is it installed?")]
-    Run {
+    NotStarted {
         /// Name of the program.
         program: String,
         /// Cause of the error.
@@ -37,12 +37,12 @@ pub enum IptablesError {
 impl IptablesError {
     /// Whether the program is not installed.
     pub(crate) fn is_not_installed(&self) -> bool {
-        matches!(self, Self::Run { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        matches!(self, Self::NotStarted { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Locks the rules of the calling thread's namespace against other threads and processes of Ambit between reading and
-/// writing, until the value is dropped.
+/// Locks the iptables rules of the calling thread's namespace against other threads and processes of Ambit, from
+/// reading to writing them; the lock ends when the file is dropped.
 pub(crate) fn lock() -> Result<File, IptablesError> {
     let locked = || {
         let namespace = File::open("/proc/thread-self/ns/net")?;
@@ -55,11 +55,11 @@ pub(crate) fn lock() -> Result<File, IptablesError> {
 /// `iptables-save` and `iptables-restore` of one variant and address family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Iptables {
-    stem: &'static str,
+    program_prefix: &'static str,
 }
 
 impl Iptables {
-    /// Selects the programs for a backend; `None` if the backend is not iptables.
+    /// Selects the programs of a backend and address family; `None` if the backend is not iptables.
     pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
         let stem = match (backend, family) {
             (Backend::IptablesNft, Family::V4) => "iptables-nft",
@@ -68,7 +68,9 @@ impl Iptables {
             (Backend::IptablesLegacy, Family::V6) => "ip6tables-legacy",
             (Backend::Auto | Backend::Nftables | Backend::Bpf, _) => return None,
         };
-        Some(Self { stem })
+        Some(Self {
+            program_prefix: stem,
+        })
     }
 
     /// Reads Ambit's chains and jumps from the kernel.
@@ -87,11 +89,11 @@ impl Iptables {
     }
 
     fn save_with(self, arguments: &[&str]) -> Result<String, IptablesError> {
-        let program = format!("{}-save", self.stem);
+        let program = format!("{}-save", self.program_prefix);
         let output = command(&program, arguments)
             .stdin(Stdio::null())
             .output()
-            .map_err(|source| IptablesError::Run {
+            .map_err(|source| IptablesError::NotStarted {
                 program: program.clone(),
                 source,
             })?;
@@ -103,8 +105,8 @@ impl Iptables {
         if script.is_empty() {
             return Ok(());
         }
-        let program = format!("{}-restore", self.stem);
-        let run = |source| IptablesError::Run {
+        let program = format!("{}-restore", self.program_prefix);
+        let run = |source| IptablesError::NotStarted {
             program: program.clone(),
             source,
         };

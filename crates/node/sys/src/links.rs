@@ -1,10 +1,10 @@
 //! Finds the interfaces of a pod on which the node sees every frame.
 //!
-//! Kubelet's probes bypass the proxy because of their source address, and the node's rules keep all
-//! others from having it. They can do so only where frames pass through the node's own network
-//! stack: over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours
-//! on a macvlan, an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the
-//! node's rules.
+//! Kubelet's probes bypass the proxy because of their source address, and the node's rules prevent all
+//! others from using it. The rules are effective only where frames pass through the node's own network
+//! stack: over a veth pair whose other end is the node's, routed or on a Linux bridge. Neighbours on a
+//! macvlan, an ipvlan, a hardware device or a switch such as Open vSwitch do not pass the node's
+//! rules.
 
 use std::{
     io,
@@ -48,16 +48,16 @@ pub struct PodLinks {
     pub hidden_from_node: Vec<(String, String)>,
 }
 
-/// Examines the interfaces of `pod`, a pod of the node whose namespace is `node`.
+/// Classifies the interfaces of `pod`, a pod on the node whose own namespace is `node`.
 ///
 /// # Errors
 /// When one of the namespaces cannot be entered or the kernel does not answer.
-pub fn links(pod: &Netns, node: &Netns) -> io::Result<PodLinks> {
+pub fn classify_links(pod: &Netns, node: &Netns) -> io::Result<PodLinks> {
     let (all, node_id) = pod.run(|| {
         let mut socket = Socket::open(None)?;
         let mut all = Vec::new();
         socket.dump(RTM_GETLINK, &[&[0; IFINFOMSG_BYTES]], |link| {
-            all.extend(read(link))
+            all.extend(decode(link))
         })?;
         // After the links: the kernel assigns a namespace number when it first has to report it.
         Ok::<_, io::Error>((all, netns_id(&mut socket, node)?))
@@ -65,7 +65,11 @@ pub fn links(pod: &Netns, node: &Netns) -> io::Result<PodLinks> {
     let mut found = PodLinks::default();
     for link in all.into_iter().filter(|link| link.index != LOOPBACK_INDEX) {
         let peer = link.peer_in(node_id);
-        if peer.map(|index| is_guarded(node, index)).transpose()? == Some(true) {
+        if peer
+            .map(|index| passes_node_rules(node, index))
+            .transpose()?
+            == Some(true)
+        {
             found.visible_on_node.push(link.name);
         } else if link.flags & IFF_UP != 0 {
             found.hidden_from_node.push((link.name, link.kind));
@@ -80,20 +84,20 @@ struct Link {
     name: String,
     /// Link type, such as `veth`; empty for hardware devices.
     kind: String,
-    peer: Option<u32>,
+    peer_index: Option<u32>,
     peer_netns_id: Option<u32>,
-    master: Option<u32>,
+    master_index: Option<u32>,
 }
 
 impl Link {
     /// Returns the index of the other end of a veth pair, if that end is in the namespace with this number (nsid).
     fn peer_in(&self, netns_id: Option<u32>) -> Option<u32> {
         let is_there = netns_id.is_some() && self.peer_netns_id == netns_id;
-        self.peer.filter(|_| is_there && self.kind == "veth")
+        self.peer_index.filter(|_| is_there && self.kind == "veth")
     }
 }
 
-fn read(link: &[u8]) -> Option<Link> {
+fn decode(link: &[u8]) -> Option<Link> {
     let attributes = link.get(IFINFOMSG_BYTES..)?;
     let number = |kind| attr(attributes, kind).and_then(u32_ne);
     let kind = attr(attributes, IFLA_LINKINFO).and_then(|info| attr(info, IFLA_INFO_KIND));
@@ -102,9 +106,9 @@ fn read(link: &[u8]) -> Option<Link> {
         flags: u32_ne(link.get(IFINFOMSG_FLAGS_OFFSET..)?)?,
         name: attr(attributes, IFLA_IFNAME).and_then(text)?.to_owned(),
         kind: kind.and_then(text).unwrap_or_default().to_owned(),
-        peer: number(IFLA_LINK),
+        peer_index: number(IFLA_LINK),
         peer_netns_id: number(IFLA_LINK_NETNSID),
-        master: number(IFLA_MASTER),
+        master_index: number(IFLA_MASTER),
     })
 }
 
@@ -121,27 +125,27 @@ fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
 
 /// Whether frames from the node's interface pass the node's rules: false for a port of a device that forwards frames by
 /// itself.
-fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
+fn passes_node_rules(node: &Netns, index: u32) -> io::Result<bool> {
     node.run(|| {
         let mut socket = Socket::open(None)?;
-        let Some(link) = get(&mut socket, index)? else {
+        let Some(link) = get_link(&mut socket, index)? else {
             return Ok(false);
         };
-        let Some(master) = link.master else {
+        let Some(master) = link.master_index else {
             return Ok(true);
         };
-        let master = get(&mut socket, master)?;
+        let master = get_link(&mut socket, master)?;
         Ok(master.is_some_and(|master| ["bridge", "vrf"].contains(&master.kind.as_str())))
     })?
 }
 
-fn get(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
+fn get_link(socket: &mut Socket, index: u32) -> io::Result<Option<Link>> {
     let mut header = [0; IFINFOMSG_BYTES];
     if let Some(bytes) = header.get_mut(IFINFOMSG_INDEX_OFFSET..IFINFOMSG_INDEX_OFFSET + 4) {
         bytes.copy_from_slice(&index.to_ne_bytes());
     }
     match socket.get(RTM_GETLINK, &[&header]) {
-        Ok(link) => Ok(link.and_then(|link| read(&link))),
+        Ok(link) => Ok(link.and_then(|link| decode(&link))),
         // The interface was removed meanwhile.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {
             Ok(None)
@@ -157,7 +161,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
-            drop(read(&bytes));
+            drop(decode(&bytes));
         }
     }
 }

@@ -4,10 +4,10 @@ use std::io;
 
 use crate::{netlink::Socket, netns::Netns};
 
-const NEW_LINK: u16 = 16;
+const RTM_NEWLINK: u16 = 16;
 /// Index of the loopback interface, equal in every namespace.
-const LOOPBACK: u32 = 1;
-const UP: u32 = 1;
+const LOOPBACK_INDEX: u32 = 1;
+const IFF_UP: u32 = 1;
 
 /// Brings the loopback interface up.
 ///
@@ -16,8 +16,8 @@ const UP: u32 = 1;
 pub fn bring_up(netns: &Netns) -> io::Result<()> {
     // struct ifinfomsg: family, padding, type, index, flags, which of the flags.
     let mut header = vec![0; 4];
-    for field in [LOOPBACK, UP, UP] {
+    for field in [LOOPBACK_INDEX, IFF_UP, IFF_UP] {
         header.extend_from_slice(&field.to_ne_bytes());
     }
-    netns.run(|| Socket::open(None)?.request(NEW_LINK, 0, &[&header]))?
+    netns.run(|| Socket::open(None)?.request(RTM_NEWLINK, 0, &[&header]))?
 }

@@ -1,6 +1,6 @@
 //! Encodes and decodes netlink messages, and exchanges them with the kernel. Blocks, with a timeout.
 //!
-//! Handles framing and attributes only; `nft` and `route` give them their meaning.
+//! The module handles framing and attributes only; the modules `nft` and `route` interpret them.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -32,12 +32,12 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLA_F_NESTED: u16 = 0x8000;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 const NLMSG_HEADER_BYTES: usize = 16;
-/// Timeout for the kernel's response, which normally arrives at once.
+/// Timeout for the kernel's response to a netlink request; normally it arrives at once.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receive buffer in bytes, larger than any datagram of the kernel.
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Maximum attempts to dump objects that change during the dump.
-const DUMP_ATTEMPTS: usize = 10;
+const MAX_DUMP_ATTEMPTS: usize = 10;
 
 /// Encoded netlink attributes, to which more can be appended.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +102,7 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the value of the first attribute of this kind.
+/// Returns the value of the first attribute of type `kind`.
 pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attrs(bytes)
         .find(|(k, _)| *k == kind)
@@ -162,7 +162,7 @@ struct NetlinkMessage<'a> {
     payload: &'a [u8],
 }
 
-fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
+fn parse_messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = usize::try_from(u32_at(bytes, 0)?).ok()?;
         let payload = bytes.get(NLMSG_HEADER_BYTES..len)?;
@@ -178,7 +178,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
 }
 
 /// Returns the result that an error message carries, of which code zero is success; `None` for other messages.
-fn error_of(message: &NetlinkMessage<'_>) -> Option<io::Result<()>> {
+fn result_of_error_message(message: &NetlinkMessage<'_>) -> Option<io::Result<()>> {
     if message.kind != NLMSG_ERROR {
         return None;
     }
@@ -241,7 +241,8 @@ impl Socket {
         }
     }
 
-    /// Reads responses until the message numbered `last` is acknowledged, and returns the first error of any message.
+    /// Reads responses until the message with sequence number `last` is acknowledged, and returns the first error of
+    /// any message.
     pub(crate) fn wait_for_ack(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
         let mut first_error = None;
         loop {
@@ -249,8 +250,8 @@ impl Socket {
                 Ok(bytes) => bytes,
                 Err(error) => return Err(first_error.unwrap_or((last, error))),
             };
-            for message in messages(bytes) {
-                let Some(result) = error_of(&message) else {
+            for message in parse_messages(bytes) {
+                let Some(result) = result_of_error_message(&message) else {
                     continue;
                 };
                 if let Err(error) = result {
@@ -279,22 +280,22 @@ impl Socket {
         message(&mut out, kind, NLM_F_REQUEST, 1, body);
         self.send(&out)?;
         let none = || io::Error::new(io::ErrorKind::InvalidData, "an empty netlink answer");
-        let answer = messages(self.receive()?).next().ok_or_else(none)?;
-        match error_of(&answer) {
+        let answer = parse_messages(self.receive()?).next().ok_or_else(none)?;
+        match result_of_error_message(&answer) {
             None => Ok(Some(answer.payload.to_vec())),
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Some(result) => result.map(|()| None),
         }
     }
 
-    /// Requests all objects of a kind, and passes each message's payload to `each`.
+    /// Requests all objects by a dump of message type `kind`, and passes each message's payload to `each`.
     pub(crate) fn dump(
         &mut self,
         kind: u16,
         body: &[&[u8]],
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        for seq in 1..=DUMP_ATTEMPTS {
+        for seq in 1..=MAX_DUMP_ATTEMPTS {
             let seq = u32::try_from(seq).unwrap_or(1);
             let mut found: Vec<Vec<u8>> = Vec::new();
             let mut out = Vec::new();
@@ -316,12 +317,12 @@ impl Socket {
         let mut consistent = true;
         loop {
             let bytes = self.receive()?;
-            for message in messages(bytes) {
+            for message in parse_messages(bytes) {
                 if message.seq != seq {
                     continue;
                 }
                 consistent &= message.flags & NLM_F_DUMP_INTR == 0;
-                if let Some(result) = error_of(&message) {
+                if let Some(result) = result_of_error_message(&message) {
                     result?;
                     return Ok(consistent);
                 }

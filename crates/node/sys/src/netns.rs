@@ -15,8 +15,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const THREAD_NETNS_PATH: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace of the thread as remembered by [`Netns::remember_home_netns`]. Taken while the thread is in another
-    /// namespace, so that a nested [`Netns::run`] returns to the enclosing one.
+    /// Home namespace of the thread, as set by [`Netns::remember_home_netns`]. It is `None` while the thread is in
+    /// another namespace, so that a nested [`Netns::run`] returns to the enclosing one.
     static HOME_NETNS: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
@@ -68,7 +68,7 @@ impl Netns {
         })
     }
 
-    /// Opens the namespace of the calling thread.
+    /// Opens the network namespace of the calling thread.
     ///
     /// # Errors
     /// When /proc is not mounted.
@@ -108,11 +108,11 @@ impl Netns {
         };
         let mut back = ReturnGuard {
             home: Some(home),
-            stays,
-            away: false,
+            remembers_home: stays,
+            is_in_other_netns: false,
         };
-        enter(self.fd.as_fd())?;
-        back.away = true;
+        enter_netns(self.fd.as_fd())?;
+        back.is_in_other_netns = true;
         let out = work();
         drop(back);
         Ok(out)
@@ -133,7 +133,7 @@ impl PartialEq for Netns {
 
 impl Eq for Netns {}
 
-fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
+fn enter_netns(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(
         fd,
         Some(LinkNameSpaceType::Network),
@@ -142,22 +142,22 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 struct ReturnGuard {
     home: Option<File>,
-    /// Whether the thread's own namespace stays remembered for the next [`Netns::run`].
-    stays: bool,
-    /// Whether the thread is in another namespace.
-    away: bool,
+    /// Whether `home` is remembered again for the next [`Netns::run`] after the return.
+    remembers_home: bool,
+    /// Whether the thread is in another namespace than `home`.
+    is_in_other_netns: bool,
 }
 
 impl Drop for ReturnGuard {
     fn drop(&mut self) {
         let Some(home) = self.home.take() else { return };
-        if self.away
-            && let Err(error) = enter(home.as_fd())
+        if self.is_in_other_netns
+            && let Err(error) = enter_netns(home.as_fd())
         {
             tracing::error!(%error, "cannot return to the home network namespace");
             std::process::abort();
         }
-        if self.stays {
+        if self.remembers_home {
             HOME_NETNS.set(Some(home));
         }
     }

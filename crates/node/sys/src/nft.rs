@@ -1,6 +1,6 @@
 //! nftables over netlink: reads tables, and commits lists of changes as one transaction.
 //!
-//! `ambit-netplan` owns the table's meaning; this module owns its encoding.
+//! The crate `ambit-netplan` defines the contents of the tables; this module encodes them.
 
 mod decode;
 mod encode;
@@ -14,7 +14,7 @@ use rustix::{io::Errno, net::netlink};
 
 pub(crate) use foreign::ForeignChains;
 pub(crate) use protocol::TableFamily;
-use protocol::{GENMSG, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, UNSPEC};
+use protocol::{GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, NFGENMSG_BYTES, UNSPEC};
 
 use crate::netlink::{Attrs, Socket, attr, text};
 
@@ -62,7 +62,7 @@ impl NftError {
             .is_some_and(|errno| unsupported.contains(&errno))
     }
 
-    /// Whether another process changed the table since it was read, so that a retry may help.
+    /// Whether another process changed the nftables rules since they were read, so that a retry may help.
     pub(crate) fn is_contention(&self) -> bool {
         let contention = [Errno::NOENT, Errno::EXIST, Errno::BUSY];
         self.errno()
@@ -162,7 +162,7 @@ impl Nft {
         Ok(packets)
     }
 
-    /// Returns the names of all chains of all tables and families, by which rules of other tools are detected cheaply.
+    /// Returns the names of all chains of all tables and families, a cheap way to detect rules of other programs.
     pub(crate) fn all_chains(&mut self) -> Result<Vec<String>, NftError> {
         let mut names = Vec::new();
         self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {
@@ -185,7 +185,7 @@ impl Nft {
         let body = filter.into_bytes();
         self.socket
             .dump(kind, &[&[family, 0, 0, 0], &body], |payload| {
-                each(payload.get(GENMSG..).unwrap_or_default());
+                each(payload.get(NFGENMSG_BYTES..).unwrap_or_default());
             })
     }
 

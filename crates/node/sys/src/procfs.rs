@@ -24,7 +24,7 @@ pub use cgroup::{CgroupError, pod_of_cgroups};
 /// Maximum size of one file in a process' `/proc` directory, in bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// Method by which a process is attributed to a pod.
+/// Method by which a process is attributed to its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
     /// By the pod UID in the cgroup's path, as kubelet and container runtimes name it.
@@ -38,9 +38,9 @@ pub enum Attribution {
 pub struct PodTarget {
     /// UID of the pod.
     pub uid: String,
-    /// Alternative to the UID in cgroup names: the configuration hash of a static pod.
-    pub alias: Option<String>,
-    /// Addresses of the pod, one of which its namespace must have; without any, the namespace is not found.
+    /// Alternative to the UID in the names of the pod's cgroups: the configuration hash of a static pod.
+    pub cgroup_alias: Option<String>,
+    /// Addresses of the pod, one of which its namespace must have; if this list is empty, no namespace is accepted.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -48,7 +48,7 @@ pub struct PodTarget {
 #[derive(Debug, Default)]
 pub struct DiscoveredPods {
     /// Network namespaces that were found, by pod UID.
-    pub found: BTreeMap<String, Netns>,
+    pub namespaces: BTreeMap<String, Netns>,
     /// Processes that were attributed to a pod, but are in a namespace that is not the pod's.
     pub rejected: Vec<RejectedProcess>,
 }
@@ -61,7 +61,7 @@ pub struct RejectedProcess {
     /// Process ID (PID) of the process.
     pub pid: u32,
     /// Reason why its namespace is not taken for the pod's.
-    pub why: RejectReason,
+    pub reason: RejectReason,
 }
 
 /// Reason why a process' namespace is not taken for its pod's.
@@ -78,7 +78,7 @@ pub enum RejectReason {
     ForeignNamespace,
     /// The namespace could not be examined.
     #[error("the namespace cannot be examined")]
-    Examine(#[source] io::Error),
+    Unreadable(#[source] io::Error),
 }
 
 /// Searches the processes under `proc`, normally `/proc`, for the namespaces of `targets`. Blocks for thousands of
@@ -95,13 +95,13 @@ pub fn discover(
     let mut names = HashMap::new();
     for pod in targets {
         names.insert(pod.uid.as_str(), pod);
-        if let Some(alias) = &pod.alias {
+        if let Some(alias) = &pod.cgroup_alias {
             names.insert(alias.as_str(), pod);
         }
     }
     let mut scan = Scan {
-        node: node_namespaces(proc)?,
-        best: HashMap::new(),
+        node_namespaces: node_namespaces(proc)?,
+        oldest_by_pod: HashMap::new(),
         rejected: Vec::new(),
     };
     for entry in fs::read_dir(proc)? {
@@ -124,17 +124,17 @@ pub fn discover(
         }
     }
     let found = scan
-        .best
+        .oldest_by_pod
         .into_iter()
         .map(|(uid, (_, netns))| (uid.to_owned(), netns))
         .collect();
     Ok(DiscoveredPods {
-        found,
+        namespaces: found,
         rejected: scan.rejected,
     })
 }
 
-/// Returns the namespaces that belong to no pod: those of the node's first process and of this one.
+/// Returns the namespaces that belong to no pod: those of the node's first process and of the calling process.
 fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     let mut ids = Vec::new();
     for opened in [Netns::open(proc.join("1/ns/net")), Netns::current()] {
@@ -156,8 +156,8 @@ fn is_exhaustion(error: &io::Error) -> bool {
 }
 
 struct Scan<'a> {
-    node: Vec<NetnsId>,
-    best: HashMap<&'a str, (u64, Netns)>,
+    node_namespaces: Vec<NetnsId>,
+    oldest_by_pod: HashMap<&'a str, (u64, Netns)>,
     rejected: Vec<RejectedProcess>,
 }
 
@@ -174,7 +174,7 @@ impl<'a> Scan<'a> {
         };
         let started = process.start_time()?;
         let netns = Netns::open(process.dir.join("ns/net"))?;
-        if let Some((earliest, best)) = self.best.get_mut(pod.uid.as_str()) {
+        if let Some((earliest, best)) = self.oldest_by_pod.get_mut(pod.uid.as_str()) {
             if *best == netns {
                 *earliest = started.min(*earliest);
                 return Ok(());
@@ -183,41 +183,42 @@ impl<'a> Scan<'a> {
                 return Ok(());
             }
         }
-        match self.check(&netns, &pod.addresses) {
+        match self.check_netns(&netns, &pod.addresses) {
             Ok(()) => {
-                self.best.insert(&pod.uid, (started, netns));
+                self.oldest_by_pod.insert(&pod.uid, (started, netns));
             }
-            Err(RejectReason::Examine(error)) if is_exhaustion(&error) => return Err(error),
+            Err(RejectReason::Unreadable(error)) if is_exhaustion(&error) => return Err(error),
             Err(why) => {
                 let uid = pod.uid.clone();
                 self.rejected.push(RejectedProcess {
                     uid,
                     pid: process.pid,
-                    why,
+                    reason: why,
                 });
             }
         }
         Ok(())
     }
 
-    fn check(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
-        if self.node.contains(&netns.id()) {
+    fn check_netns(&self, netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
+        if self.node_namespaces.contains(&netns.id()) {
             return Err(RejectReason::NodeNamespace);
         }
-        owns(netns, addresses)
+        check_ownership(netns, addresses)
     }
 }
 
-/// Checks that `netns` belongs to a pod with these addresses: one of its interfaces has one of them.
+/// Checks that `netns` is the namespace of a pod with these addresses: one of its interfaces must have one of
+/// `addresses`.
 ///
 /// # Errors
 ///
 /// The reason why it does not, or why its addresses are unknown.
-pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
+pub fn check_ownership(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     if addresses.is_empty() {
         return Err(RejectReason::NoAddresses);
     }
-    let present = addresses_in(netns).map_err(RejectReason::Examine)?;
+    let present = addresses_in(netns).map_err(RejectReason::Unreadable)?;
     let is_present = |ip: &IpAddr| present.contains(&ip.to_canonical());
     if addresses.iter().any(is_present) {
         Ok(())
@@ -244,7 +245,7 @@ impl Process {
                     }
                 }
             }
-            Attribution::Environ(variable) => variable_of(&self.read("environ")?, variable),
+            Attribution::Environ(variable) => environ_variable(&self.read("environ")?, variable),
         })
     }
 
@@ -271,7 +272,7 @@ fn start_time(stat: &str) -> Option<u64> {
     rest.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-fn variable_of(environ: &[u8], variable: &str) -> Option<String> {
+fn environ_variable(environ: &[u8], variable: &str) -> Option<String> {
     environ.split(|byte| *byte == 0).find_map(|entry| {
         let value = entry
             .strip_prefix(variable.as_bytes())?

@@ -1,6 +1,8 @@
 //! `SOCK_SEQPACKET` over Unix sockets, with at most one descriptor a record.
 //!
-//! [`SeqPacket`] and [`SeqPacketListener`] are for tasks; [`plain`] is for a process without a runtime.
+//! [`SeqPacket`] and [`SeqPacketListener`] are for async tasks; [`plain`] is for a process without an async runtime.
+//! This module does not interpret records. A record that is too long or carries more than one descriptor is an error,
+//! and no received descriptor is ever leaked.
 //!
 //! Does not interpret records. What a peer sends beyond the contract (longer records, more
 //! descriptors) is an error of that record, and no descriptor is ever leaked.
@@ -195,7 +197,7 @@ impl SeqPacket {
     /// # Errors
     /// As [`Self::send`]; `TimedOut` when the peer does not read.
     pub fn send_blocking(&self, record: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        plain::send_waiting(self.socket.get_ref(), record, fd)
+        plain::send_with_timeout(self.socket.get_ref(), record, fd)
     }
 
     /// Receives one record into `buffer`.
@@ -289,7 +291,7 @@ pub mod plain {
     use super::*;
 
     /// Timeout of [`SeqPacket::send_blocking`].
-    const TIMEOUT: Duration = Duration::from_secs(5);
+    const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Nonblocking listening socket; see [`SeqPacketListener`].
     #[derive(Debug)]
@@ -370,7 +372,7 @@ pub mod plain {
         try_recv(socket.as_fd(), buffer)
     }
 
-    pub(super) fn send_waiting(
+    pub(super) fn send_with_timeout(
         socket: &OwnedFd,
         record: &[u8],
         fd: Option<BorrowedFd<'_>>,
@@ -381,7 +383,7 @@ pub mod plain {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
-            if began.elapsed() > TIMEOUT {
+            if began.elapsed() > SEND_TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let mut fds = [PollFd::new(socket, PollFlags::OUT)];

@@ -18,10 +18,10 @@ const IPPROTO_TCP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// Length of a socket's identity (`struct inet_diag_sockid`): ports, addresses, interface and cookie.
-const ID_BYTES: usize = 48;
+const SOCKID_BYTES: usize = 48;
 /// Length of a reply's header (`struct inet_diag_msg`): family, state, timer, retransmissions; the identity; five
 /// numbers.
-const HEADER_BYTES: usize = 4 + ID_BYTES + 20;
+const DIAG_MSG_BYTES: usize = 4 + SOCKID_BYTES + 20;
 const INET_DIAG_MARK: u16 = 15;
 /// Maximum number of sockets that are read from one namespace.
 const MAX_SOCKETS: usize = 100_000;
@@ -33,21 +33,21 @@ pub enum TcpStateFilter {
     Established,
     /// Sockets of connections that can still carry data in at least one direction, including half-closed ones.
     Open,
-    /// Sockets of connections that may still receive a significant packet: also those being opened from outside, and
-    /// those closed by both sides with data in flight.
+    /// Sockets of connections that may still receive a significant packet, including those whose handshake is
+    /// incomplete, and those closed by both sides with data in flight.
     InUse,
     /// Sockets that listen for connections.
     Listening,
 }
 
 impl TcpStateFilter {
-    fn mask(self) -> u32 {
+    fn state_mask(self) -> u32 {
         match self {
             Self::Established => 1 << 1,
             // In addition: FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
             Self::Open => 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8,
             // In addition: SYN_RECV, also as a mere request; LAST_ACK, CLOSING.
-            Self::InUse => Self::Open.mask() | 1 << 3 | 1 << 12 | 1 << 9 | 1 << 11,
+            Self::InUse => Self::Open.state_mask() | 1 << 3 | 1 << 12 | 1 << 9 | 1 << 11,
             Self::Listening => 1 << 10,
         }
     }
@@ -65,7 +65,7 @@ pub struct TcpSocket {
     /// Inode number, by which the owning process can be found.
     pub inode: u64,
     family: u8,
-    id: [u8; ID_BYTES],
+    sockid: [u8; SOCKID_BYTES],
 }
 
 impl TcpSocket {
@@ -77,14 +77,14 @@ impl TcpSocket {
             mark,
             inode: 0,
             family: AF_INET,
-            id: [0; ID_BYTES],
+            sockid: [0; SOCKID_BYTES],
         }
     }
 
     /// Returns the kernel's cookie, which distinguishes this socket from earlier and later ones with the same
     /// addresses.
     pub fn cookie(&self) -> u64 {
-        let cookie = self.id.last_chunk::<8>().copied();
+        let cookie = self.sockid.last_chunk::<8>().copied();
         u64::from_ne_bytes(cookie.unwrap_or_default())
     }
 }
@@ -94,18 +94,18 @@ impl TcpSocket {
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
 pub fn tcp_sockets(netns: &Netns, state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
-    netns.run(|| dump(state))?
+    netns.run(|| list_sockets(state))?
 }
 
 /// Lists the sockets of the calling thread's namespace.
-pub(crate) fn dump(state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
+pub(crate) fn list_sockets(state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
     let mut socket = Socket::open(Some(SOCK_DIAG))?;
     let mut found = Vec::new();
     for family in [AF_INET, AF_INET6] {
-        let request = request(family, state.mask(), &[0; ID_BYTES]);
+        let request = encode_request(family, state.state_mask(), &[0; SOCKID_BYTES]);
         let dumped = socket.dump(SOCK_DIAG_BY_FAMILY, &[&request], |payload| {
             if found.len() < MAX_SOCKETS {
-                found.extend(parse(payload));
+                found.extend(decode_socket(payload));
             }
         });
         match dumped {
@@ -119,24 +119,24 @@ pub(crate) fn dump(state: TcpStateFilter) -> io::Result<Vec<TcpSocket>> {
 
 /// Destroys a socket of the calling thread's namespace, which resets its connection.
 pub(crate) fn destroy(connection: &TcpSocket) -> io::Result<()> {
-    let state = TcpStateFilter::Open.mask();
-    let request = request(connection.family, state, &connection.id);
+    let state = TcpStateFilter::Open.state_mask();
+    let request = encode_request(connection.family, state, &connection.sockid);
     Socket::open(Some(SOCK_DIAG))?
         .request(SOCK_DESTROY, 0, &[&request])
         .map(drop)
 }
 
-fn request(family: u8, states: u32, id: &[u8; ID_BYTES]) -> Vec<u8> {
+fn encode_request(family: u8, states: u32, id: &[u8; SOCKID_BYTES]) -> Vec<u8> {
     let mut bytes = vec![family, IPPROTO_TCP, 0, 0];
     bytes.extend_from_slice(&states.to_ne_bytes());
     bytes.extend_from_slice(id);
     bytes
 }
 
-fn parse(payload: &[u8]) -> Option<TcpSocket> {
-    let (head, attributes) = payload.split_at_checked(HEADER_BYTES)?;
+fn decode_socket(payload: &[u8]) -> Option<TcpSocket> {
+    let (head, attributes) = payload.split_at_checked(DIAG_MSG_BYTES)?;
     let family = *head.first()?;
-    let id: [u8; ID_BYTES] = head.get(4..4 + ID_BYTES)?.try_into().ok()?;
+    let id: [u8; SOCKID_BYTES] = head.get(4..4 + SOCKID_BYTES)?.try_into().ok()?;
     let port = |at: usize| -> Option<u16> {
         Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?))
     };
@@ -149,7 +149,7 @@ fn parse(payload: &[u8]) -> Option<TcpSocket> {
             _ => None,
         }
     };
-    let inode = netlink::u32_ne(head.get(HEADER_BYTES - 4..)?)?;
+    let inode = netlink::u32_ne(head.get(DIAG_MSG_BYTES - 4..)?)?;
     Some(TcpSocket {
         local: SocketAddr::new(ip(4)?, port(0)?),
         remote: SocketAddr::new(ip(20)?, port(2)?),
@@ -158,7 +158,7 @@ fn parse(payload: &[u8]) -> Option<TcpSocket> {
             .unwrap_or(0),
         inode: inode.into(),
         family,
-        id,
+        sockid: id,
     })
 }
 
@@ -169,7 +169,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
-            let _any = parse(&bytes);
+            let _any = decode_socket(&bytes);
         }
     }
 }

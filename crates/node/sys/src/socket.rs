@@ -60,7 +60,7 @@ pub struct Tuning {
     /// Timeout of unacknowledged data (`TCP_USER_TIMEOUT`); `None` is the kernel's default.
     pub user_timeout: Option<Duration>,
     /// Whether both ends are on this machine, so that a congestion control without pacing is used.
-    pub near: bool,
+    pub is_local: bool,
     /// Whether closing resets the connection and drops unsent data (zero `SO_LINGER`), also if the kernel closes it
     /// because the process was killed. [`close_without_reset`] undoes it.
     pub resets: bool,
@@ -114,7 +114,7 @@ pub struct BoundListener {
     pub transparent: bool,
 }
 
-fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
+fn option_error(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
     move |source| SocketError::Option { option, source }
 }
 
@@ -145,28 +145,30 @@ pub fn listen(netns: Option<&Netns>, spec: &ListenSpec) -> Result<BoundListener,
 fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<BoundListener, SocketError> {
     let socket = new_socket(domain)?;
     if let Some(mark) = spec.mark {
-        socket.set_mark(mark).map_err(option("SO_MARK"))?;
+        socket.set_mark(mark).map_err(option_error("SO_MARK"))?;
     }
     socket
         .set_reuse_address(true)
-        .map_err(option("SO_REUSEADDR"))?;
+        .map_err(option_error("SO_REUSEADDR"))?;
     if spec.reuse_port {
         socket
             .set_reuse_port(true)
-            .map_err(option("SO_REUSEPORT"))?;
+            .map_err(option_error("SO_REUSEPORT"))?;
     }
     if domain == Domain::IPV6 {
-        socket.set_only_v6(false).map_err(option("IPV6_V6ONLY"))?;
+        socket
+            .set_only_v6(false)
+            .map_err(option_error("IPV6_V6ONLY"))?;
     }
     let transparent = match spec.transparent {
         Transparent::Off => false,
         Transparent::BestEffort => set_transparent(&socket, domain).is_ok(),
         Transparent::Required => {
-            set_transparent(&socket, domain).map_err(option("IP_TRANSPARENT"))?;
+            set_transparent(&socket, domain).map_err(option_error("IP_TRANSPARENT"))?;
             true
         }
     };
-    tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
+    apply_tuning_to(SockRef::from(&socket), &spec.tuning).map_err(option_error("TCP options"))?;
     let ip = match (domain == Domain::IPV6, spec.loopback) {
         (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -215,17 +217,17 @@ pub fn socket_kind(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
 ///
 /// # Errors
 /// When an option cannot be set.
-pub fn adopt(
+pub fn adopt_listener(
     listener: std::net::TcpListener,
     tuning: &Tuning,
 ) -> Result<BoundListener, SocketError> {
     listener
         .set_nonblocking(true)
-        .map_err(option("O_NONBLOCK"))?;
-    tune_ref(SockRef::from(&listener), tuning).map_err(option("TCP options"))?;
+        .map_err(option_error("O_NONBLOCK"))?;
+    apply_tuning_to(SockRef::from(&listener), tuning).map_err(option_error("TCP options"))?;
     let transparent = SockRef::from(&listener)
         .ip_transparent_v4()
-        .map_err(option("IP_TRANSPARENT"))?;
+        .map_err(option_error("IP_TRANSPARENT"))?;
     Ok(BoundListener {
         listener,
         transparent,
@@ -262,16 +264,16 @@ pub fn outbound(
 ) -> Result<TcpSocket, SocketError> {
     let domain = Domain::for_address(destination);
     let socket = in_netns(netns, || match spec.worker {
-        Some(worker) => steering::socket(domain, worker),
+        Some(worker) => steering::socket_for_worker(domain, worker),
         None => new_socket(domain),
     })??;
     if let Some(mark) = spec.mark {
-        socket.set_mark(mark).map_err(option("SO_MARK"))?;
+        socket.set_mark(mark).map_err(option_error("SO_MARK"))?;
     }
     if spec.loopback {
         socket
             .bind_device(Some(b"lo"))
-            .map_err(option("SO_BINDTODEVICE"))?;
+            .map_err(option_error("SO_BINDTODEVICE"))?;
     }
     let same_family = |source: &IpAddr| source.is_ipv4() == destination.is_ipv4();
     if let Some(source) = spec.source.filter(same_family)
@@ -279,16 +281,16 @@ pub fn outbound(
     {
         tracing::warn!(%source, %error, "cannot keep the client's address");
     }
-    tune_ref(SockRef::from(&socket), &spec.tuning).map_err(option("TCP options"))?;
+    apply_tuning_to(SockRef::from(&socket), &spec.tuning).map_err(option_error("TCP options"))?;
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
-/// Sets the socket options of an accepted connection that it does not inherit from its listener.
+/// Sets those socket options of an accepted connection that are not inherited from the listener.
 ///
 /// # Errors
 /// When the kernel refuses an option, as it does when the peer is already gone.
-pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
-    tune_ref(SockRef::from(stream), tuning)
+pub fn apply_tuning(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
+    apply_tuning_to(SockRef::from(stream), tuning)
 }
 
 /// Clears [`Tuning::resets`] of a connection, so that closing it still sends unsent data. Called when the peer has
@@ -321,7 +323,7 @@ pub fn keep_alive(
     SockRef::from(stream).set_tcp_keepalive(&params)
 }
 
-fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
+fn apply_tuning_to(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     if tuning.resets {
         socket.set_linger(Some(Duration::ZERO))?;
@@ -336,7 +338,7 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     if tuning.user_timeout.is_some() {
         socket.set_tcp_user_timeout(tuning.user_timeout)?;
     }
-    if tuning.near {
+    if tuning.is_local {
         // Optional: a kernel that refuses is not an error.
         if let Err(error) = socket.set_tcp_congestion(LOCAL_CONGESTION_CONTROL) {
             tracing::debug!(%error, "no congestion control of its own for the machine");
@@ -351,7 +353,7 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
 /// # Errors
 /// When the socket has no local address any more.
 pub fn original_dst(stream: &TcpStream) -> io::Result<SocketAddr> {
-    let local = canonical(stream.local_addr()?);
+    let local = canonical_address(stream.local_addr()?);
     let socket = SockRef::from(stream);
     let original = match local {
         SocketAddr::V4(_) => socket.original_dst_v4(),
@@ -360,10 +362,10 @@ pub fn original_dst(stream: &TcpStream) -> io::Result<SocketAddr> {
     Ok(original
         .ok()
         .and_then(|addr| addr.as_socket())
-        .map_or(local, canonical))
+        .map_or(local, canonical_address))
 }
 
-fn canonical(addr: SocketAddr) -> SocketAddr {
+fn canonical_address(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
@@ -424,17 +426,17 @@ mod tests {
                 retries: 9,
             }),
             user_timeout: Some(Duration::from_secs(30)),
-            near: false,
+            is_local: false,
             resets: false,
         };
-        tune(&accepted, &tuning).unwrap();
+        apply_tuning(&accepted, &tuning).unwrap();
         assert_eq!(original_dst(&accepted).unwrap(), target);
     }
 
     #[tokio::test]
     async fn local_connections_are_not_paced() {
-        let tuned = |near| Tuning {
-            near,
+        let tuned = |is_local| Tuning {
+            is_local,
             ..Tuning::default()
         };
         let near = ListenSpec {

@@ -7,7 +7,7 @@ use std::io;
 use crate::{conntrack::pre_capture, netns::Netns, sock_diag};
 
 pub use crate::sock_diag::{TcpSocket, TcpStateFilter, tcp_sockets};
-pub use unproxied::{Direction, UnproxiedSocket, unproxied};
+pub use unproxied::{Direction, UnproxiedSocket, unproxied_sockets};
 
 /// Destroys a socket and its conntrack entry: both ends of the connection see a reset, and later packets belong to no
 /// known connection.
@@ -20,7 +20,7 @@ pub fn destroy(netns: &Netns, connection: &TcpSocket) -> io::Result<()> {
         sock_diag::destroy(connection)?;
         // Otherwise the guards would accept its packets for as long as connection tracking
         // remembers it.
-        if let Err(error) = pre_capture::forget(connection) {
+        if let Err(error) = pre_capture::delete_entry(connection) {
             tracing::debug!(%error, "a closed connection is still known to connection tracking");
         }
         Ok(())

@@ -38,7 +38,7 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the network namespace at the path that the plugin sent, and brings its loopback interface up.
+    /// Opens the network namespace at the path that the CNI plugin sent, and brings its loopback interface up.
     ///
     /// # Errors
     /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
@@ -48,8 +48,8 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// If programs cannot capture the pod.
     fn prepare_bpf(&self, pod: &CaptureTarget, spec: &RedirectionSpec) -> Result<(), ActionError>;
-    /// Applies redirection to a pod. On which interfaces kubelet's probes are exempt depends on the pod's current
-    /// interfaces, not on `spec`.
+    /// Applies redirection to a pod. The pod's current interfaces, not `spec`, decide on which of them kubelet's probes
+    /// are exempt.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
@@ -76,12 +76,13 @@ pub trait Actions: Send + Sync + 'static {
     /// # Errors
     /// If a part of the redirection stays.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
-    /// Installs the rules that exempt kubelet's probes in the node's namespace; existing members stay.
+    /// Installs the rules in the node's namespace that exempt kubelet's probes; existing members (addresses and ports
+    /// of pods) stay.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
-    fn ensure_host(&self) -> Result<(), ActionError>;
-    /// Exempts the probes of a pod at exactly these addresses and ports.
+    fn ensure_host_rules(&self) -> Result<(), ActionError>;
+    /// Exempts kubelet's probes of a pod from redirection at exactly these addresses and ports.
     ///
     /// # Errors
     /// If the kernel refuses the change.
@@ -91,12 +92,12 @@ pub trait Actions: Send + Sync + 'static {
         addresses: &[IpAddr],
         ports: &ProbePorts,
     ) -> Result<(), ActionError>;
-    /// Removes a pod from the exemption of probes.
+    /// Removes all addresses and ports of a pod from the exemption of kubelet's probes.
     ///
     /// # Errors
     /// If the exemption stays.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
-    /// Replaces the addresses and ports of all pods in the exemption of probes.
+    /// Replaces the addresses and ports of all pods that are exempt for kubelet's probes.
     ///
     /// # Errors
     /// If the kernel refuses the change.
@@ -110,7 +111,7 @@ pub trait Actions: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the rule stays.
-    fn remove_host(&self) -> Result<(), ActionError>;
+    fn remove_host_rules(&self) -> Result<(), ActionError>;
 }
 
 /// Result of applying a pod's redirection.
@@ -128,14 +129,14 @@ pub struct RedirectionOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriorRedirection {
     /// Redirection was completely in place.
-    All,
+    Complete,
     /// No redirection existed, neither of Ambit's agent nor of Istio's.
-    Nothing,
+    Absent,
     /// Redirection differed from the desired state, as the text describes.
-    InPart(String),
+    Drifted(String),
 }
 
-/// Pre-capture connections to be closed, formatted for logs.
+/// Outcome of closing a pod's pre-capture connections, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedConnections {
     /// Connections that were closed; both peers see a reset.
@@ -183,7 +184,7 @@ pub enum ActionError {
     /// Redirection in a pod cannot be changed.
     #[error("cannot {what} its redirection")]
     Redirection {
-        /// Operation that failed, as a verb for the message.
+        /// Operation that failed, as a verb for the error message.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -201,7 +202,7 @@ pub enum ActionError {
     /// The node's rules that exempt kubelet's probes cannot be changed.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
-        /// Operation that failed, as a verb for the message.
+        /// Operation that failed, as a verb for the error message.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -213,13 +214,13 @@ pub enum ActionError {
 #[derive(Debug)]
 pub struct KernelActions {
     /// Path of the node's procfs.
-    pub proc: PathBuf,
+    pub procfs: PathBuf,
     /// Method by which a process is attributed to a pod.
     pub attribution: Attribution,
     /// Prefix for the namespace paths that the plugin sends, such as `/host`.
     pub netns_prefix: PathBuf,
     /// Network namespace of the node.
-    pub node: Netns,
+    pub node_netns: Netns,
     /// Desired rules that exempt kubelet's probes; `None` leaves the node's namespace unchanged.
     pub host: Option<HostSpec>,
     /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
@@ -238,7 +239,9 @@ impl KernelActions {
         spec: &RedirectionSpec,
     ) -> Result<(RedirectionSpec, PodLinks), ActionError> {
         let links = match &self.host {
-            Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
+            Some(_) => {
+                links::classify_links(netns, &self.node_netns).map_err(ActionError::Links)?
+            }
             None => PodLinks::default(),
         };
         let names = links.visible_on_node.iter().cloned();
@@ -253,7 +256,7 @@ impl KernelActions {
     /// exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
-        let find = |name| cgroup::find_cgroup(&self.proc, name).unwrap_or(Cgroup::NONE);
+        let find = |name| cgroup::find_cgroup(&self.procfs, name).unwrap_or(Cgroup::NONE);
         Some(HostSpec {
             kubelet_cgroup: name.map(find),
             ..self.host.clone()?
@@ -268,7 +271,7 @@ impl KernelActions {
                 "the node has no such cgroup of version 2 (cni.kubeletCgroup, KUBELET_CGROUP): no probe is exempt until it has"
             );
         }
-        redirection::host::ensure(&self.node, spec)
+        redirection::host::ensure_rules(&self.node_netns, spec)
             .map(drop)
             .map_err(|source| ActionError::Probes {
                 what: "put in place",
@@ -283,19 +286,19 @@ impl Actions for KernelActions {
             .iter()
             .map(|pod| PodTarget {
                 uid: pod.uid.to_string(),
-                alias: pod.cgroup_alias.clone(),
+                cgroup_alias: pod.cgroup_alias.clone(),
                 addresses: pod.addresses.clone(),
             })
             .collect();
         let discovered =
-            procfs::discover(&self.proc, &self.attribution, &targets).map_err(|source| {
+            procfs::discover(&self.procfs, &self.attribution, &targets).map_err(|source| {
                 ActionError::Scan {
-                    path: self.proc.clone(),
+                    path: self.procfs.clone(),
                     source,
                 }
             })?;
         for rejected in discovered.rejected {
-            let why = ErrorChain(&rejected.why).to_string();
+            let why = ErrorChain(&rejected.reason).to_string();
             tracing::debug!(
                 uid = rejected.uid,
                 pid = rejected.pid,
@@ -303,9 +306,9 @@ impl Actions for KernelActions {
                 "not the pod's namespace"
             );
         }
-        let found = discovered.found.into_iter();
+        let found = discovered.namespaces.into_iter();
         Ok(found
-            .filter(|(_, netns)| *netns != self.node)
+            .filter(|(_, netns)| *netns != self.node_netns)
             .map(|(uid, netns)| (uid.into(), netns))
             .collect())
     }
@@ -327,7 +330,7 @@ impl Actions for KernelActions {
             source,
         })?;
         let own = Netns::current().is_ok_and(|own| own == netns);
-        if own || netns == self.node {
+        if own || netns == self.node_netns {
             return Err(ActionError::NodeNetns { path });
         }
         // Runtimes call the plugin for loopback and the others at the same time. While it is down, the proxy can have
@@ -380,9 +383,9 @@ impl Actions for KernelActions {
         }
         Ok(RedirectionOutcome {
             prior: match applied {
-                Applied::Unchanged => PriorRedirection::All,
-                Applied::Installed => PriorRedirection::Nothing,
-                Applied::Repaired { what } => PriorRedirection::InPart(what.to_string()),
+                Applied::Unchanged => PriorRedirection::Complete,
+                Applied::Installed => PriorRedirection::Absent,
+                Applied::Repaired { what } => PriorRedirection::Drifted(what.to_string()),
             },
             method,
             warnings,
@@ -394,13 +397,13 @@ impl Actions for KernelActions {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<ClosedConnections, ActionError> {
-        let open = tcp_sockets::unproxied(netns, PROXY_MARK, TcpStateFilter::Open)
+        let open = tcp_sockets::unproxied_sockets(netns, PROXY_MARK, TcpStateFilter::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
             return Ok(ClosedConnections::default());
         }
         // Probes that began before the capture still come from the node's own addresses.
-        let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
+        let of_node = addresses_in(&self.node_netns).map_err(ActionError::Connections)?;
         let mut outcome = ClosedConnections::default();
         for UnproxiedSocket { socket, direction } in open {
             let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
@@ -429,7 +432,7 @@ impl Actions for KernelActions {
             })
     }
 
-    fn ensure_host(&self) -> Result<(), ActionError> {
+    fn ensure_host_rules(&self) -> Result<(), ActionError> {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
@@ -445,21 +448,23 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        redirection::host::upsert(&self.node, spec, uid, addresses, ports).map_err(|source| {
-            ActionError::Probes {
+        redirection::host::upsert_pod(&self.node_netns, spec, uid, addresses, ports).map_err(
+            |source| ActionError::Probes {
                 what: "put in place",
                 source,
-            }
-        })
+            },
+        )
     }
 
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError> {
         let Some(spec) = &self.host_spec() else {
             return Ok(());
         };
-        redirection::host::remove_pod(&self.node, spec, uid).map_err(|source| ActionError::Probes {
-            what: "take away",
-            source,
+        redirection::host::remove_pod(&self.node_netns, spec, uid).map_err(|source| {
+            ActionError::Probes {
+                what: "take away",
+                source,
+            }
         })
     }
 
@@ -468,7 +473,7 @@ impl Actions for KernelActions {
             return Ok(());
         };
         self.ensure_probe_rule(spec)?;
-        redirection::host::set_members(&self.node, spec, members).map_err(|source| {
+        redirection::host::set_members(&self.node_netns, spec, members).map_err(|source| {
             ActionError::Probes {
                 what: "put in place",
                 source,
@@ -480,17 +485,19 @@ impl Actions for KernelActions {
         let Some(spec) = &self.host_spec() else {
             return Ok(0);
         };
-        redirection::host::exempted(&self.node, spec).map_err(|source| ActionError::Probes {
-            what: "count",
-            source,
+        redirection::host::exempted_connections(&self.node_netns, spec).map_err(|source| {
+            ActionError::Probes {
+                what: "count",
+                source,
+            }
         })
     }
 
-    fn remove_host(&self) -> Result<(), ActionError> {
+    fn remove_host_rules(&self) -> Result<(), ActionError> {
         if self.host.is_none() {
             return Ok(());
         }
-        redirection::host::remove(&self.node).map_err(|source| ActionError::Probes {
+        redirection::host::remove_rules(&self.node_netns).map_err(|source| ActionError::Probes {
             what: "take away",
             source,
         })
@@ -506,10 +513,10 @@ mod tests {
         let proc = tempfile::tempdir().unwrap();
         let root = proc.path().join("1/root/sys/fs/cgroup");
         let actions = |kubelet_cgroup: Option<&str>| KernelActions {
-            proc: proc.path().to_owned(),
+            procfs: proc.path().to_owned(),
             attribution: Attribution::Cgroup,
             netns_prefix: PathBuf::new(),
-            node: Netns::current().unwrap(),
+            node_netns: Netns::current().unwrap(),
             host: Some(HostSpec::default()),
             kubelet_cgroup: kubelet_cgroup.map(str::to_owned),
             pins: Pins::at(proc.path()),

@@ -156,9 +156,9 @@ pub enum ConfigError {
     /// A listening address cannot be parsed.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
     Address {
-        /// Server that would listen there, for the message.
+        /// Name of the server that would listen at the address, for the error message.
         purpose: &'static str,
-        /// Text that cannot be parsed.
+        /// Text that is no valid address.
         value: String,
     },
     /// The node's network namespace cannot be opened.
@@ -214,13 +214,13 @@ impl Args {
                 None => default_pins(&proc),
             },
             refused: Mutex::default(),
-            proc,
+            procfs: proc,
             attribution: match self.discover {
                 Discover::Cgroup => Attribution::Cgroup,
                 Discover::Environ => Attribution::Environ(POD_UID_VARIABLE.to_owned()),
             },
             netns_prefix,
-            node,
+            node_netns: node,
             kubelet_cgroup: (self.probe_exemption == ProbeExemption::Kubelet)
                 .then(|| self.kubelet_cgroup.clone())
                 .filter(|cgroup| !cgroup.is_empty()),
@@ -263,7 +263,7 @@ impl Args {
         Duration::from_secs(self.reconcile_seconds.max(1))
     }
 
-    /// Returns the listening addresses of the metrics and health servers; `None` is disabled.
+    /// Returns the listening addresses of the metrics server and the health server; `None` for a disabled server.
     ///
     /// # Errors
     /// When one is neither empty nor an address. `:8000` means every address.
@@ -387,8 +387,8 @@ mod tests {
         let settings = args(&["--exclude-namespaces", " kube-system ,,other"])
             .settings()
             .unwrap();
-        assert!(settings.enablement.excludes("kube-system"));
-        assert!(settings.enablement.excludes("other"));
-        assert!(!settings.enablement.excludes(""));
+        assert!(settings.enablement.excludes_namespace("kube-system"));
+        assert!(settings.enablement.excludes_namespace("other"));
+        assert!(!settings.enablement.excludes_namespace(""));
     }
 }

@@ -1,4 +1,5 @@
-//! Keeps the record of enrolled pods that node proxies read: see [`ambit_wire::enrolled`].
+//! Writes the record of enrolled pods that node proxies read, see [`ambit_wire::enrolled`]. The previous agent's file
+//! stays until this agent knows every pod.
 //!
 //! The previous agent's file stays until this agent knows every pod.
 
@@ -39,7 +40,7 @@ struct DesiredContent {
 #[derive(Debug)]
 pub(crate) struct EnrolledFile {
     desired: watch::Sender<DesiredContent>,
-    earlier: Vec<EnrolledPod>,
+    earlier_pods: Vec<EnrolledPod>,
 }
 
 impl EnrolledFile {
@@ -82,7 +83,7 @@ impl EnrolledFile {
         });
         Self {
             desired: sender,
-            earlier: before.unwrap_or_default().pods,
+            earlier_pods: before.unwrap_or_default().pods,
         }
     }
 
@@ -93,9 +94,9 @@ impl EnrolledFile {
         });
     }
 
-    /// Keeps the entry of the previous agent's file for a pod whose namespace is not known yet.
+    /// Keeps the previous agent's entry for a pod whose network namespace is not known yet.
     pub(crate) fn keep_earlier(&self, uid: &PodUid) {
-        let mut before = self.earlier.iter();
+        let mut before = self.earlier_pods.iter();
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
             return;
         };
@@ -150,7 +151,7 @@ fn named_netns(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
 #[cfg(test)]
 mod tests {
     use ambit_sys::netns::Netns;
-    use ambit_testkit::until;
+    use ambit_testkit::wait_until;
 
     use super::*;
 
@@ -183,7 +184,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert_eq!(read_file(&path), Some(of_before), "not all are known");
         file.mark_complete();
-        until("every pod is recorded", || {
+        wait_until("every pod is recorded", || {
             read_file(&path).is_some_and(|enrolled| enrolled.pods.len() == 3)
         })
         .await;
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(pods[1].netns, None);
         file.remove(&"a".into());
         file.remove(&"c".into());
-        until("one pod is left", || {
+        wait_until("one pod is left", || {
             read_file(&path).is_some_and(|enrolled| enrolled.pods.len() == 1)
         })
         .await;

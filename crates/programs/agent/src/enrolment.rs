@@ -32,7 +32,7 @@ use pod::{Goal, NextAction, Pod, RuleState, RunningStep};
 use scan_schedule::ScanSchedule;
 
 pub use annotations::AnnotationError;
-pub use call::{CniAdd, PodRef, Reply, RequestId};
+pub use call::{CniAdd, PluginReply, PodRef, RequestId};
 pub use event::{Effect, Event, ScanTarget};
 pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus};
 
@@ -43,7 +43,8 @@ pub struct Settings {
     pub enablement: Enablement,
     /// Redirection of a pod without annotations and probe ports.
     pub redirection: RedirectionSpec,
-    /// Whether connections of the node's processes are exempt on a pod's probe ports only, rather than on every port.
+    /// Whether connections of the node's processes are exempt only on the ports that a pod's probes and hooks name,
+    /// rather than on every port.
     pub exempt_probe_ports_only: bool,
 }
 
@@ -66,13 +67,13 @@ pub struct Enrolment<N> {
     settings: Settings,
     namespaces: BTreeMap<ArcStr, Labels>,
     pods: BTreeMap<PodUid, Pod<N>>,
-    parked: ParkedCalls<N>,
-    scanning: ScanSchedule,
-    synced: bool,
-    next_step: u64,
+    parked_calls: ParkedCalls<N>,
+    scan_schedule: ScanSchedule,
+    is_source_synced: bool,
+    next_step_id: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// Pods and labels that the previous agent recorded; dropped once the initial pods are known.
-    record: Option<EarlierObjects>,
+    /// Pods and namespace labels that the previous agent recorded; dropped once the initial pods are known.
+    earlier_objects: Option<EarlierObjects>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
@@ -82,18 +83,18 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             settings,
             namespaces: BTreeMap::new(),
             pods: BTreeMap::new(),
-            parked: ParkedCalls::default(),
-            scanning: ScanSchedule::default(),
-            synced: false,
-            next_step: 0,
+            parked_calls: ParkedCalls::default(),
+            scan_schedule: ScanSchedule::default(),
+            is_source_synced: false,
+            next_step_id: 0,
             membership: None,
-            record: None,
+            earlier_objects: None,
         }
     }
 
-    /// Whether the source has sent all objects that existed at the start, and they were processed.
+    /// Whether the source has sent all objects that existed at the agent's start, and they were processed.
     pub fn is_ready(&self) -> bool {
-        self.scanning.initial_done()
+        self.scan_schedule.is_initial_scan_done()
     }
 
     /// Counts the pods by state.
@@ -113,20 +114,22 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that left the mesh still has redirection, or a proxy still serves it.
+    /// Whether a pod that left the mesh still has redirection, or a node proxy still serves it.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
             .values()
             .filter(|pod| matches!(self.goal(pod), Ok(Goal::Unenrolled)));
-        leaving.any(|pod| pod.may_be_served || pod.probes.is_some() || pod.running_step.is_some())
+        leaving.any(|pod| {
+            pod.may_be_served || pod.exempted_probes.is_some() || pod.running_step.is_some()
+        })
     }
 
-    /// Returns when the next [`Event::Tick`] is due.
+    /// Returns the time at which the next [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let pods = self.pods.values().filter_map(Pod::deadline);
-        pods.chain(self.parked.deadline())
-            .chain(self.scanning.deadline())
+        pods.chain(self.parked_calls.deadline())
+            .chain(self.scan_schedule.deadline())
             .min()
     }
 
@@ -134,13 +137,13 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     pub fn on_event(&mut self, event: Event<N>, now: Instant) -> Vec<Effect<N>> {
         let mut effects = Vec::new();
         match event {
-            Event::Source(event) => self.on_source(event, now, &mut effects),
+            Event::Source(event) => self.on_source_event(event, now, &mut effects),
             Event::CniAdd(request, add) => self.on_cni_add(request, add, now, &mut effects),
             Event::IsMember(request, which) => {
-                self.park(request, ParkedCall::IsMember(which), now, &mut effects);
+                self.park_call(request, ParkedCall::IsMember(which), now, &mut effects);
             }
             Event::Scanned(found) => self.on_scanned(found, now, &mut effects),
-            Event::ScanFailed => self.scanning.on_scan_failed(now),
+            Event::ScanFailed => self.scan_schedule.on_scan_failed(now),
             Event::StepDone { uid, id, result } => {
                 self.on_step_done(&uid, id, result, now, &mut effects);
             }
@@ -152,7 +155,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                     .filter(|pod| pod.expects_rules_in_place)
                 {
                     tracing::warn!(pod = %pod.view.name, what, "redirection had drifted and is repaired");
-                    pod.drifts = pod.drifts.saturating_add(1);
+                    pod.repair_count = pod.repair_count.saturating_add(1);
                 }
             }
             Event::Applied {
@@ -166,12 +169,12 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 }
             }
             Event::ProxySynced => {
-                for uid in self.uids() {
+                for uid in self.pod_uids() {
                     if let Some(failure) = self.pods.get_mut(&uid).and_then(|p| p.failure.as_mut())
                     {
                         failure.retry_at = now;
                     }
-                    self.advance(&uid, now, &mut effects);
+                    self.start_next_step(&uid, now, &mut effects);
                 }
             }
             Event::Reconcile => self.on_reconcile(now, &mut effects),
@@ -180,54 +183,54 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         effects
     }
 
-    fn uids(&self) -> Vec<PodUid> {
+    fn pod_uids(&self) -> Vec<PodUid> {
         self.pods.keys().cloned().collect()
     }
 
-    fn on_source(&mut self, event: SourceEvent, now: Instant, effects: &mut Vec<Effect<N>>) {
+    fn on_source_event(&mut self, event: SourceEvent, now: Instant, effects: &mut Vec<Effect<N>>) {
         match event {
             SourceEvent::Pod(view) => {
                 let uid = view.uid.clone();
                 self.update_pod(view, now);
-                self.advance(&uid, now, effects);
+                self.start_next_step(&uid, now, effects);
             }
             SourceEvent::PodGone(uid) => {
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.gone = true;
+                    pod.is_deleted = true;
                     pod.failure = None;
                 }
-                self.advance(&uid, now, effects);
+                self.start_next_step(&uid, now, effects);
             }
             SourceEvent::Namespace(name, labels) => {
                 self.namespaces.insert(name.clone(), labels);
-                self.advance_namespace(&name, now, effects);
+                self.advance_pods_of_namespace(&name, now, effects);
             }
             SourceEvent::NamespaceGone(name) => {
                 self.namespaces.remove(&name);
-                self.advance_namespace(&name, now, effects);
+                self.advance_pods_of_namespace(&name, now, effects);
             }
-            SourceEvent::Recorded(record) => self.record = Some(record),
+            SourceEvent::Recorded(record) => self.earlier_objects = Some(record),
             SourceEvent::Synced => {
-                self.synced = true;
+                self.is_source_synced = true;
                 self.mark_late_captures();
-                self.scanning.request_scan(now);
+                self.scan_schedule.request_scan(now);
             }
         }
-        if self.synced {
+        if self.is_source_synced {
             self.write_membership(effects);
-            self.settle_parked(now, effects);
+            self.resume_parked_calls(now, effects);
             self.scan_if_due(now, effects);
         }
     }
 
     fn update_pod(&mut self, view: PodView, now: Instant) {
         let Some(pod) = self.pods.get_mut(&view.uid) else {
-            let mut pod = Pod::new(view, !self.synced);
-            pod.capture_is_late = self.synced && self.is_late_when_first_seen(&pod.view);
+            let mut pod = Pod::new(view, !self.is_source_synced);
+            pod.capture_is_late = self.is_source_synced && self.is_late_when_first_seen(&pod.view);
             self.pods.insert(pod.view.uid.clone(), pod);
             return;
         };
-        pod.gone = false;
+        pod.is_deleted = false;
         // An ended pod loses its addresses in its status; what we know is needed to the end.
         let moved = !view.addresses.is_empty() && view.addresses != pod.view.addresses;
         // The plugin's namespace is confirmed now; any other means another sandbox.
@@ -239,24 +242,29 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         pod.view = view;
         let belongs = |pod: &Pod<N>| matches!(self.goal(pod), Ok(Goal::Enrolled(_)));
         if unexpected && self.pods.get(&uid).is_some_and(belongs) {
-            self.scanning.scan_soon(now);
+            self.scan_schedule.scan_soon(now);
         }
     }
 
-    fn advance_namespace(&mut self, name: &str, now: Instant, effects: &mut Vec<Effect<N>>) {
-        for uid in self.uids() {
+    fn advance_pods_of_namespace(
+        &mut self,
+        name: &str,
+        now: Instant,
+        effects: &mut Vec<Effect<N>>,
+    ) {
+        for uid in self.pod_uids() {
             if self
                 .pods
                 .get(&uid)
                 .is_some_and(|pod| *pod.view.name.namespace == *name)
             {
-                self.advance(&uid, now, effects);
+                self.start_next_step(&uid, now, effects);
             }
         }
     }
 
     fn goal(&self, pod: &Pod<N>) -> Result<Goal, AnnotationError> {
-        if pod.gone || pod.view.terminal {
+        if pod.is_deleted || pod.view.terminal {
             return Ok(Goal::Deleted);
         }
         if !self.belongs_to_mesh(&pod.view) {
@@ -280,10 +288,10 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     /// Starts the pod's next step, unless one is in flight or it must wait.
-    fn advance(&mut self, uid: &PodUid, now: Instant, effects: &mut Vec<Effect<N>>) {
+    fn start_next_step(&mut self, uid: &PodUid, now: Instant, effects: &mut Vec<Effect<N>>) {
         // Before everything is known, a missing label may be that of a namespace still to come, and
         // a pod that seems untouched may be one that an agent before us has captured.
-        if !self.scanning.initial_done() {
+        if !self.scan_schedule.is_initial_scan_done() {
             return;
         }
         self.clear_late_capture(uid);
@@ -298,27 +306,27 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             Err(error) => {
                 let text = format!("pod {}: {error}", pod.view.name);
                 self.report_failure(uid, &text, effects);
-                self.answer_waiters(uid, &Reply::Refused(text), effects);
+                self.reply_to_waiting_calls(uid, &PluginReply::Refused(text), effects);
                 return;
             }
         };
         if pod.is_captured(&goal) {
-            self.answer_waiters(uid, &Reply::Done, effects);
+            self.reply_to_waiting_calls(uid, &PluginReply::Captured, effects);
             self.clear_failure(uid, effects);
         } else if !matches!(goal, Goal::Enrolled(_)) {
             let text = format!(
                 "pod {} does not belong to the mesh (any more)",
                 pod.view.name
             );
-            self.answer_waiters(uid, &Reply::Refused(text), effects);
+            self.reply_to_waiting_calls(uid, &PluginReply::Refused(text), effects);
         }
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
         match pod.next_action(&goal, now) {
             NextAction::Step(step) => {
-                let id = StepId(self.next_step);
-                self.next_step += 1;
+                let id = StepId(self.next_step_id);
+                self.next_step_id += 1;
                 pod.may_be_served |= matches!(step, Step::Proxy(ProxyStep::Announce { .. }));
                 pod.running_step = Some(RunningStep {
                     id,
@@ -331,7 +339,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 });
             }
             NextAction::NeedNetns if !pod.addresses.is_empty() => {
-                self.scanning.request_scan_for_missing(now)
+                self.scan_schedule.request_scan_for_missing(now)
             }
             // Not started yet: the plugin will bring it.
             NextAction::NeedNetns | NextAction::Wait => {}
@@ -339,7 +347,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 Goal::Enrolled(_) => {}
                 // Its descriptor is not needed any more.
                 Goal::Unenrolled => pod.forget_netns(),
-                Goal::Deleted if pod.gone => {
+                Goal::Deleted if pod.is_deleted => {
                     self.pods.remove(uid);
                 }
                 Goal::Deleted => pod.forget_netns(),
@@ -369,15 +377,15 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 let stale = about.is_some() && about != pod.netns.as_ref();
                 if !stale {
                     pod.on_step_failed(&busy.step, text.clone(), now);
-                    let waited = !pod.waiters.is_empty();
+                    let waited = !pod.waiting_calls.is_empty();
                     if !matches!(busy.step, Step::Status(_)) {
                         self.report_failure(uid, &text, effects);
                     }
                     let reply = match busy.step {
-                        Step::Proxy(ProxyStep::Announce { .. }) => Reply::TryLater(text),
-                        _ => Reply::Failed(text),
+                        Step::Proxy(ProxyStep::Announce { .. }) => PluginReply::TryLater(text),
+                        _ => PluginReply::Failed(text),
                     };
-                    self.answer_waiters(uid, &reply, effects);
+                    self.reply_to_waiting_calls(uid, &reply, effects);
                     if waited && let Some(pod) = self.pods.get_mut(uid) {
                         // The runtime tears the sandbox down and makes a new one.
                         pod.forget_netns();
@@ -386,17 +394,17 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 }
             }
         }
-        self.advance(uid, now, effects);
+        self.start_next_step(uid, now, effects);
         self.scan_if_due(now, effects);
     }
 
-    /// Reports a failure to the pod's owner, unless it is the one that was reported last.
+    /// Reports a failure to the pod's owner, unless the same failure was reported last.
     fn report_failure(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
-        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
+        let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.is_deleted) else {
             return;
         };
-        if pod.complaint.as_deref() != Some(text) {
-            pod.complaint = Some(text.to_owned());
+        if pod.reported_failure.as_deref() != Some(text) {
+            pod.reported_failure = Some(text.to_owned());
             effects.push(Effect::ReportFailure {
                 uid: uid.clone(),
                 pod: pod.view.name.clone(),
@@ -407,7 +415,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
 
     fn clear_failure(&mut self, uid: &PodUid, effects: &mut Vec<Effect<N>>) {
         if let Some(pod) = self.pods.get_mut(uid)
-            && pod.complaint.take().is_some()
+            && pod.reported_failure.take().is_some()
         {
             effects.push(Effect::ReportFailure {
                 uid: uid.clone(),
@@ -422,37 +430,38 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             return;
         }
         self.set_probe_members(effects);
-        for uid in self.uids() {
+        for uid in self.pod_uids() {
             if let Some(pod) = self.pods.get_mut(&uid)
-                && matches!(pod.rules, RuleState::Applied(_))
+                && matches!(pod.rule_state, RuleState::Applied(_))
             {
                 // The sandbox of a pod that is being deleted may be coming down: what the runtime takes
                 // away there is not to be put back.
                 if pod.view.deleting {
                     pod.check_netns_alive = true;
                 } else {
-                    pod.rules = RuleState::Unknown;
+                    pod.rule_state = RuleState::Unknown;
                 }
             }
-            self.advance(&uid, now, effects);
+            self.start_next_step(&uid, now, effects);
         }
-        self.scanning.request_scan(now);
+        self.scan_schedule.request_scan(now);
         self.scan_if_due(now, effects);
     }
 
-    /// Replaces the node's probe set by the members of captured pods, once the addresses of all are known.
+    /// Replaces the members of the node's probe set by the addresses and ports of captured pods, once the addresses of
+    /// all are known.
     fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
         let captured: Vec<_> = self
             .pods
             .iter()
             .filter(|(_, pod)| {
-                pod.probes.is_some() || matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
+                pod.exempted_probes.is_some() || matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
             })
             .collect();
         let unsettled = |pod: &Pod<N>| {
             let step = pod.running_step.as_ref().map(|busy| &busy.step);
             // Until this agent has written the pod's probes, those that an earlier one wrote stay.
-            let is_earlier = pod.expects_rules_in_place && pod.probes.is_none();
+            let is_earlier = pod.expects_rules_in_place && pod.exempted_probes.is_none();
             pod.addresses.is_empty() || is_earlier || matches!(step, Some(Step::Probes(_)))
         };
         if captured.iter().any(|(_, pod)| unsettled(pod)) {
@@ -461,7 +470,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let members = captured
             .into_iter()
             .filter_map(|(uid, pod)| {
-                let ports = pod.probes.as_ref()?.ports.clone();
+                let ports = pod.exempted_probes.as_ref()?.ports.clone();
                 let addresses = pod.addresses.clone();
                 Some((uid.clone(), ProbeTargets { addresses, ports }))
             })
@@ -470,20 +479,20 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     fn on_tick(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
-        for uid in self.uids() {
+        for uid in self.pod_uids() {
             let deadline = self.pods.get(&uid).and_then(Pod::deadline);
             if deadline.is_some_and(|deadline| deadline <= now) {
-                self.advance(&uid, now, effects);
+                self.start_next_step(&uid, now, effects);
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.clear_elapsed(now);
+                    pod.clear_elapsed_deadlines(now);
                 }
             }
         }
-        if self.synced {
-            self.settle_parked(now, effects);
+        if self.is_source_synced {
+            self.resume_parked_calls(now, effects);
             self.scan_if_due(now, effects);
         } else {
-            self.expire_parked(now, effects);
+            self.expire_parked_calls(now, effects);
         }
     }
 
@@ -494,7 +503,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .iter()
             .map(|(name, labels)| (name.clone(), enablement.includes_namespace(name, labels)))
             .collect();
-        for pod in self.pods.values().filter(|pod| !pod.gone) {
+        for pod in self.pods.values().filter(|pod| !pod.is_deleted) {
             if self.belongs_to_mesh(&pod.view) {
                 membership.insert(pod.view.name.namespace.clone(), true);
             }

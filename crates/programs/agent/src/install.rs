@@ -2,7 +2,7 @@
 //! runtime call it, and the data that the plugin needs while the agent is unavailable.
 //!
 //! [`plan`] computes the desired content of the directory of configurations, [`uninstall`] decides whether a
-//! terminating agent is being replaced or removed; both are pure. This module is the loop around them: at each change
+//! terminating agent is being replaced or removed; both are pure. This module runs the loop around them: at each change
 //! and in regular intervals it compares the whole directory with its desired content.
 //!
 //! The plugin is activated only once the agent can respond to it. When the agent is removed, the configuration is
@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cni_conf::{PLUGIN, PrimaryConf, directory};
+use ambit_cni_conf::{PLUGIN_NAME, PrimaryConf, directory};
 use ambit_rt::{ErrorChain, ReadyTask, spawn, spawn_blocking};
 use tokio::{
     sync::{Notify, oneshot},
@@ -68,12 +68,13 @@ pub struct InstallPaths {
     pub run_dir: PathBuf,
 }
 
-/// Handle of the task that keeps the plugin installed. Dropping it stops the task and changes nothing on the node.
+/// Handle of the task that keeps the CNI plugin installed. Dropping the handle stops the task and changes nothing on
+/// the node.
 #[derive(Debug)]
 pub struct Installation {
     paths: InstallPaths,
     desired: DesiredConfig,
-    keeper: JoinHandle<()>,
+    task: JoinHandle<()>,
     stop: oneshot::Sender<()>,
 }
 
@@ -86,7 +87,7 @@ impl Installation {
         metrics: InstallMetrics,
         ready: ReadyTask,
     ) -> Self {
-        let desired = args.desired(&run_dir, exclude_namespaces);
+        let desired = args.desired_config(&run_dir, exclude_namespaces);
         let places = InstallPaths {
             net_dir: args.cni_net_dir.clone(),
             bin_dir: args.cni_bin_dir.clone(),
@@ -106,7 +107,7 @@ impl Installation {
         Self {
             paths: places,
             desired,
-            keeper: spawn("plugin installation", keeper.run(stopped)),
+            task: spawn("plugin installation", keeper.run(stopped)),
             stop,
         }
     }
@@ -115,16 +116,16 @@ impl Installation {
     pub async fn remove(self, may_remove_file: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
-        self.keeper.await.ok();
+        self.task.await.ok();
         let (places, mode) = (self.paths, self.desired.file_mode);
-        let plugin = places.bin_dir.join(PLUGIN);
+        let plugin = places.bin_dir.join(PLUGIN_NAME);
         let removed = spawn_blocking("uninstall", move || remove_installed(&places, mode)).await;
         match removed {
             Ok(Ok(())) => {
                 tracing::info!("the CNI plugin is out of force");
                 if may_remove_file {
                     tokio::time::sleep(RUNTIME_RELOAD_DELAY).await;
-                    if let Err(error) = files::remove(&plugin) {
+                    if let Err(error) = files::remove_if_exists(&plugin) {
                         tracing::warn!(error = %ErrorChain(&error), "the CNI plugin is left");
                     }
                 }
@@ -144,7 +145,7 @@ impl Installation {
 struct ReconcileOutcome {
     plan: InstallPlan,
     changed: bool,
-    is_cilium: bool,
+    is_primary_cilium: bool,
 }
 
 /// Error of a check of the installation.
@@ -177,7 +178,7 @@ impl InstallReconciler {
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) {
         let changed = Arc::new(Notify::new());
         for directory in [&self.places.net_dir, &self.places.bin_dir] {
-            files::remove_stale(directory);
+            files::remove_stale_temporaries(directory);
         }
         loop {
             // Watched anew each time: a directory that was replaced makes no events.
@@ -205,7 +206,8 @@ impl InstallReconciler {
         }
     }
 
-    /// Checks and repairs the installation once. Returns the time of the next check, if it is before the regular one.
+    /// Checks and repairs the installation once. Returns the time of the next check if it is due before the regular
+    /// one.
     async fn reconcile(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let held_back = self.throttle.next_allowed().filter(|until| *until > now);
@@ -233,7 +235,7 @@ impl InstallReconciler {
             self.metrics.count("SUCCESS");
             if self.throttle.record_change(now) {
                 tracing::warn!(
-                    hint = hint(pass.is_cilium),
+                    hint = revert_hint(pass.is_primary_cilium),
                     "another process keeps undoing the installation of the CNI plugin: changing it less and \
                      less often"
                 );
@@ -270,7 +272,7 @@ impl InstallReconciler {
     }
 }
 
-fn hint(is_cilium: bool) -> &'static str {
+fn revert_hint(is_cilium: bool) -> &'static str {
     if is_cilium {
         "set cni.exclusive=false in Cilium's values"
     } else {
@@ -298,7 +300,8 @@ fn reconcile_directory(
         path: net_dir.clone(),
         source,
     })?;
-    let is_absent = directory::primary(&files, desired.primary.as_deref()) == PrimaryConf::None;
+    let is_absent =
+        directory::find_primary_conf(&files, desired.primary.as_deref()) == PrimaryConf::None;
     let absent = is_absent.then(|| absent.unwrap_or_else(Instant::now));
     let absent_for = absent.map_or(Duration::ZERO, |since| since.elapsed());
     let mut plan = plan(&files, desired, absent_for);
@@ -318,12 +321,12 @@ fn reconcile_directory(
     let pass = ReconcileOutcome {
         plan,
         changed,
-        is_cilium,
+        is_primary_cilium: is_cilium,
     };
     Ok((pass, absent))
 }
 
-/// Removes the plugin's configuration; blocks.
+/// Removes the plugin's configuration from the node; blocks.
 fn remove_installed(places: &InstallPaths, mode: u32) -> Result<(), ReconcileError> {
     let net_dir = &places.net_dir;
     // Twice where another process writes at the same time.
@@ -345,7 +348,7 @@ fn remove_installed(places: &InstallPaths, mode: u32) -> Result<(), ReconcileErr
         net_dir.join(membership_copy::FILE_NAME),
         places.run_dir.join(membership::FILE_NAME),
     ] {
-        files::remove(&file).map_err(ReconcileError::Configuration)?;
+        files::remove_if_exists(&file).map_err(ReconcileError::Configuration)?;
     }
     Ok(())
 }

@@ -18,9 +18,9 @@ use crate::{
     },
 };
 
-/// Installation of the CNI plugin over the agent's life; it starts when the agent can serve the plugin.
+/// Installation of the CNI plugin over the agent's life; begins when the agent can serve the plugin.
 #[derive(Clone, Debug)]
-pub(crate) struct Installing {
+pub(crate) struct InstallLifecycle {
     args: Arc<Args>,
     stage: Arc<Mutex<InstallerStage>>,
 }
@@ -28,20 +28,20 @@ pub(crate) struct Installing {
 #[derive(Debug)]
 enum InstallerStage {
     /// The settings disable the installation.
-    Off,
+    Disabled,
     Prepared(InstallMetrics, ReadyTask),
     Running(Box<Installation>),
     Ended,
 }
 
-impl Installing {
+impl InstallLifecycle {
     /// Prepares the installation, if enabled. The agent is not ready until the plugin is installed.
     pub(crate) fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
         let stage = if args.install.install_cni {
-            let ready = readiness.pending("CNI plugin");
+            let ready = readiness.add_pending_task("CNI plugin");
             InstallerStage::Prepared(InstallMetrics::new(registry), ready)
         } else {
-            InstallerStage::Off
+            InstallerStage::Disabled
         };
         Self {
             args: Arc::new(args.clone()),
@@ -49,7 +49,7 @@ impl Installing {
         }
     }
 
-    /// Starts the installation; further calls do nothing.
+    /// Starts the installation on the first call; further calls do nothing.
     pub(crate) fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let InstallerStage::Prepared(..) = &*stage
@@ -66,30 +66,33 @@ impl Installing {
         }
     }
 
-    /// Delays the shutdown until it is decided whether the plugin is uninstalled, and that is done: the agent still
-    /// serves the plugin meanwhile. The flag is set afterwards if the agent is being removed.
-    pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
+    /// Delays the shutdown until the plugin is uninstalled, or it is decided that the plugin stays: meanwhile the agent
+    /// still serves the plugin. The flag is then true if the agent is being removed.
+    pub(crate) fn delay_shutdown(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
         let (installing, is_removed) = (self.clone(), Arc::clone(&removed));
         spawn("end of the installation", async move {
             // At the end the API server may refuse to tell: our rights go with us.
             let node = tokio::select! {
-                node = installing.node() => node,
+                node = installing.read_node() => node,
                 _ = ordered.wait() => None,
             };
             let cause = ordered.wait().await;
-            is_removed.store(installing.end(node).await, Ordering::Relaxed);
+            is_removed.store(
+                installing.uninstall_if_removed(node).await,
+                Ordering::Relaxed,
+            );
             trigger.shut_down(cause);
         });
         (self, ended, removed)
     }
 
     /// Reads this node's object; `None` if the installation is disabled or the object cannot be read.
-    async fn node(&self) -> Option<Node> {
+    async fn read_node(&self) -> Option<Node> {
         let is_off = {
             let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-            matches!(*stage, InstallerStage::Off)
+            matches!(*stage, InstallerStage::Disabled)
         };
         if is_off { None } else { self.look_up().await.1 }
     }
@@ -101,14 +104,14 @@ impl Installing {
         daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await
     }
 
-    /// Decides at shutdown whether the agent is being removed, and uninstalls the plugin then. `before` is the node's
-    /// object as read at the start.
-    async fn end(&self, before: Option<Node>) -> bool {
+    /// Decides at shutdown whether the agent is being removed, and uninstalls the plugin in that case. `before` is the
+    /// node's object as read at the start.
+    async fn uninstall_if_removed(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *stage, InstallerStage::Ended)
         };
-        if matches!(stage, InstallerStage::Off) {
+        if matches!(stage, InstallerStage::Disabled) {
             return false;
         }
         let (lookup, node) = self.look_up().await;

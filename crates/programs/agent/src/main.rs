@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use ambit_agent::config::Args;
 use clap::Parser as _;
 
-/// Allocator that returns memory after load peaks; the C library's keeps it in one arena for each thread.
+/// Allocator that returns memory after load peaks; the C library's allocator keeps it in one arena for each thread.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -32,7 +32,7 @@ pub struct StepOutcome {
     pub result: &'static str,
 }
 
-/// Labels of `ambit_agent_earlier_connections_total`.
+/// Labels of `ambit_agent_earlier_connections_total`, the number of pre-capture connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PreCaptureOutcome {
     /// Outcome of closing the connection: `closed` or `failed`.
@@ -52,9 +52,9 @@ pub struct Metrics {
     pub steps: Family<StepOutcome, Counter>,
     /// Duration of plugin calls that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
-    /// Number of pre-capture connections of late captures, by outcome of closing them.
-    pub earlier_connections: Family<PreCaptureOutcome, Counter>,
-    /// Number of connections of the node's processes that were exempt as kubelet's probes.
+    /// Number of pre-capture connections of pods that were captured late, by outcome of closing them.
+    pub pre_capture_connections: Family<PreCaptureOutcome, Counter>,
+    /// Number of connections of the node's processes that were exempt from redirection as kubelet's probes.
     pub probe_connections: Counter,
     desired: Gauge,
     captured: Gauge,
@@ -73,7 +73,7 @@ impl Metrics {
             enrolment_seconds: Histogram::new([
                 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
             ]),
-            earlier_connections: Family::default(),
+            pre_capture_connections: Family::default(),
             probe_connections: Counter::default(),
             desired: Gauge::default(),
             captured: Gauge::default(),
@@ -101,7 +101,7 @@ impl Metrics {
         registry.register(
             "ambit_agent_earlier_connections",
             "Plaintext connections that pods had which should have started captured and did not, by whether they could be closed",
-            m.earlier_connections,
+            m.pre_capture_connections,
         );
         registry.register(
             "ambit_agent_probe_connections",

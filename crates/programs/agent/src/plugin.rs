@@ -27,7 +27,7 @@ use tokio::{
 
 use crate::{
     actions::Actions,
-    enrolment::{CniAdd, PodRef, Reply},
+    enrolment::{CniAdd, PluginReply, PodRef},
     metrics::{Metrics, ResponseCode},
     report::AgentReport,
 };
@@ -50,7 +50,7 @@ pub enum PluginCall {
 #[derive(Debug)]
 pub enum PluginResponse {
     /// Response to the plugin.
-    Reply(Reply),
+    Reply(PluginReply),
     /// Report for operators.
     Report(Box<AgentReport>),
 }
@@ -61,35 +61,35 @@ pub type CallSender = mpsc::Sender<(PluginCall, oneshot::Sender<PluginResponse>)
 /// Body of `/cmdadd`, with the field names of Istio's plugin.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct AddEvent {
+struct CmdAddBody {
     netns: String,
     pod_name: String,
     pod_namespace: String,
     #[serde(rename = "IPs", default)]
-    ips: Option<Vec<EventAddress>>,
+    ips: Option<Vec<CmdAddAddress>>,
     /// UID of the pod; empty if the plugin did not send it.
     #[serde(rename = "PodUID", default)]
     pod_uid: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct EventAddress {
+struct CmdAddAddress {
     #[serde(rename = "Address")]
-    address: EventNetwork,
+    address: CmdAddNetwork,
 }
 
 #[derive(Debug, Deserialize)]
-struct EventNetwork {
+struct CmdAddNetwork {
     #[serde(rename = "IP")]
     ip: IpAddr,
 }
 
 #[derive(Serialize)]
-struct Membership {
+struct MembershipBody {
     mesh: bool,
 }
 
-/// Bound socket. Dropping it removes its file, unless a successor has replaced it.
+/// Listening socket for the CNI plugin. Dropping it removes its file, unless a successor has replaced it.
 #[derive(Debug)]
 pub struct PluginSocket {
     listener: UnixListener,
@@ -191,7 +191,7 @@ async fn handle_request<A: Actions>(
 }
 
 async fn handle_add<A: Actions>(body: &[u8], calls: &CallSender, actions: Arc<A>) -> Response {
-    let event: AddEvent = match serde_json::from_slice(body) {
+    let event: CmdAddBody = match serde_json::from_slice(body) {
         Ok(event) => event,
         Err(error) => return text(400, format!("the event cannot be read: {error}\n")),
     };
@@ -223,7 +223,7 @@ async fn handle_add<A: Actions>(body: &[u8], calls: &CallSender, actions: Arc<A>
     });
     let reply = send_call(calls, call).await;
     match &reply {
-        Reply::Done => tracing::info!(pod, "a starting pod is captured"),
+        PluginReply::Captured => tracing::info!(pod, "a starting pod is captured"),
         other => tracing::warn!(pod, reply = ?other, "a starting pod is not captured"),
     }
     reply_response(reply)
@@ -253,9 +253,9 @@ fn pod_ref(namespace: impl AsRef<str>, name: impl AsRef<str>, uid: impl AsRef<st
     }
 }
 
-async fn send_call(calls: &CallSender, call: PluginCall) -> Reply {
+async fn send_call(calls: &CallSender, call: PluginCall) -> PluginReply {
     let (sender, receiver) = oneshot::channel();
-    let ending = || Reply::TryLater("the agent is ending".to_owned());
+    let ending = || PluginReply::TryLater("the agent is ending".to_owned());
     if calls.send((call, sender)).await.is_err() {
         return ending();
     }
@@ -265,7 +265,7 @@ async fn send_call(calls: &CallSender, call: PluginCall) -> Reply {
     }
 }
 
-/// Serves `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
+/// Serves the reports `/v1/status` and `/v1/pods/NAMESPACE/NAME`; `None` for other paths.
 pub async fn report(request: &Request, calls: &CallSender) -> Option<Response> {
     let pod = match request.uri().path() {
         "/v1/status" => None,
@@ -304,12 +304,12 @@ pub async fn report(request: &Request, calls: &CallSender) -> Option<Response> {
     ))
 }
 
-fn reply_response(reply: Reply) -> Response {
+fn reply_response(reply: PluginReply) -> Response {
     match reply {
-        Reply::Done => text(200, ""),
-        Reply::Member(mesh) => json(200, &Membership { mesh }),
+        PluginReply::Captured => text(200, ""),
+        PluginReply::Member(mesh) => json(200, &MembershipBody { mesh }),
         // Our plugin tries again; to others it is a failure like any.
-        Reply::TryLater(why) => text(503, format!("{why}\n")),
-        Reply::Failed(why) | Reply::Refused(why) => text(500, format!("{why}\n")),
+        PluginReply::TryLater(why) => text(503, format!("{why}\n")),
+        PluginReply::Failed(why) | PluginReply::Refused(why) => text(500, format!("{why}\n")),
     }
 }

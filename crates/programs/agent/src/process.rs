@@ -22,7 +22,7 @@ use crate::{
     enrolled::{self, EnrolledFile},
     enrolment::{Effect, Enrolment, Event, RequestId},
     install,
-    installing::Installing,
+    installing::InstallLifecycle,
     metrics::Metrics,
     plugin::{self, PluginCall, PluginResponse},
     report::AgentReport,
@@ -45,8 +45,8 @@ use executor::Executor;
 /// Maximum attempts to install the node's probe rules at the start, and the delay between them.
 const PROBE_RULE_ATTEMPTS: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// Time for which a terminating agent continues to unenrol pods that have just left the mesh, since no agent may
-/// follow.
+/// Time for which a terminating agent continues to unenrol pods that have just left the mesh, since no other agent may
+/// follow to do it.
 const UNENROLMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of the last export of metrics and logs before the process ends.
@@ -58,7 +58,7 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// When it cannot start, or its source of pods ends.
 pub fn run(args: Args) -> Result<(), RunError> {
     if args.worker {
-        supervisor::end_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
+        supervisor::die_with_supervisor(c"ambit-agent").map_err(RunError::Runtime)?;
     }
     // Before there are other threads. Programs that the agent starts get root's again.
     let kept = privileges::keep_only(&[
@@ -82,14 +82,14 @@ pub fn run(args: Args) -> Result<(), RunError> {
         let supervisor = if args.worker {
             Supervisor::connect().await?.0
         } else {
-            Supervisor::none()
+            Supervisor::unsupervised()
         };
         let started = move || supervisor.report_started();
         let actions = args.kernel_actions()?;
         if args.manifests.is_empty() {
             let client =
                 ambit_kube_kit::create_client(args.kubeconfig.as_deref(), "ambit-agent").await?;
-            let keys = args.settings()?.enablement.namespace_keys();
+            let keys = args.settings()?.enablement.namespace_label_keys();
             let source = KubernetesSource::new(client.clone(), &args.node, keys, &args.run_dir);
             let status = StatusSink::Api(ApiStatus::start(client, &args.node));
             return run_with(args, source, actions, status, exporter, shutdown, started).await;
@@ -125,9 +125,9 @@ pub async fn run_with<S: PodSource, A: Actions>(
     ambit_rt::metrics::register_build(&mut registry, "cni", env!("CARGO_PKG_VERSION"));
     let metrics = Metrics::new(&mut registry);
     let readiness = Readiness::default();
-    let ready = readiness.pending("enrolment");
+    let ready = readiness.add_pending_task("enrolment");
     let (drain, watcher) = drain::channel();
-    let installing = Installing::new(&args, &mut registry, &readiness);
+    let installing = InstallLifecycle::new(&args, &mut registry, &readiness);
     let (calls, called) = mpsc::channel(64);
     let (registry, exporting) = exporter.start_with(registry);
     admin::serve(&args, registry, readiness, calls.clone(), &watcher).await?;
@@ -163,12 +163,12 @@ pub async fn run_with<S: PodSource, A: Actions>(
     );
     let plugin = spawn("plugin socket", plugin);
     install::plugin_log::start(&args.run_dir, watcher);
-    let (installing, shutdown, removed) = installing.until(shutdown);
-    let agent = Agent {
+    let (installing, shutdown, removed) = installing.delay_shutdown(shutdown);
+    let agent = AgentLoop {
         enrolment: Enrolment::new(settings),
         pending_replies: HashMap::new(),
         next_request: 0,
-        trouble: false,
+        has_source_trouble: false,
         identity: AgentIdentity {
             node: args.node.clone(),
             redirection_backend: args.backend.to_string(),
@@ -224,7 +224,8 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
     let mut left = PROBE_RULE_ATTEMPTS.0;
     loop {
         let actions = Arc::clone(actions);
-        let prepared = spawn_blocking("prepare the node", move || actions.ensure_host()).await;
+        let prepared =
+            spawn_blocking("prepare the node", move || actions.ensure_host_rules()).await;
         match prepared {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) if left == 0 => return Err(RunError::Host(error)),
@@ -248,17 +249,17 @@ struct AgentIdentity {
 }
 
 /// Loop that passes events to the enrolment state machine and carries out its effects.
-struct Agent<A> {
+struct AgentLoop<A> {
     enrolment: Enrolment<Netns>,
     pending_replies: HashMap<RequestId, oneshot::Sender<PluginResponse>>,
     next_request: u64,
-    /// Whether the source reported that its pods may be outdated.
-    trouble: bool,
+    /// Whether the source last reported that its pods may be outdated.
+    has_source_trouble: bool,
     identity: AgentIdentity,
     executor: Executor<A>,
 }
 
-impl<A: Actions> Agent<A> {
+impl<A: Actions> AgentLoop<A> {
     async fn run<S: PodSource>(
         mut self,
         mut source: S,
@@ -283,13 +284,13 @@ impl<A: Actions> Agent<A> {
                     for event in sent.ok_or(RunError::SourceEnded)? {
                         self.observe(event);
                     }
-                    let trouble = source.trouble().is_some();
-                    if std::mem::replace(&mut self.trouble, trouble) && !trouble {
+                    let trouble = source.outdated_reason().is_some();
+                    if std::mem::replace(&mut self.has_source_trouble, trouble) && !trouble {
                         self.executor.status.retry_now();
                     }
                 }
                 Some(event) = events.recv() => self.handle_event(event),
-                Some((call, reply)) = calls.recv() => self.handle_call(call, reply, source.trouble()),
+                Some((call, reply)) = calls.recv() => self.handle_call(call, reply, source.outdated_reason()),
                 _ = reconcile.tick() => {
                     self.handle_event(Event::Reconcile);
                     self.executor.sweep_bpf();
@@ -366,13 +367,15 @@ impl<A: Actions> Agent<A> {
                 }
                 Effect::Step { uid, id, step } => self.executor.step(uid, id, step),
                 Effect::Scan(targets) => self.executor.scan(targets),
-                Effect::Hold(uid) => self.executor.proxies.hold(uid),
+                Effect::HoldPod(uid) => self.executor.proxies.hold(uid),
                 Effect::OpenZds => self.executor.proxies.open(),
                 Effect::WriteMembership(namespaces) => self.executor.write_membership(namespaces),
                 Effect::SetProbeMembers(members) => self.executor.probes.set_members(members),
                 Effect::PruneStatus(keep) => self.executor.prune_status(keep),
                 Effect::ReportFailure { uid, pod, failure } => {
-                    self.executor.status.report(&uid, &pod, failure.as_deref());
+                    self.executor
+                        .status
+                        .report_failure(&uid, &pod, failure.as_deref());
                 }
             }
         }

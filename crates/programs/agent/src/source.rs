@@ -42,13 +42,13 @@ pub struct PodView {
     pub annotations: Labels,
     /// Addresses in the pod's status, `podIPs`.
     pub addresses: Vec<IpAddr>,
-    /// Ports that kubelet probes; `None` in records of earlier agents, which did not store them: then every port
-    /// counts, so that no probe fails until the API server sends the pod.
+    /// Ports of the pod that kubelet probes. `None` in records of earlier agents, which did not store them: then every
+    /// port counts, so that no probe fails until the API server sends the pod.
     #[serde(default)]
     pub probe_ports: Option<Vec<u16>>,
     /// Name of the pod's cgroup if it is not named by the UID (static pods).
     pub cgroup_alias: Option<String>,
-    /// Value of the pod's status annotation. Enrolment only reads from it whether the pod was captured before, and
+    /// Value of the pod's status annotation. Enrolment derives from it only whether the pod was captured before, and
     /// otherwise corrects it.
     pub reported: RedirectionStatus,
     /// Whether labels and annotations are certainly unchanged since the pod's creation.
@@ -129,12 +129,12 @@ pub enum SourceEvent {
 /// Source of pods and namespaces. The first events describe all existing objects, then [`SourceEvent::Synced`], then
 /// every change in order.
 pub trait PodSource: Send + 'static {
-    /// Waits for further events; `None` at the end of the source. Cancellation loses no event.
+    /// Waits for further events; `None` at the end of the source. Cancelling the future loses no event.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
 
     /// Returns why the events sent so far may be outdated; `None` if they are current. When it changes, [`Self::next`]
     /// returns, possibly without events.
-    fn trouble(&self) -> Option<&str> {
+    fn outdated_reason(&self) -> Option<&str> {
         None
     }
 }

@@ -16,7 +16,7 @@ use dir::{StatusDir, StatusError};
 /// Destination of the pods' status annotations and events.
 #[derive(Clone, Debug)]
 pub enum StatusSink {
-    /// Nothing is written.
+    /// Neither annotations nor events are written.
     Disabled,
     /// Annotations are written to a directory of manifests.
     Dir(Arc<StatusDir>),
@@ -30,7 +30,7 @@ impl StatusSink {
     ///
     /// # Errors
     /// When the directory cannot be written.
-    pub fn write(
+    pub fn write_annotation(
         &self,
         uid: &PodUid,
         pod: &PodName,
@@ -46,7 +46,7 @@ impl StatusSink {
         }
     }
 
-    /// Records the value of a pod's annotation that the source has sent.
+    /// Records the value of a pod's status annotation as the source has sent it.
     pub fn on_observed(&self, view: &PodView) {
         if let Self::Api(api) = self {
             api.set_observed(view.uid.clone(), view.name.clone(), view.reported);
@@ -67,11 +67,11 @@ impl StatusSink {
         }
     }
 
-    /// Removes the status annotations of this node's pods except those to `keep`.
+    /// Removes the status annotations of this node's pods, except for the pods in `keep`.
     ///
     /// # Errors
     /// When a directory cannot be read or written.
-    pub fn prune(&self, keep: &BTreeSet<PodName>) -> Result<(), StatusError> {
+    pub fn prune_annotations(&self, keep: &BTreeSet<PodName>) -> Result<(), StatusError> {
         match self {
             Self::Dir(dir) => dir.prune(keep),
             // The status of each pod that is out is written by itself.
@@ -79,8 +79,9 @@ impl StatusSink {
         }
     }
 
-    /// Reports to the pod's owner, by a Kubernetes event, why it cannot be enrolled; `None`: that it is enrolled now.
-    pub fn report(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
+    /// Reports to the pod's owner, by a Kubernetes event, why the pod cannot be enrolled; `None` reports that it is
+    /// enrolled now.
+    pub fn report_failure(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
         if let Self::Api(api) = self {
             api.report(uid.clone(), pod.clone(), failure.map(str::to_owned));
         }

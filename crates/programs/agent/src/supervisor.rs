@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 
-use ambit_handover::{Program, SupervisorSockets};
+use ambit_handover::{SupervisorSockets, WorkerProgram};
 use ambit_rt::{Env, logging::LoggingError};
 
 use crate::config::Args;
@@ -36,11 +36,11 @@ pub fn supervise(args: &Args, arguments: Vec<OsString>) -> Result<u8, SuperviseE
         std::fs::create_dir_all(parent).ok();
     }
     let arguments = arguments.into_iter().chain(["--worker".into()]);
-    Ok(ambit_handover::run(Program {
+    Ok(ambit_handover::run(WorkerProgram {
         name: "ambit-agent",
         arguments: arguments.collect(),
         sockets: SupervisorSockets {
-            hold_for_others: Some(args.zds_socket.with_file_name(HOLDER_SOCKET)),
+            hosted_holder: Some(args.zds_socket.with_file_name(HOLDER_SOCKET)),
             ..SupervisorSockets::default()
         },
     })?)

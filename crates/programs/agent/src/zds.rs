@@ -15,7 +15,7 @@ use ambit_sys::{
 };
 use ambit_wire::zds_codec;
 use ambit_zds::{
-    ConnectionId, DeliverError, ExpectedRecord, MAX_RECORD_BYTES, OrderId, PodUid, Registry,
+    ConnectionId, ExpectedRecord, MAX_RECORD_BYTES, OrderError, OrderId, PodUid, Registry,
     RegistryEffect, RegistryEvent, Request, WorkloadInfo,
 };
 use prometheus_client::metrics::gauge::Gauge;
@@ -40,24 +40,24 @@ enum ZdsCommand {
         uid: PodUid,
         done: DeliverySender,
     },
-    Hold(PodUid),
-    Open,
+    HoldPod(PodUid),
+    AcceptProxies,
 }
 
-type DeliverySender = oneshot::Sender<Result<(), DeliverError>>;
+type DeliverySender = oneshot::Sender<Result<(), OrderError>>;
 
 /// Handle that sends commands to the ZDS server, which processes them in order.
 #[derive(Clone, Debug)]
 pub struct Zds(mpsc::UnboundedSender<ZdsCommand>);
 
 impl Zds {
-    /// Orders the newest proxy to serve the pod; completes when the proxy has acknowledged it.
+    /// Orders the newest node proxy to serve the pod; completes when the proxy has acknowledged the order.
     pub fn add(
         &self,
         uid: PodUid,
         info: WorkloadInfo,
         netns: Netns,
-    ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+    ) -> impl Future<Output = Result<(), OrderError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.send_command(
             ZdsCommand::Add {
@@ -70,30 +70,30 @@ impl Zds {
         )
     }
 
-    /// Orders every proxy to stop serving the pod; completes when the proxies have acknowledged it.
-    pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+    /// Orders every node proxy to stop serving the pod; completes when the proxies have acknowledged the order.
+    pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), OrderError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.send_command(ZdsCommand::Del { uid, done }, outcome)
     }
 
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
     pub fn hold(&self, uid: PodUid) {
         // The server ends only with the process.
-        self.0.send(ZdsCommand::Hold(uid)).ok();
+        self.0.send(ZdsCommand::HoldPod(uid)).ok();
     }
 
-    /// Lets proxies connect, since every pod is known now.
+    /// Lets node proxies connect, since every pod is known now.
     pub fn open(&self) {
-        self.0.send(ZdsCommand::Open).ok();
+        self.0.send(ZdsCommand::AcceptProxies).ok();
     }
 
     fn send_command(
         &self,
         command: ZdsCommand,
-        outcome: oneshot::Receiver<Result<(), DeliverError>>,
-    ) -> impl Future<Output = Result<(), DeliverError>> + use<> {
+        outcome: oneshot::Receiver<Result<(), OrderError>>,
+    ) -> impl Future<Output = Result<(), OrderError>> + use<> {
         self.0.send(command).ok();
-        async move { outcome.await.unwrap_or(Err(DeliverError::Withdrawn)) }
+        async move { outcome.await.unwrap_or(Err(OrderError::Withdrawn)) }
     }
 }
 
@@ -109,8 +109,8 @@ impl std::fmt::Debug for ZdsCommand {
         f.write_str(match self {
             Self::Add { .. } => "Add",
             Self::Del { .. } => "Del",
-            Self::Hold(_) => "Hold",
-            Self::Open => "Open",
+            Self::HoldPod(_) => "Hold",
+            Self::AcceptProxies => "Open",
         })
     }
 }
@@ -128,7 +128,7 @@ pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
     Ok((Zds(sender), ZdsServer { listener, commands }))
 }
 
-/// Input from the tasks of a proxy's connection.
+/// Input from the tasks that read from and write to a proxy's connection.
 enum ConnectionEvent {
     Record(ConnectionId, Vec<u8>),
     Broken(ConnectionId, String),
@@ -136,32 +136,32 @@ enum ConnectionEvent {
 }
 
 struct ProxyConnection {
-    out: mpsc::UnboundedSender<(Vec<u8>, Option<Netns>)>,
+    send_queue: mpsc::UnboundedSender<(Vec<u8>, Option<Netns>)>,
     _tasks: [AbortOnDrop<()>; 2],
 }
 
-struct Server<F> {
+struct RegistryServer<F> {
     registry: Registry<Netns>,
     connections: BTreeMap<ConnectionId, ProxyConnection>,
     pending_deliveries: BTreeMap<OrderId, DeliverySender>,
     inputs: mpsc::UnboundedSender<ConnectionEvent>,
     next_id: u64,
-    connected: Gauge,
-    synced: F,
+    connected_proxies: Gauge,
+    on_synced: F,
 }
 
 impl ZdsServer {
-    /// Serves proxies until the future is dropped. `synced` is called when a proxy knows every pod.
+    /// Serves node proxies until the future is dropped. `synced` is called whenever a proxy has received every pod.
     pub async fn run(mut self, connected: Gauge, synced: impl Fn() + Send) {
         let (sender, mut inputs) = mpsc::unbounded_channel();
-        let mut server = Server {
+        let mut server = RegistryServer {
             registry: Registry::new(),
             connections: BTreeMap::new(),
             pending_deliveries: BTreeMap::new(),
             inputs: sender,
             next_id: 0,
-            connected,
-            synced,
+            connected_proxies: connected,
+            on_synced: synced,
         };
         let mut open = false;
         let mut accept_from = tokio::time::Instant::now();
@@ -170,7 +170,7 @@ impl ZdsServer {
             let may_accept = open && server.connections.len() < MAX_CONNECTIONS;
             tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(ZdsCommand::Open) => open = true,
+                    Some(ZdsCommand::AcceptProxies) => open = true,
                     Some(command) => server.handle_command(command),
                     None => return,
                 },
@@ -193,7 +193,7 @@ async fn accept(listener: &SeqPacketListener, from: tokio::time::Instant) -> io:
     listener.accept().await
 }
 
-impl<F: Fn()> Server<F> {
+impl<F: Fn()> RegistryServer<F> {
     fn handle_command(&mut self, command: ZdsCommand) {
         let ticket = OrderId(self.next_id);
         self.next_id += 1;
@@ -206,7 +206,7 @@ impl<F: Fn()> Server<F> {
             } => {
                 self.pending_deliveries.insert(ticket, done);
                 self.handle_registry_event(RegistryEvent::Add {
-                    ticket,
+                    order_id: ticket,
                     uid,
                     info,
                     netns,
@@ -214,10 +214,15 @@ impl<F: Fn()> Server<F> {
             }
             ZdsCommand::Del { uid, done } => {
                 self.pending_deliveries.insert(ticket, done);
-                self.handle_registry_event(RegistryEvent::Del { ticket, uid });
+                self.handle_registry_event(RegistryEvent::Del {
+                    order_id: ticket,
+                    uid,
+                });
             }
-            ZdsCommand::Hold(uid) => self.handle_registry_event(RegistryEvent::KeepIfServed(uid)),
-            ZdsCommand::Open => {}
+            ZdsCommand::HoldPod(uid) => {
+                self.handle_registry_event(RegistryEvent::KeepIfServed(uid))
+            }
+            ZdsCommand::AcceptProxies => {}
         }
     }
 
@@ -236,8 +241,13 @@ impl<F: Fn()> Server<F> {
                 write(id, socket, records, self.inputs.clone()),
             ),
         ];
-        self.connections
-            .insert(id, ProxyConnection { out, _tasks: tasks });
+        self.connections.insert(
+            id,
+            ProxyConnection {
+                send_queue: out,
+                _tasks: tasks,
+            },
+        );
         self.handle_registry_event(RegistryEvent::Accepted(id));
     }
 
@@ -293,11 +303,11 @@ impl<F: Fn()> Server<F> {
                 }
                 RegistryEffect::Synced(id) => {
                     tracing::info!(connection = id.0, "a node proxy knows of every pod");
-                    (self.synced)();
+                    (self.on_synced)();
                 }
             }
         }
-        self.connected
+        self.connected_proxies
             .set(i64::try_from(self.registry.connected_proxies()).unwrap_or(i64::MAX));
     }
 
@@ -305,7 +315,7 @@ impl<F: Fn()> Server<F> {
         if let Some(connection) = self.connections.get(&id) {
             // A writer that has ended reports it by itself.
             connection
-                .out
+                .send_queue
                 .send((zds_codec::encode_request(request), netns))
                 .ok();
         }

@@ -67,10 +67,10 @@ impl Node {
         );
         Self {
             actions: KernelActions {
-                proc: proc.path().to_owned(),
+                procfs: proc.path().to_owned(),
                 attribution: Attribution::Cgroup,
                 netns_prefix: PathBuf::new(),
-                node: Netns::current().unwrap(),
+                node_netns: Netns::current().unwrap(),
                 host: None,
                 kubelet_cgroup: None,
                 pins: Pins::at(pins),

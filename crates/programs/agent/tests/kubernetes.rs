@@ -42,7 +42,7 @@ impl Cluster {
         let node = Node::new();
         let listener = node
             .namespace
-            .within(|| std::net::TcpListener::bind("127.0.0.1:0"))
+            .run_inside(|| std::net::TcpListener::bind("127.0.0.1:0"))
             .unwrap()
             .unwrap();
         let server = ApiServer::start_at(listener);
@@ -73,7 +73,7 @@ impl Cluster {
         );
     }
 
-    fn label(&self, ambient: bool) {
+    fn label_namespace(&self, ambient: bool) {
         let labels = if ambient {
             json!({"istio.io/dataplane-mode": "ambient"})
         } else {
@@ -85,7 +85,7 @@ impl Cluster {
         );
     }
 
-    fn publish(&self, pod: &Pod, running: bool, annotations: &Value) {
+    fn publish_pod(&self, pod: &Pod, running: bool, annotations: &Value) {
         self.update_pod_at(pod, running.then_some(&pod.ip), annotations);
     }
 
@@ -112,8 +112,8 @@ impl Cluster {
         value.map(str::to_owned)
     }
 
-    fn status(&self) -> Value {
-        let (code, body) = self.node.http("127.0.0.1:15014", "/v1/status");
+    fn agent_status(&self) -> Value {
+        let (code, body) = self.node.http_get("127.0.0.1:15014", "/v1/status");
         assert_eq!(code, 200, "{body}");
         serde_json::from_str(&body).unwrap()
     }
@@ -129,21 +129,21 @@ impl Cluster {
 #[test]
 fn labelled_namespace_is_captured_annotated_and_released() {
     let mut cluster = Cluster::new();
-    cluster.label(false);
+    cluster.label_namespace(false);
     let running = cluster.node.create_pod_network("running");
-    cluster.publish(&running, true, &json!({}));
+    cluster.publish_pod(&running, true, &json!({}));
     let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     assert_eq!(cluster.annotation(&running), None);
-    cluster.label(true);
+    cluster.label_namespace(true);
     until("annotated", || {
         cluster.annotation(&running).as_deref() == Some("enabled")
     });
     assert!(running.is_redirected() && proxy.serves(&running.uid).is_some());
 
     let starting = cluster.node.create_pod_network("starting");
-    cluster.publish(&starting, false, &json!({"kept": "yes"}));
-    assert_eq!(cluster.node.cmdadd(&starting), (200, String::new()));
+    cluster.publish_pod(&starting, false, &json!({"kept": "yes"}));
+    assert_eq!(cluster.node.post_cmdadd(&starting), (200, String::new()));
     assert!(starting.is_redirected());
     until("annotated", || {
         cluster.annotation(&starting).as_deref() == Some("enabled")
@@ -158,14 +158,14 @@ fn labelled_namespace_is_captured_annotated_and_released() {
         "/api/v1/namespaces/shop/pods/running/status"
     );
 
-    let status = cluster.status();
+    let status = cluster.agent_status();
     assert_eq!(
         (&status["node"], &status["captured"]),
         (&json!("n1"), &json!(2))
     );
     let (code, body) = cluster
         .node
-        .http("127.0.0.1:15014", "/v1/pods/shop/starting");
+        .http_get("127.0.0.1:15014", "/v1/pods/shop/starting");
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((code, &body["state"]), (200, &json!("captured")));
     assert_eq!(
@@ -173,11 +173,14 @@ fn labelled_namespace_is_captured_annotated_and_released() {
         json!(starting.namespace.netns().id().ino)
     );
     assert_eq!(
-        cluster.node.http("127.0.0.1:15014", "/v1/pods/shop/none").0,
+        cluster
+            .node
+            .http_get("127.0.0.1:15014", "/v1/pods/shop/none")
+            .0,
         404
     );
 
-    cluster.label(false);
+    cluster.label_namespace(false);
     for pod in [&running, &starting] {
         until("unenrolled", || cluster.annotation(pod).is_none());
         until("no longer served", || proxy.serves(&pod.uid).is_none());
@@ -187,46 +190,50 @@ fn labelled_namespace_is_captured_annotated_and_released() {
 #[test]
 fn known_pods_start_without_the_api_server() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
+    cluster.label_namespace(true);
     let (first, second) = (
         cluster.node.create_pod_network("first"),
         cluster.node.create_pod_network("second"),
     );
     for pod in [&first, &second] {
-        cluster.publish(pod, false, &json!({}));
+        cluster.publish_pod(pod, false, &json!({}));
     }
     let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
-    cluster.server.set_away(true);
+    cluster.server.set_unavailable(true);
     until("it is noticed", || {
-        cluster.status()["sourceTrouble"].is_string()
+        cluster.agent_status()["sourceTrouble"].is_string()
     });
-    assert_eq!(cluster.node.cmdadd(&first), (200, String::new()));
+    assert_eq!(cluster.node.post_cmdadd(&first), (200, String::new()));
     assert!(first.is_redirected());
     // An agent that starts meanwhile knows what the one before knew, and serves the proxies.
     cluster.node.kill_agent();
     cluster.start_agent();
-    until("served again", || proxy.seen.lock().unwrap().snapshots == 2);
-    assert_eq!(cluster.node.cmdadd(&second), (200, String::new()));
+    until("served again", || {
+        proxy.record.lock().unwrap().snapshots == 2
+    });
+    assert_eq!(cluster.node.post_cmdadd(&second), (200, String::new()));
     assert!(second.is_redirected());
     // Unknown: not let through, in a namespace of the mesh.
     let unknown = cluster.node.create_pod_network("unknown");
     let asked = cluster
         .node
-        .plugin("GET", "/v1/membership?namespace=shop&pod=unknown", "");
+        .plugin_request("GET", "/v1/membership?namespace=shop&pod=unknown", "");
     assert_eq!(asked.0, 503, "{}", asked.1);
     assert!(!unknown.is_redirected());
-    cluster.server.set_away(false);
+    cluster.server.set_unavailable(false);
     until("annotated", || {
         cluster.annotation(&second).as_deref() == Some("enabled")
     });
-    until("it is over", || cluster.status()["sourceTrouble"].is_null());
+    until("it is over", || {
+        cluster.agent_status()["sourceTrouble"].is_null()
+    });
 }
 
 #[test]
 fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
+    cluster.label_namespace(true);
     let pod = cluster.node.create_pod_network("web");
     let claim = json!({REDIRECTION: "enabled"});
     // The status still has the address of before.
@@ -237,7 +244,7 @@ fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
         cluster.annotation(&pod).as_deref() == Some("pending")
     });
     assert!(!pod.is_redirected());
-    cluster.publish(&pod, true, &json!({REDIRECTION: "pending"}));
+    cluster.publish_pod(&pod, true, &json!({REDIRECTION: "pending"}));
     until("captured", || pod.is_redirected());
     until("annotated", || {
         cluster.annotation(&pod).as_deref() == Some("enabled")
@@ -249,9 +256,9 @@ fn new_sandbox_after_a_reboot_is_captured_despite_its_annotation() {
 #[test]
 fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
+    cluster.label_namespace(true);
     let pod = cluster.node.create_pod_network("web");
-    cluster.publish(&pod, true, &json!({}));
+    cluster.publish_pod(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
         !cluster.events("AmbitEnrolmentFailed").is_empty()
@@ -283,15 +290,15 @@ fn the_agents_role_is_what_it_uses_and_it_asks_about_its_own_node() {
     ];
     let mut surplus = difference.unused;
     surplus.retain(|grant| !elsewhere.contains(&grant.as_str()));
-    assert_eq!((difference.refused, surplus), Default::default());
+    assert_eq!((difference.missing, surplus), Default::default());
 }
 
 #[test]
 fn failed_enrolment_and_its_end_are_reported_on_the_pod() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
+    cluster.label_namespace(true);
     let pod = cluster.node.create_pod_network("web");
-    cluster.publish(&pod, true, &json!({}));
+    cluster.publish_pod(&pod, true, &json!({}));
     cluster.start_agent();
     until("an event", || {
         !cluster.events("AmbitEnrolmentFailed").is_empty()
@@ -312,26 +319,26 @@ fn failed_enrolment_and_its_end_are_reported_on_the_pod() {
 #[test]
 fn two_agents_at_once_change_places_without_a_gap() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
+    cluster.label_namespace(true);
     let pods: Vec<_> = (0..6)
         .map(|n| cluster.node.create_pod_network(&format!("p{n}")))
         .collect();
     for pod in &pods {
-        cluster.publish(pod, false, &json!({}));
+        cluster.publish_pod(pod, false, &json!({}));
     }
     let proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
-    assert_eq!(cluster.node.cmdadd(&pods[0]).0, 200);
+    assert_eq!(cluster.node.post_cmdadd(&pods[0]).0, 200);
     // The next takes the places of its sockets while the first runs; then the first ends.
     let first = cluster.node.take_agent();
     cluster.start_agent_at("127.0.0.1:25014", "127.0.0.1:28000");
     assert!(Node::terminate(first));
     for pod in &pods[1..3] {
         // The proxy has to come over first; the plugin tries again likewise.
-        until("started", || cluster.node.cmdadd(pod).0 == 200);
+        until("started", || cluster.node.post_cmdadd(pod).0 == 200);
     }
     for pod in &pods[3..] {
-        assert_eq!(cluster.node.cmdadd(pod), (200, String::new()));
+        assert_eq!(cluster.node.post_cmdadd(pod), (200, String::new()));
     }
     for pod in &pods {
         assert!(pod.is_redirected() && proxy.serves(&pod.uid).is_some());

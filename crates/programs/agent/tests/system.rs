@@ -29,7 +29,7 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
     let mut node = Node::new();
     let collector = node
         .namespace
-        .within(OtlpCollector::start)
+        .run_inside(OtlpCollector::start)
         .unwrap()
         .unwrap();
     node.env = OTLP_VARIABLES.to_vec();
@@ -40,7 +40,7 @@ fn metrics_and_logs_reach_an_opentelemetry_collector() {
 #[test]
 fn running_pod_follows_the_label_of_its_namespace() {
     let mut node = Node::new();
-    node.label(false);
+    node.label_namespace(false);
     let pod = node.running_pod("web");
     let other = node.running_pod("out");
     node.publish_pod(
@@ -53,13 +53,13 @@ fn running_pod_follows_the_label_of_its_namespace() {
     assert_eq!((proxy.serves(&pod.uid), node.status(&pod)), (None, None));
     assert_eq!(pod.rules(), "");
 
-    node.label(true);
+    node.label_namespace(true);
     until("status is enabled", || {
         node.status(&pod).as_deref() == Some("enabled")
     });
     assert!(pod.is_redirected());
     assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
-    let info = proxy.seen.lock().unwrap().serves[&pod.uid].1.clone();
+    let info = proxy.record.lock().unwrap().serves[&pod.uid].1.clone();
     assert_eq!((&*info.pod.name, &*info.pod.service_account), ("web", "sa"));
     assert_eq!(
         info.addresses,
@@ -68,7 +68,7 @@ fn running_pod_follows_the_label_of_its_namespace() {
     assert_eq!(node.exempt_addresses(), std::slice::from_ref(&pod.ip));
     assert_eq!((other.rules(), node.status(&other)), (String::new(), None));
 
-    node.label(false);
+    node.label_namespace(false);
     until("the proxy lets go", || proxy.serves(&pod.uid).is_none());
     until("probes are no longer exempt", || {
         node.exempt_addresses().is_empty()
@@ -76,12 +76,12 @@ fn running_pod_follows_the_label_of_its_namespace() {
     assert!(!pod.rules().contains("redirect to"), "{}", pod.rules());
     assert_eq!(node.status(&pod), None);
 
-    node.label(true);
+    node.label_namespace(true);
     until("captured again", || {
         node.status(&pod).as_deref() == Some("enabled")
     });
     assert!(pod.is_redirected());
-    node.forget_pod(&pod);
+    node.remove_pod_manifest(&pod);
     until("gone", || {
         proxy.serves(&pod.uid).is_none() && node.exempt_addresses().is_empty()
     });
@@ -91,20 +91,20 @@ fn running_pod_follows_the_label_of_its_namespace() {
 #[test]
 fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pod = node.create_pod_network("web");
     node.publish_pod(&pod, false, &BTreeMap::new());
     let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
     assert_eq!(
-        node.plugin("GET", "/v1/membership?namespace=shop&pod=web", ""),
+        node.plugin_request("GET", "/v1/membership?namespace=shop&pod=web", ""),
         (200, r#"{"mesh":true}"#.to_owned())
     );
-    assert_eq!(node.cmdadd(&pod), (200, String::new()));
+    assert_eq!(node.post_cmdadd(&pod), (200, String::new()));
     assert!(pod.is_redirected());
     assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
     assert_eq!(node.exempt_addresses(), std::slice::from_ref(&pod.ip));
-    let (_, metrics) = node.http("127.0.0.1:15014", "/metrics");
+    let (_, metrics) = node.http_get("127.0.0.1:15014", "/metrics");
     for line in [
         "istio_cni_plugin_requests_total{response_code=\"200\"} 1",
         "ztunnel_connected 1",
@@ -123,15 +123,15 @@ fn a_starting_pod_is_captured_before_the_plugin_gets_its_answer() {
 #[test]
 fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let first = node.create_pod_network("web");
     node.publish_pod(&first, false, &BTreeMap::new());
     let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
-    assert_eq!(node.cmdadd(&first).0, 200);
+    assert_eq!(node.post_cmdadd(&first).0, 200);
     let mut second = node.create_pod_network("web");
     second.uid.clone_from(&first.uid);
-    assert_eq!(node.cmdadd(&second), (200, String::new()));
+    assert_eq!(node.post_cmdadd(&second), (200, String::new()));
     assert!(second.is_redirected());
     assert_eq!(
         proxy.serves(&first.uid),
@@ -143,7 +143,7 @@ fn a_new_sandbox_of_the_same_pod_is_captured_in_its_new_namespace() {
 #[test]
 fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pods: Vec<_> = (0..3)
         .map(|n| node.running_pod(&format!("web{n}")))
         .collect();
@@ -166,11 +166,11 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
         &BTreeMap::from([("istio.io/dataplane-mode", "none")]),
     );
     pods[0].namespace.run("nft", ["flush", "ruleset"]).unwrap();
-    node.forget_pod(&pods[2]);
+    node.remove_pod_manifest(&pods[2]);
     node.restart_agent();
     until("rules mended", || pods[0].is_redirected());
     until("another snapshot", || {
-        proxy.seen.lock().unwrap().snapshots == 2
+        proxy.record.lock().unwrap().snapshots == 2
     });
     for pod in &pods[..2] {
         assert_eq!(proxy.serves(&pod.uid), Some(pod.namespace.netns().id()));
@@ -188,7 +188,7 @@ fn an_agent_killed_and_started_again_finds_everything_as_it_was() {
 #[test]
 fn restarted_proxy_gets_all_pods_and_the_newest_gets_new_ones() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let first = node.running_pod("first");
     node.start_agent(&[]);
     let old = FakeProxy::start(node.zds_socket());
@@ -206,14 +206,14 @@ fn restarted_proxy_gets_all_pods_and_the_newest_gets_new_ones() {
     until("the old one catches up", || {
         old.serves(&second.uid).is_some()
     });
-    node.forget_pod(&first);
+    node.remove_pod_manifest(&first);
     until("no longer served", || old.serves(&first.uid).is_none());
 }
 
 #[test]
 fn drift_in_a_pod_and_on_the_node_is_repaired() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pod = node.running_pod("web");
     let _proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&["--reconcile-seconds", "1"]);
@@ -232,7 +232,7 @@ fn drift_in_a_pod_and_on_the_node_is_repaired() {
 #[test]
 fn proxy_refusing_a_pod_fails_only_that_call_with_its_reason() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let (bad, good) = (
         node.create_pod_network("bad"),
         node.create_pod_network("good"),
@@ -241,22 +241,22 @@ fn proxy_refusing_a_pod_fails_only_that_call_with_its_reason() {
         node.publish_pod(pod, false, &BTreeMap::new());
     }
     let proxy = FakeProxy::start(node.zds_socket());
-    proxy.seen.lock().unwrap().failing.insert(bad.uid.clone());
+    proxy.record.lock().unwrap().failing.insert(bad.uid.clone());
     node.start_agent(&[]);
-    let (status, body) = node.cmdadd(&bad);
+    let (status, body) = node.post_cmdadd(&bad);
     assert_eq!(status, 503);
     assert!(
         body.contains("shop/bad") && body.contains("scripted"),
         "{body}"
     );
     assert!(!bad.is_redirected(), "no rules without listeners");
-    assert_eq!(node.cmdadd(&good).0, 200);
+    assert_eq!(node.post_cmdadd(&good).0, 200);
 }
 
 #[test]
 fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pod = node.create_pod_network("web");
     node.publish_pod(&pod, false, &BTreeMap::new());
     let _proxy = FakeProxy::start(node.zds_socket());
@@ -270,7 +270,11 @@ fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
         r#"{"Netns":"/x","PodName":"web","PodNamespace":"shop","IPs":[{"Address":{"IP":"x"}}]}"#,
         r#"{"Netns":"/x","PodName":"web","PodNamespace":"shop","IPs":5}"#,
     ] {
-        assert_eq!(node.plugin("POST", "/cmdadd", body).0, 400, "{body}");
+        assert_eq!(
+            node.plugin_request("POST", "/cmdadd", body).0,
+            400,
+            "{body}"
+        );
     }
     let event = |netns: &str| {
         format!(r#"{{"Netns":"{netns}","PodName":"web","PodNamespace":"shop","IPs":null}}"#)
@@ -280,29 +284,33 @@ fn nonsense_from_the_plugin_is_answered_and_changes_nothing() {
         ("/etc/passwd", "not a namespace"),
         (&*node.namespace.path(), "never captured"),
     ] {
-        let (status, body) = node.plugin("POST", "/cmdadd", &event(netns));
+        let (status, body) = node.plugin_request("POST", "/cmdadd", &event(netns));
         assert_eq!(status, 500, "{body}");
         assert!(
             body.contains("shop/web") && body.contains(expected),
             "{body}"
         );
     }
-    assert_eq!(node.plugin("POST", "/cmdadd", &"x".repeat(1 << 20)).0, 413);
-    assert_eq!(node.plugin("GET", "/v1/membership", "").0, 400);
-    assert_eq!(node.plugin("POST", "/v1/membership", "").0, 405);
-    assert_eq!(node.plugin("GET", "/else", "").0, 404);
+    assert_eq!(
+        node.plugin_request("POST", "/cmdadd", &"x".repeat(1 << 20))
+            .0,
+        413
+    );
+    assert_eq!(node.plugin_request("GET", "/v1/membership", "").0, 400);
+    assert_eq!(node.plugin_request("POST", "/v1/membership", "").0, 405);
+    assert_eq!(node.plugin_request("GET", "/else", "").0, 404);
     // Bytes that are no HTTP, and a silent peer.
     let mut raw = UnixStream::connect(node.path("run/pluginevent.sock")).unwrap();
     raw.write_all(&[0xff; 4096]).ok();
     let silent = UnixStream::connect(node.path("run/pluginevent.sock")).unwrap();
-    assert_eq!(node.cmdadd(&pod).0, 200);
+    assert_eq!(node.post_cmdadd(&pod).0, 200);
     drop(silent);
 }
 
 #[test]
 fn nonsense_on_the_zds_socket_ends_that_connection_only() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pod = node.running_pod("web");
     let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
@@ -328,21 +336,21 @@ fn nonsense_on_the_zds_socket_ends_that_connection_only() {
     });
     let late = node.create_pod_network("late");
     node.publish_pod(&late, false, &BTreeMap::new());
-    assert_eq!(node.cmdadd(&late).0, 200);
+    assert_eq!(node.post_cmdadd(&late).0, 200);
     assert!(proxy.serves(&late.uid).is_some() && proxy.serves(&pod.uid).is_some());
 }
 
 #[test]
 fn pods_in_the_nodes_namespace_are_never_touched() {
     let mut node = Node::new();
-    node.label(true);
+    node.label_namespace(true);
     let pod = node.create_pod_network("host");
     let text = format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: host, namespace: shop, uid: {}}}\nspec: \
          {{nodeName: n1, hostNetwork: true, containers: []}}\nstatus: {{podIP: {}}}\n",
         pod.uid, pod.ip
     );
-    node.write("pod-host.yaml", &text);
+    node.write_manifest("pod-host.yaml", &text);
     let witness = node.running_pod("witness");
     let proxy = FakeProxy::start(node.zds_socket());
     node.start_agent(&[]);
@@ -350,5 +358,5 @@ fn pods_in_the_nodes_namespace_are_never_touched() {
         node.status(&witness).as_deref() == Some("enabled")
     });
     assert_eq!((proxy.serves(&pod.uid), pod.rules()), (None, String::new()));
-    assert_eq!(node.cmdadd(&pod).0, 500);
+    assert_eq!(node.post_cmdadd(&pod).0, 500);
 }

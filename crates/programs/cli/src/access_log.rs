@@ -1,12 +1,12 @@
-//! Lines of a node proxy's access log, ours or Istio's: text with `key=value` fields.
+//! Lines of a node proxy's access log, Ambit's or Istio's: text with `key=value` fields.
 
 use std::collections::BTreeMap;
 
 /// Parsed line of a node proxy's access log: its fields by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AccessLine(BTreeMap<String, String>);
+pub(crate) struct AccessLogLine(BTreeMap<String, String>);
 
-impl AccessLine {
+impl AccessLogLine {
     /// Parses a line of a node proxy's log; returns `None` if it is not an access log line.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut parts = line.split('\t');
@@ -55,15 +55,15 @@ mod tests {
     fn fields_quoted_and_not() {
         let line = "2026-01-01T00:00:00Z\tinfo\taccess\tconnection complete\t\
                     src.addr=10.0.0.1:5 src.identity=\"spiffe://a/ns/b/sa/c\" error=\"a \\\"b\\\"\" duration=\"1ms\"";
-        let line = AccessLine::parse(line).unwrap();
+        let line = AccessLogLine::parse(line).unwrap();
         assert_eq!(line.field("src.addr"), Some("10.0.0.1:5"));
         assert_eq!(line.field("src.identity"), Some("spiffe://a/ns/b/sa/c"));
         assert_eq!(line.field("error"), Some("a \"b\""));
         assert_eq!(line.field("duration"), Some("1ms"));
         assert_eq!(
-            AccessLine::parse("x\tinfo\tambit_xds::client\tconnected\ta=b"),
+            AccessLogLine::parse("x\tinfo\tambit_xds::client\tconnected\ta=b"),
             None
         );
-        assert_eq!(AccessLine::parse(""), None);
+        assert_eq!(AccessLogLine::parse(""), None);
     }
 }

@@ -184,6 +184,9 @@ pub(crate) enum LabCommand {
         /// Keep the lab running afterwards
         #[arg(long)]
         keep: bool,
+        /// Wait with the waypoint's part for the end of the standard input: its program is being built
+        #[arg(long, hide = true)]
+        await_waypoint: bool,
     },
     #[cfg(target_os = "linux")]
     #[command(hide = true)]

@@ -1,5 +1,5 @@
-//! `ambit bug-report`: an archive for the diagnosis of a mesh by others. Secrets are never read, and values that look
-//! like one are redacted.
+//! `ambit bug-report`: an archive with which others can diagnose a mesh. Secrets are never read, and values that look
+//! like secrets are redacted.
 
 use std::{fs::File, io, path::PathBuf};
 

@@ -94,7 +94,7 @@ async fn take_snapshot(
     mesh.config.root_namespace = mesh_namespace.into();
     Ok(Snapshot {
         minor,
-        platform: platform::detect(&nodes),
+        platform: platform::detect_platform(&nodes),
         mesh_namespace: mesh_namespace.to_owned(),
         selected_namespaces: selected_namespaces.to_vec(),
         nodes,

@@ -87,13 +87,13 @@ fn kubeconfig_error(error: Box<dyn std::error::Error + Send + Sync>) -> CliError
 }
 
 impl Target {
-    /// Returns the lab `lab_flag` by a flag, unless other flags select a cluster.
+    /// Returns the lab that `--lab` names; `None` if other flags select a cluster.
     pub(crate) fn lab_name(&self, lab_flag: Option<&str>) -> Option<String> {
         let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
         lab_flag.filter(|_| !names_cluster).map(ToOwned::to_owned)
     }
 
-    /// Describes the cluster by the kubeconfig's context.
+    /// Describes the cluster for messages, by the context of the kubeconfig.
     pub(crate) fn describe(&self) -> String {
         let file = match &self.kubeconfig {
             Some(path) => Kubeconfig::read_from(path).ok(),

@@ -24,8 +24,8 @@ pub(crate) struct AgentStatus {
     pub(crate) pods: Vec<AgentPod>,
 }
 
-/// State of one pod: an agent's `/v1/pods/NAMESPACE/NAME`, or an entry of its `/v1/status`. Unknown fields are kept, so
-/// that JSON output has them.
+/// State of one pod: an agent's `/v1/pods/NAMESPACE/NAME`, or an entry of its `/v1/status`. Unknown fields are kept in
+/// `more`, so that JSON output has them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct AgentPod {
@@ -34,7 +34,7 @@ pub(crate) struct AgentPod {
     /// Whether the pod belongs to the mesh.
     #[serde(rename = "wanted")]
     pub(crate) belongs: bool,
-    /// State of the pod in the agent: `captured`, `failing`, `no-namespace`, `ended` and others.
+    /// State of the pod as the agent sees it: `captured`, `failing`, `no-namespace`, `ended` and others.
     pub(crate) state: String,
     pub(crate) why: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ pub(crate) struct AgentPod {
     pub(crate) listeners: bool,
     /// Whether the agent found the pod's redirection rules in the kernel.
     pub(crate) redirected: bool,
-    /// How often something else changed the pod's redirection rules and the agent repaired them.
+    /// Number of times that another program changed the pod's redirection rules and the agent repaired them.
     pub(crate) drifts: i64,
     /// Method by which the pod is captured: `bpf` or `rules`; empty in older agents and while it is not known.
     #[serde(skip_serializing_if = "String::is_empty")]

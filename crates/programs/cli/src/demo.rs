@@ -12,7 +12,7 @@ mod wire;
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -43,12 +43,14 @@ const EXAMPLE_MANIFESTS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Starts the lab, makes the calls and prints their results; an error if a result differs from the manifests.
+/// Starts the lab, makes the calls and prints their results; an error if a result differs from the manifests. With
+/// `await_waypoint`, the steps of the waypoint start when the standard input ends, since its program is being built.
 pub(crate) fn run(
     name: &str,
     manifests: Option<PathBuf>,
     ip_family: IpFamily,
     keep: bool,
+    await_waypoint: bool,
 ) -> Result<ExitCode, CliError> {
     let name = if name == "default" {
         format!("demo-{}", std::process::id())
@@ -64,6 +66,7 @@ pub(crate) fn run(
             name: name.clone(),
         },
         &directory.0,
+        await_waypoint,
     );
     if keep {
         std::mem::forget(directory);
@@ -146,7 +149,7 @@ fn lab_options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Opti
     })
 }
 
-fn run_steps(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
+fn run_steps(demo: &Demo, manifests: &Path, await_waypoint: bool) -> Result<usize, CliError> {
     print_line("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
     let status = demo.wait("all pods are ready", readiness::all_ready)?;
     demo.wait_for_proxies(&status)?;
@@ -180,6 +183,12 @@ fn run_steps(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     }
     demo.wait_for_proxies(&joined)?;
     faults += demo.run_calls(&joined, &CALLS_AFTER_POLICIES)?;
+    if await_waypoint {
+        print_line("\nThe waypoint's program is still being built.")?;
+        io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| {
+            CliError::new(ErrorKind::Failed, "cannot read the standard input").with_source(error)
+        })?;
+    }
     faults += waypoint::run_steps(demo, manifests)?;
     Ok(faults)
 }

@@ -1,5 +1,5 @@
-//! Parts of a `/config_dump` that commands need. Parsing is lenient: Ambit's dump, Istio's of several versions and the
-//! `/debug/ambientz` of Ambit's control plane share these keys, and each has other keys besides.
+//! Sections of a `/config_dump` that commands need. Parsing is lenient: the dumps of Ambit's and of Istio's node
+//! proxies and the `/debug/ambientz` of Ambit's control plane share these keys, and each has other keys besides.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,28 +11,28 @@ use serde_json::{Map, Value};
 
 use crate::{CliError, ErrorKind};
 
-/// Records and pods in a proxy's `/config_dump`.
+/// Sections of a node proxy's `/config_dump` with the records of the mesh and the served pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Dump {
     /// Records of workloads: pods and other endpoints.
-    pub(crate) workloads: Entries<WorkloadEntry>,
-    pub(crate) services: Entries<ServiceEntry>,
-    pub(crate) policies: Entries<PolicyEntry>,
-    pub(crate) certificates: Entries<CertificateEntry>,
+    pub(crate) workloads: DumpEntries<WorkloadEntry>,
+    pub(crate) services: DumpEntries<ServiceEntry>,
+    pub(crate) policies: DumpEntries<PolicyEntry>,
+    pub(crate) certificates: DumpEntries<CertificateEntry>,
     /// State of the pods that the proxy serves, by uid.
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Part of a dump about the proxy itself, without the records of the mesh.
+/// Section of a `/config_dump` about the proxy itself, without the records of the mesh.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
     pub(crate) version: ProxyVersion,
-    pub(crate) certificates: Entries<CertificateEntry>,
+    pub(crate) certificates: DumpEntries<CertificateEntry>,
 }
 
-/// Part of a dump about open connections.
+/// Section of a `/config_dump` about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ConnectionsDump {
@@ -41,13 +41,13 @@ pub(crate) struct ConnectionsDump {
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Entries of one section of a dump, written as a list, or as a map by name.
+/// Entries of one section of a `/config_dump`, written as a list, or as a map by name.
 #[derive(Debug)]
-pub(crate) struct Entries<T>(Vec<Entry<T>>);
+pub(crate) struct DumpEntries<T>(Vec<DumpEntry<T>>);
 
-/// Entry of a dump: its fields known here, and its complete JSON for the output.
+/// Entry of a section: the parsed fields, and its complete JSON for the output.
 #[derive(Debug)]
-pub(crate) struct Entry<T> {
+pub(crate) struct DumpEntry<T> {
     pub(crate) parsed: T,
     raw: Value,
 }
@@ -97,7 +97,7 @@ pub(crate) struct ServiceEntry {
     pub(crate) vips: Vec<String>,
     pub(crate) ports: TargetPorts,
     /// Endpoints of the service; absent from the control plane's dump.
-    pub(crate) endpoints: Option<Entries<EndpointEntry>>,
+    pub(crate) endpoints: Option<DumpEntries<EndpointEntry>>,
     pub(crate) waypoint: Option<Waypoint>,
 }
 
@@ -190,7 +190,7 @@ pub(crate) struct PodInfo {
     pub(crate) name: String,
 }
 
-/// An open connection. Unknown fields are kept, so that JSON output has them.
+/// Open connection of a pod in a `/config_dump`. Unknown fields are kept, so that JSON output has them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Connection {
@@ -286,8 +286,8 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-impl<T> Entries<T> {
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry<T>> {
+impl<T> DumpEntries<T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &DumpEntry<T>> {
         self.0.iter()
     }
 
@@ -302,13 +302,13 @@ impl<T> Entries<T> {
     }
 }
 
-impl<T> Default for Entries<T> {
+impl<T> Default for DumpEntries<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
+impl<'de, T: DeserializeOwned> Deserialize<'de> for DumpEntries<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let all = match Value::deserialize(deserializer)? {
             Value::Array(list) => list,
@@ -319,7 +319,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
             let mut parsed = raw.clone();
             drop_nulls(&mut parsed);
             let parsed = serde_json::from_value(parsed).map_err(serde::de::Error::custom)?;
-            Ok(Entry { parsed, raw })
+            Ok(DumpEntry { parsed, raw })
         };
         all.into_iter()
             .map(entry)
@@ -328,7 +328,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Entries<T> {
     }
 }
 
-impl<T> Serialize for Entry<T> {
+impl<T> Serialize for DumpEntry<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.raw.serialize(serializer)
     }

@@ -93,12 +93,12 @@ pub(crate) async fn get_namespace(cluster: &ClusterApi, name: &str) -> Result<Na
         .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
-/// Progress of capturing the pods of a namespace, or of releasing them.
+/// Progress of capturing, or of releasing, the pods of a namespace.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EnrolProgress {
     /// Number of pods that are captured, or released, as desired.
-    done: usize,
-    /// Pods that are not yet captured, or released, as desired: pod, node.
+    done_count: usize,
+    /// Pods that are not yet captured, or released, as desired, each with its node.
     pending: Vec<(String, String)>,
     /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,
@@ -126,7 +126,7 @@ impl EnrolProgress {
                         CaptureState::No
                     }) =>
                 {
-                    state.done += 1
+                    state.done_count += 1
                 }
                 // Nothing is done to a pod that is ending.
                 _ if is_terminating(pod) => {}
@@ -154,7 +154,7 @@ pub(crate) async fn wait_for(
         let pods: Vec<Pod> = pods.map_err(|error| install_error(error.into()))?;
         let state = EnrolProgress::compute(rules, &pods, &namespace, enrol);
         if state.pending.is_empty() {
-            let mut text = format!("namespace {name}: {} pods {done}", state.done);
+            let mut text = format!("namespace {name}: {} pods {done}", state.done_count);
             for (pod, why) in &state.exceptions {
                 let side = if enrol {
                     "stays outside"
@@ -181,7 +181,7 @@ pub(crate) async fn wait_for(
             last = state.pending.len();
             print_progress(&format!(
                 "namespace {name}: {} pods {done}, {last} pending",
-                state.done
+                state.done_count
             ));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -228,7 +228,7 @@ mod tests {
             &namespace,
             true,
         );
-        assert_eq!(state.done, 1);
+        assert_eq!(state.done_count, 1);
         let late: Vec<_> = state
             .pending
             .iter()
@@ -259,7 +259,11 @@ mod tests {
             false,
         );
         assert_eq!(
-            (state.done, state.pending.len(), state.exceptions.len()),
+            (
+                state.done_count,
+                state.pending.len(),
+                state.exceptions.len()
+            ),
             (1, 1, 1)
         );
     }

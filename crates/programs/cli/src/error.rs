@@ -11,9 +11,9 @@ pub enum ErrorKind {
     Usage,
     /// A named object, file or lab does not exist.
     NotFound,
-    /// A server is unreachable, or its response is invalid.
+    /// A server is unreachable, or sent an invalid response.
     Unreachable,
-    /// Any other failure.
+    /// The command failed for any other reason.
     Failed,
 }
 

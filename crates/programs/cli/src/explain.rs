@@ -4,8 +4,8 @@
 
 mod delivery;
 mod name;
-mod origin;
 mod policies;
+mod policy_origin;
 mod report;
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     output::{self, OutputFormat},
     source::Source,
 };
-use delivery::Delivery;
+use delivery::WaypointDelivery;
 use policies::{policy_reports, reason_text};
 pub(crate) use report::Report;
 use report::format_report;
@@ -53,7 +53,7 @@ pub(crate) struct PolicyExplainArgs {
 pub(crate) fn run(args: &PolicyExplainArgs) -> Result<ExitCode, CliError> {
     let dump = load_dump(args)?;
     let mut reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
-    origin::name_peer_authentications(&args.source, &mut reports);
+    policy_origin::name_peer_authentications(&args.source, &mut reports);
     output::print_formatted(args.output, &reports, || {
         reports
             .iter()
@@ -73,7 +73,7 @@ fn load_dump(args: &PolicyExplainArgs) -> Result<Dump, CliError> {
     }
     let workloads = dump.authz_workloads();
     let client = ClientWorkload::find(&workloads, &args.from)?;
-    let to = name::resolve(&dump, client.namespace.as_deref(), &args.to, args.port);
+    let to = name::resolve_service_name(&dump, client.namespace.as_deref(), &args.to, args.port);
     let servers = find_servers(&dump, &workloads, &to, args.port)?;
     let node = servers.first().and_then(|(server, ..)| {
         let mut entries = dump.workloads.parsed();
@@ -97,10 +97,10 @@ pub(crate) fn explain(
     let workloads = dump.authz_workloads();
     let policies = dump.policy_set()?;
     let client = ClientWorkload::find(&workloads, from)?;
-    let to = &*name::resolve(dump, client.namespace.as_deref(), to, port);
+    let to = &*name::resolve_service_name(dump, client.namespace.as_deref(), to, port);
     let mut reports = Vec::new();
     for (server, ip, port) in find_servers(dump, &workloads, to, port)? {
-        let source_ip = client.address_like(ip);
+        let source_ip = client.address_of_family(ip);
         let connection = Connection {
             source: client.identity.clone().filter(|_| !plaintext),
             source_ip,
@@ -118,8 +118,9 @@ pub(crate) fn explain(
             Some(waypoint) if report.allowed && report.enforced => {
                 let attached = attached_waypoint(dump, server);
                 let leg = (server, &connection);
-                let delivery = attached
-                    .and_then(|attached| Delivery::evaluate(attached, &workloads, &policies, leg));
+                let delivery = attached.and_then(|attached| {
+                    WaypointDelivery::evaluate_delivery(attached, &workloads, &policies, leg)
+                });
                 Report {
                     waypoint: Some(waypoint),
                     allowed: delivery.as_ref().is_none_or(|delivery| delivery.allowed),
@@ -133,8 +134,8 @@ pub(crate) fn explain(
     Ok(reports)
 }
 
-/// Whether the server's node proxy rejects a plaintext connection, since the waypoint that it enforces is another
-/// controller's and cannot receive the original peer.
+/// Whether the server's node proxy rejects a plaintext connection: the waypoint that it enforces is another
+/// controller's, to which the original peer cannot be passed.
 fn is_plaintext_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     let attached = attached_waypoint(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
@@ -206,8 +207,8 @@ impl ClientWorkload {
         Err(not_found_error("--from", from))
     }
 
-    /// Returns the client's address of the family of `other`; the unspecified address if it has none.
-    fn address_like(&self, other: IpAddr) -> IpAddr {
+    /// Returns the client's address of the same family as `other`; the unspecified address if it has none.
+    fn address_of_family(&self, other: IpAddr) -> IpAddr {
         let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
         same.copied().unwrap_or(match other {
             IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
@@ -382,7 +383,7 @@ fn build_report(
         },
         policies: policy_reports(explanation),
         missing: explanation
-            .missing
+            .missing_policies
             .iter()
             .map(ToString::to_string)
             .collect(),

@@ -1,4 +1,4 @@
-//! Reading of files that flags name.
+//! Reads the files that command-line flags name.
 
 use std::{fs, io, path::Path};
 

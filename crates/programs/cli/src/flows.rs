@@ -74,10 +74,10 @@ impl FlowsArgs {
             })
         };
         Ok(Filter {
-            refused: self.denied,
-            plaintext: self.plaintext,
-            from: party("--from", &self.from)?,
-            to: party("--to", &self.to)?,
+            only_refused: self.denied,
+            only_plaintext: self.plaintext,
+            client: party("--from", &self.from)?,
+            server: party("--to", &self.to)?,
             namespaces: self.namespace.clone(),
             ..Filter::default()
         })

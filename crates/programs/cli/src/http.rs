@@ -18,7 +18,7 @@ use tokio::{
 
 /// Maximum size of a response body in bytes, enough for the dump of a very large mesh.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
-/// Maximum time to wait for the head of a response, and for each frame of its body.
+/// Maximum time to wait for the header of a response, and for each frame of its body.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// HTTP response of an admin endpoint.

@@ -9,8 +9,8 @@ use serde::Serialize;
 use crate::{
     CliError, ErrorKind,
     dump::{
-        Certificate, CertificateEntry, Connection, Dump, Entries, Entry, PolicyEntry, ServiceEntry,
-        Waypoint, WorkloadEntry, non_empty_or,
+        Certificate, CertificateEntry, Connection, Dump, DumpEntries, DumpEntry, PolicyEntry,
+        ServiceEntry, Waypoint, WorkloadEntry, non_empty_or,
     },
     output::{self, OutputFormat, format_table, print_line},
     source::Source,
@@ -32,12 +32,12 @@ pub(crate) struct InspectArgs {
 impl InspectArgs {
     fn print_entries<T: NamespacedEntry>(
         &self,
-        of: impl FnOnce(&Dump) -> &Entries<T>,
+        of: impl FnOnce(&Dump) -> &DumpEntries<T>,
         rows: impl FnOnce(&[&T]) -> String,
     ) -> Result<(), CliError> {
         let dump = self.source.load_dump()?;
         let entries = filter_by_namespace(of(&dump), self.namespace.as_deref());
-        output::print_formatted(self.output, &entries, || rows(&parsed(&entries)))
+        output::print_formatted(self.output, &entries, || rows(&parsed_entries(&entries)))
     }
 }
 
@@ -67,17 +67,17 @@ impl NamespacedEntry for PolicyEntry {
 
 /// Returns the entries of one namespace, or all, sorted by namespace and name.
 fn filter_by_namespace<'a, T: NamespacedEntry>(
-    entries: &'a Entries<T>,
+    entries: &'a DumpEntries<T>,
     namespace: Option<&str>,
-) -> Vec<&'a Entry<T>> {
+) -> Vec<&'a DumpEntry<T>> {
     let is_selected =
-        |entry: &&Entry<T>| namespace.is_none_or(|name| entry.parsed.name().0 == name);
+        |entry: &&DumpEntry<T>| namespace.is_none_or(|name| entry.parsed.name().0 == name);
     let mut entries: Vec<_> = entries.iter().filter(is_selected).collect();
     entries.sort_by(|a, b| a.parsed.name().cmp(&b.parsed.name()));
     entries
 }
 
-fn parsed<'a, T>(entries: &[&'a Entry<T>]) -> Vec<&'a T> {
+fn parsed_entries<'a, T>(entries: &[&'a DumpEntry<T>]) -> Vec<&'a T> {
     entries.iter().map(|entry| &entry.parsed).collect()
 }
 
@@ -155,12 +155,12 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     format_table(&header, services.iter().map(row))
 }
 
-/// Formats the target port of a service's port: its number, or the numbers that a named port has at the endpoints.
+/// Formats the target port of a service port: its number, or for a named port the numbers that it has at the endpoints.
 fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();
     }
-    let endpoints = service.endpoints.iter().flat_map(Entries::parsed);
+    let endpoints = service.endpoints.iter().flat_map(DumpEntries::parsed);
     let named = endpoints.filter_map(|endpoint| endpoint.port.get(&port));
     let named: BTreeSet<_> = named.filter(|port| **port > 0).collect();
     let named: Vec<_> = named.into_iter().map(ToString::to_string).collect();
@@ -194,7 +194,7 @@ pub(crate) fn print_certificates(args: &InspectArgs) -> Result<(), CliError> {
     let entries = dumps.iter().flat_map(|dump| dump.certificates.iter());
     let entries: Vec<_> = entries.collect();
     output::print_formatted(args.output, &entries, || {
-        certificate_rows(&parsed(&entries))
+        certificate_rows(&parsed_entries(&entries))
     })
 }
 

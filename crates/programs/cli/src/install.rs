@@ -165,11 +165,11 @@ async fn run(args: &InstallArgs, mut overrides: ValueOverrides) -> Result<(), Cl
         .version()
         .await
         .map_err(|error| install_error(error.into()))?;
-    release.minor = minor;
+    release.kube_minor_version = minor;
     let platform = args.values.detect_platform(&cluster).await?;
     args.values.choose_platform(&mut overrides, &platform)?;
     let platform = overrides
-        .text(&["global", "platform"])
+        .string_at(&["global", "platform"])
         .unwrap_or_default()
         .to_owned();
     attachment::choose_waypoint_attachment(
@@ -190,11 +190,11 @@ async fn run(args: &InstallArgs, mut overrides: ValueOverrides) -> Result<(), Cl
         format!(" on {platform}")
     };
     print_progress(&format!("Kubernetes {version}{named}"));
-    let gateway_api = gateway_api::describe(&cluster).await;
+    let gateway_api = gateway_api::describe_crds(&cluster).await;
     print_progress(&gateway_api.map_err(|error| install_error(error.into()))?);
     let options = InstallOptions {
-        wait: args.wait.then_some(args.timeout),
-        force: args.force_conflicts,
+        ready_timeout: args.wait.then_some(args.timeout),
+        force_conflicts: args.force_conflicts,
     };
     apply::install(&cluster, &plan, options, &print_progress)
         .await
@@ -203,7 +203,7 @@ async fn run(args: &InstallArgs, mut overrides: ValueOverrides) -> Result<(), Cl
                 InstallError::NotReady(..) => {
                     &["the same command goes on from here; `ambit check` diagnoses the cluster"]
                 }
-                InstallError::MissingImages(_) => IMAGE_HINTS,
+                InstallError::MissingImages(_) => IMAGE_PULL_HINTS,
                 _ => &[],
             };
             hints
@@ -232,9 +232,9 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
         let cluster = args.target.connect().await?;
         let namespace = &args.target.mesh_namespace;
         let removal = UninstallOptions {
-            crds: args.crds,
-            root: args.root,
-            namespace: args.delete_namespace,
+            delete_crds: args.crds,
+            delete_root: args.root,
+            delete_namespace: args.delete_namespace,
         };
         let remove = async || {
             let revision = (namespace.as_str(), args.revision.as_str());
@@ -335,7 +335,7 @@ impl ChartValues {
             .list_typed(None, None)
             .await
             .map_err(|error| install_error(error.into()))?;
-        Ok(platform::detect(&nodes).to_owned())
+        Ok(platform::detect_platform(&nodes).to_owned())
     }
 
     /// Sets the platform's value: an explicit `--platform` wins over `global.platform` of the values, and these over
@@ -345,7 +345,7 @@ impl ChartValues {
         overrides: &mut ValueOverrides,
         platform: &str,
     ) -> Result<(), CliError> {
-        let set = overrides.text(&["global", "platform"]).is_some();
+        let set = overrides.string_at(&["global", "platform"]).is_some();
         if set && self.platform == "auto" {
             return Ok(());
         }
@@ -377,7 +377,7 @@ fn to_yaml(object: &Value) -> Result<String, CliError> {
 }
 
 /// Hints for an installation whose images cannot be pulled.
-const IMAGE_HINTS: &[&str] = &[
+const IMAGE_PULL_HINTS: &[&str] = &[
     "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"On Kubernetes\"), and \
      --set global.hub=REGISTRY/PATH,global.tag=TAG says where they are",
     "--set global.imagePullSecrets={NAME} names a Secret with the registry's credentials",
@@ -471,12 +471,12 @@ mod tests {
             platform: "none".to_owned(),
         };
         let overrides = values.load_overrides().unwrap();
-        assert_eq!(overrides.text(&["global", "network"]), Some("west"));
+        assert_eq!(overrides.string_at(&["global", "network"]), Some("west"));
         assert_eq!(
-            overrides.text(&["global", "logging", "level"]),
+            overrides.string_at(&["global", "logging", "level"]),
             Some("debug")
         );
-        assert_eq!(overrides.text(&["ztunnel", "hub"]), None);
+        assert_eq!(overrides.string_at(&["ztunnel", "hub"]), None);
         for wrong in ["istiod", "pilot=a.yaml", "=a.yaml"] {
             assert!(parse_istio_values(wrong).is_err(), "{wrong}");
         }
@@ -506,7 +506,7 @@ mod tests {
             values(given)
                 .choose_platform(&mut overrides, found)
                 .unwrap();
-            assert_eq!(overrides.text(&["global", "platform"]), Some(expected));
+            assert_eq!(overrides.string_at(&["global", "platform"]), Some(expected));
         }
     }
 }

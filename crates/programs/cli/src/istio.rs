@@ -1,6 +1,7 @@
 //! Effects that the objects of an Istio mesh would have with Ambit. The control plane's own code derives records from
-//! them and lists their problems. Added are objects of kinds that it does not read ([`ambit_k8s_api::unread`]), labels
-//! and annotations ([`labels`]), and differences that are no problems ([`differences`]).
+//! the objects and lists their problems. This module adds objects of kinds that the control plane does not read
+//! ([`ambit_k8s_api::unread`]), labels and annotations ([`labels`]), and differences that are no problems
+//! ([`differences`]).
 
 mod collect;
 mod differences;
@@ -46,7 +47,7 @@ pub(crate) struct Mesh {
 pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     let mut config = mesh.config.clone();
     let values = || mesh.objects.iter().map(|(value, _)| value);
-    let settings = mesh_settings(values(), &config.root_namespace);
+    let settings = read_mesh_settings(values(), &config.root_namespace);
     let mut all = Vec::new();
     if !mesh.is_installed {
         all.extend(apply_trust_domain(&mut config, &settings));
@@ -79,7 +80,7 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
 }
 
 /// Reads Istio's MeshConfig from the ConfigMap of the root namespace; the default if there is none.
-fn mesh_settings<'a>(
+fn read_mesh_settings<'a>(
     mut values: impl Iterator<Item = &'a Value>,
     root_namespace: &str,
 ) -> Settings {
@@ -95,8 +96,8 @@ fn mesh_settings<'a>(
         .unwrap_or_default()
 }
 
-/// Takes Istio's trust domain over into the settings of a mesh that is not installed yet, and reports that it must be a
-/// value of the installation.
+/// Copies Istio's trust domain to the settings of a mesh that is not installed yet, and reports that it must be set as
+/// a value of the installation.
 fn apply_trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> {
     let found = settings.trust_domain.as_str();
     if found.is_empty() || found == config.trust_domain.as_str() {
@@ -120,7 +121,7 @@ fn derivation_effects(mesh: &Mesh, config: MeshConfig, context: &MeshContext) ->
     for (value, origin) in &mesh.objects {
         match to_event_with_origin(value, origin.as_ref()) {
             Ok(event) => events.push(event),
-            Err(ObjectKeyError::OtherKind(_)) => {}
+            Err(ObjectKeyError::UnreadKind(_)) => {}
             Err(error) => {
                 let object = object_name(value);
                 all.push(Effect::new(
@@ -250,7 +251,8 @@ fn unread_kind_effect(value: &Value) -> Option<Effect> {
     Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
 }
 
-/// Adds an effect `Works` for each object without differences, and removes such effects of fields of the other objects.
+/// Adds an effect [`Outcome::Works`] for each object without differences; removes such effects of single fields of the
+/// other objects.
 fn add_working_objects<'a>(effects: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
     let differing = effects.iter().filter(|one| one.outcome != Outcome::Works);
     let differing: BTreeSet<String> = differing.map(|one| one.object.clone()).collect();

@@ -70,8 +70,9 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
             manifests,
             ip_family,
             keep,
+            await_waypoint,
         } => {
-            return crate::demo::run(name, manifests, ip_family, keep);
+            return crate::demo::run(name, manifests, ip_family, keep, await_waypoint);
         }
         LabCommand::List => {
             for name in ambit_lab::StateDir::list(&base_directory()) {

@@ -1,4 +1,4 @@
-//! Running labs: selection of the lab that a command queries, and conversion of errors of its client.
+//! Running labs: selects the lab that a command queries, and converts errors of the lab's client.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey, ObjectType};
 use ambit_lab::{Client, ClientError, StateDir, base_directory};

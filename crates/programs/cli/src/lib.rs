@@ -1,4 +1,4 @@
-//! The `ambit` command line: looks into running node proxies and control planes, ours or Istio's, explains policies,
+//! The `ambit` command line: inspects running node proxies and control planes, Ambit's or Istio's, explains policies,
 //! and runs the lab.
 //!
 //! The same binary also runs as the lab's helper processes: as its CNI plugin, if it is called by that name, and as the

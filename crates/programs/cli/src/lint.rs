@@ -64,7 +64,7 @@ pub(crate) fn run(args: &LintArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Reads the objects of the manifests, and the documents that cannot be read.
+/// Reads the objects of the manifests, and notes documents that cannot be parsed.
 fn read_manifests(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     let mut all = Snapshot::default();
     for path in files {
@@ -76,12 +76,12 @@ fn read_manifests(files: &[PathBuf]) -> Result<Snapshot, CliError> {
         };
         all.objects.extend(snapshot.objects);
         all.problems.extend(snapshot.problems);
-        all.ignored.extend(snapshot.ignored);
+        all.ignored_documents.extend(snapshot.ignored_documents);
     }
     Ok(all)
 }
 
-/// Reads the mesh settings and the current objects of the lab or cluster.
+/// Reads the settings and the existing objects of the lab or cluster.
 fn load_existing_objects(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> {
     if let Some(lab) = args.target.lab_name(args.lab.as_deref()) {
         let objects = labs::find_lab(&lab)?
@@ -120,7 +120,10 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         after.insert(key, ObjectEvent::Applied { object, origin });
     }
     let after: Vec<ObjectEvent> = after.into_values().collect();
-    let documents = manifests.problems.into_iter().chain(manifests.ignored);
+    let documents = manifests
+        .problems
+        .into_iter()
+        .chain(manifests.ignored_documents);
     let unreadable = documents.map(|problem| Problem {
         severity: "error".to_owned(),
         object: problem

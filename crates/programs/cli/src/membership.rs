@@ -25,7 +25,7 @@ pub(crate) enum Membership {
     In(String),
     /// The pod does not belong to the mesh, for this reason.
     Out(String),
-    /// Only the agents know: their selectors cannot be parsed here.
+    /// Only the agents know whether the pod belongs to the mesh: their label selectors cannot be parsed here.
     Unknown,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Membership {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum CaptureState {
     Yes,
-    /// The agent has not finished, or does not know the pod's state.
+    /// The agent has not finished capturing the pod, or does not know the pod's state.
     Pending,
     No,
 }
@@ -54,7 +54,7 @@ impl MembershipRules {
                 enablement,
                 is_config_unreadable: false,
             },
-            Err(SelectorError::Syntax(_) | SelectorError::Operator { .. }) => Self {
+            Err(SelectorError::InvalidSyntax(_) | SelectorError::UnknownOperator { .. }) => Self {
                 enablement: Enablement::with_default_selectors(excluded(), mesh),
                 is_config_unreadable: true,
             },
@@ -63,7 +63,7 @@ impl MembershipRules {
 
     /// Whether the settings exclude the namespace regardless of its labels.
     pub(crate) fn excludes_namespace(&self, namespace: &str) -> bool {
-        self.enablement.excludes(namespace)
+        self.enablement.excludes_namespace(namespace)
     }
 
     /// Decides whether a pod should be in the mesh.
@@ -121,12 +121,12 @@ mod tests {
 
     use super::*;
 
-    const MODE: &str = "istio.io/dataplane-mode";
+    const DATAPLANE_MODE_LABEL: &str = "istio.io/dataplane-mode";
 
     fn pod(label: Option<&str>, more: &Value) -> Pod {
         let mut pod = json!({"metadata": {"labels": {}, "annotations": {}, "namespace": "shop"}, "spec": {"containers": []}, "status": {}});
         if let Some(label) = label {
-            pod["metadata"]["labels"][MODE] = json!(label);
+            pod["metadata"]["labels"][DATAPLANE_MODE_LABEL] = json!(label);
         }
         for (path, value) in more.as_object().unwrap() {
             let (parent, key) = path.rsplit_once('/').unwrap();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn namespace(label: Option<&str>) -> Namespace {
-        let labels = label.map(|label| json!({MODE: label}));
+        let labels = label.map(|label| json!({DATAPLANE_MODE_LABEL: label}));
         serde_json::from_value(json!({"metadata": {"name": "shop", "labels": labels}})).unwrap()
     }
 

@@ -112,7 +112,7 @@ pub(crate) async fn list_pods(
     pods.map_err(|error| install_error(error.into()))
 }
 
-/// Finds the pod to query of a component, and returns its name and admin port.
+/// Finds a pod of a component to query, and returns its name and admin port.
 pub(crate) async fn find_pod(
     cluster: &ClusterApi,
     mesh_namespace: &str,

@@ -3,7 +3,7 @@
 //! own code: with the current policies, and with those of the files added.
 
 mod at_waypoint;
-mod counted;
+mod counted_calls;
 mod decision;
 mod evaluation;
 mod inputs;
@@ -100,7 +100,7 @@ pub(crate) fn build_index(config: MeshConfig, objects: &[ObjectEvent]) -> Index 
     index
 }
 
-/// Reads the objects of a lab or cluster that determine to which workloads policies apply.
+/// Reads the objects of a lab or cluster that decide which policies apply to which workloads.
 pub(crate) fn load_objects(
     lab: Option<&str>,
     target: &Target,
@@ -113,8 +113,8 @@ pub(crate) fn run(args: &PolicyTestArgs) -> Result<ExitCode, CliError> {
     let policies = inputs::read_policies(&args.files)?;
     let PolicyTestInputs {
         objects,
-        lines,
-        counted,
+        observed_calls: lines,
+        counted_calls: counted,
         notes,
         mut config,
     } = PolicyTestInputs::gather(&args.sources())?;
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &PolicyTestArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Rehearses the policies in `text` with the recorded traffic of a lab or cluster.
+/// Evaluates the recorded traffic of a lab or cluster with the policies in `text` added.
 pub(crate) fn run_with_text(
     lab: Option<String>,
     target: Target,
@@ -158,7 +158,7 @@ pub(crate) fn run_with_text(
         metrics: &[],
     })?;
     let rehearsal = PolicyTest::new(world.config, world.objects, policies, enforce_dry_run);
-    let mut report = rehearsal.report(&world.lines, &world.counted);
+    let mut report = rehearsal.report(&world.observed_calls, &world.counted_calls);
     report.notes.extend(world.notes);
     report.sort();
     Ok(report)

@@ -42,7 +42,7 @@ pub(crate) struct ProblemsPage {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Problem {
-    /// `error`: the object is not used as written; `warning`: a part of it has no effect.
+    /// `error` if the object is not used as written; `warning` if a part of it has no effect.
     pub(crate) severity: String,
     /// Object as `Kind namespace/name`; empty for problems of documents and kinds.
     pub(crate) object: String,

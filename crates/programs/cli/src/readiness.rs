@@ -1,4 +1,4 @@
-//! Start of a lab, and waiting until its pods are ready and its node proxies know them.
+//! Starts a lab, and waits until its pods are ready and its node proxies know them.
 
 use std::{
     thread,

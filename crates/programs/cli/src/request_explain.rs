@@ -57,7 +57,7 @@ pub(crate) fn explain(args: &RequestExplainArgs) -> Result<Report, CliError> {
     ))
 }
 
-/// Prediction in progress: the request, and the proxies that have been queried so far.
+/// State of a prediction: the request, and the proxies that have been queried so far.
 struct RequestPrediction {
     mesh: MeshClient,
     request: HttpQuery,
@@ -86,7 +86,7 @@ impl RequestPrediction {
                 ExplainedResult::Responded { status, why } => {
                     return Ok(FinalResponse::status(status, proxy, why));
                 }
-                ExplainedResult::Refused { why } => return Ok(self.refused(proxy, why)),
+                ExplainedResult::Refused { why } => return Ok(self.refused_response(proxy, why)),
             };
             if self.proxies.len() >= MAX_PROXIES {
                 let why = format!("not followed beyond {MAX_PROXIES} proxies");
@@ -139,9 +139,9 @@ impl RequestPrediction {
         })
     }
 
-    /// Returns the client's response when the last proxy rejects the connection: a 503 of the first of the waypoints
-    /// directly before that proxy, or else a reset.
-    fn refused(&self, by: String, why: String) -> FinalResponse {
+    /// Returns the response that the client gets when the last proxy rejects the connection: a 503 of the first of the
+    /// waypoints directly before that proxy, or else a reset.
+    fn refused_response(&self, by: String, why: String) -> FinalResponse {
         let before = self.proxies.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();
         match waypoint {

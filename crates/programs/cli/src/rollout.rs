@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ambit_install::{
     cluster::{ClusterApi, ClusterError},
     object::{name, namespace_of},
-    rollout::{Rollout, Workload, node_of, terminating_old_pods},
+    rollout::{Rollout, Workload, node_of, terminating_pods},
 };
 use ambit_k8s_api::Pod;
 use clap::Args;
@@ -39,13 +39,13 @@ pub(crate) struct RolloutArgs {
     output: OutputFormat,
 }
 
-/// Replaced node proxy that still serves its connections.
+/// Node proxy that was replaced, and still serves its open connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DrainingProxy {
     node: String,
     pod: String,
-    /// Time at which Kubernetes ends the pod, from its `deletionTimestamp`.
+    /// Time at which Kubernetes kills the pod, from its `deletionTimestamp`.
     until: String,
     /// Number of open connections; `None` if the proxy does not respond.
     connections: Option<usize>,
@@ -66,7 +66,7 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<DrainingProxy>, CliError> {
         let (set, pods, rollout) = read_rollout(&cluster, mesh).await?;
         match rollout {
             Rollout::Done => {
-                return find_draining(&cluster, &terminating_old_pods(&set, &pods)).await;
+                return find_draining_proxies(&cluster, &terminating_pods(&set, &pods)).await;
             }
             Rollout::InProgress(what) if Instant::now() >= deadline => {
                 let what = format!(
@@ -105,7 +105,7 @@ pub(crate) async fn read_view(cluster: &ClusterApi, mesh: &str) -> Result<Rollou
             Rollout::Done => None,
             Rollout::InProgress(what) => Some(what),
         },
-        draining: find_draining(cluster, &terminating_old_pods(&set, &pods)).await?,
+        draining: find_draining_proxies(cluster, &terminating_pods(&set, &pods)).await?,
     })
 }
 
@@ -130,7 +130,7 @@ async fn read_rollout(
     Ok((set, pods, rollout))
 }
 
-async fn find_draining(
+async fn find_draining_proxies(
     cluster: &ClusterApi,
     pods: &[&Pod],
 ) -> Result<Vec<DrainingProxy>, CliError> {

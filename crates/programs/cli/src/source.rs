@@ -59,7 +59,7 @@ pub(crate) struct Source {
     is_quiet: bool,
 }
 
-/// HTTP endpoint from which the state is fetched.
+/// HTTP endpoint of the component from which the state is fetched.
 enum Endpoint {
     Url(String),
     Lab {
@@ -71,8 +71,8 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Creates a source without further flags: any node proxy of the lab or cluster, or the proxies of all nodes by
-    /// [`Self::all_node_proxies`]. The command does not print which one it queries.
+    /// Creates a source for any node proxy of the lab or cluster; [`Self::all_node_proxies`] turns it into one source
+    /// for each node. The command does not print which proxy it queries.
     pub(crate) fn any_node_proxy(lab: Option<&str>, target: &Target) -> Self {
         Self {
             address: None,
@@ -125,7 +125,7 @@ impl Source {
         }
     }
 
-    /// Returns the source that flags select, or else one for the node proxy of each node.
+    /// Returns the source that the flags select; without such flags, one source for the node proxy of each node.
     pub(crate) fn all_node_proxies(&self) -> Result<Vec<Self>, CliError> {
         if !self.is_unspecified() {
             return Ok(vec![self.clone()]);
@@ -261,7 +261,8 @@ impl Source {
         })
     }
 
-    /// Returns the lab (or none) and the cluster that have the source's objects; `None` for a file or a bare address.
+    /// Returns the lab, if any, and the cluster that have the objects of the source; `None` if the source is a file or
+    /// an address.
     pub(crate) fn lab_and_cluster(&self) -> Option<(Option<String>, &Target)> {
         let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
         let is_known = self.file.is_none() && (self.address.is_none() || is_placed);

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     output::print_formatted(args.output, &report, || format_report(&report))
 }
 
-/// Returns the status of a cluster's mesh, as data and as text for display.
+/// Queries a cluster's mesh, and returns its status as data and as text for display.
 pub(crate) async fn gather_report(
     cluster: &ClusterApi,
     namespace: &str,

@@ -85,7 +85,8 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Adds the open connections of node proxies' dumps: connections from before the period cause no event until they end.
+/// Adds the open connections in node proxies' dumps to the observations: a connection opened before the period causes
+/// no event until it ends.
 fn add_open_connections(
     args: &SuggestArgs,
     observations: &mut Observations,

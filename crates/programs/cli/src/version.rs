@@ -43,7 +43,7 @@ struct ServerVersions {
     kubernetes: String,
     /// Version of the mesh that is installed in the cluster.
     installed: Option<String>,
-    /// Number of pods by component and by the version that they run.
+    /// Number of pods by component, and by the version that the pods run.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 

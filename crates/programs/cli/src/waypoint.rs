@@ -5,9 +5,9 @@ mod args;
 mod gateway;
 mod in_cluster;
 mod in_lab;
+mod ineffective_policies;
 mod listing;
 mod migration;
-mod moot;
 mod records;
 
 use ambit_install::cluster::ClusterApi;
@@ -85,7 +85,7 @@ pub(crate) async fn list_in_cluster(cluster: &ClusterApi) -> Result<Vec<GatewayO
     Ok(sorted_waypoints(all, GatewayObject::is_waypoint))
 }
 
-/// Lists the pods of a waypoint in a cluster; none if they cannot be listed.
+/// Lists the pods of a waypoint in a cluster; empty if the API server cannot list them.
 pub(crate) async fn waypoint_pods(cluster: &ClusterApi, gateway: &GatewayObject) -> Vec<Pod> {
     in_cluster::list_pods(cluster, gateway)
         .await

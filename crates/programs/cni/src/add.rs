@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use crate::{
-    agent::{AddEvent, Agent, Pod},
+    agent::{Agent, CmdAddBody, Pod},
     config::{CniVersion, Config},
     delegate::DelegateCall,
     environment::Environment,
@@ -12,12 +12,12 @@ use crate::{
     result,
 };
 
-/// Name prefixes of node agents' pods, which must start without the agent.
-const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
+/// Name prefixes of the node agents' own pods, which must start without the agent.
+const AGENT_POD_PREFIXES: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
 /// Name prefixes of the mesh's other components, which must start on a node whose agent is
 /// unavailable. While the agent is available, it is queried about them as about any other pod.
-const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
+const MESH_POD_PREFIXES: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
 /// Carries out ADD and returns the result for stdout.
 pub(crate) fn add(
@@ -41,7 +41,7 @@ pub(crate) fn add(
     let agent = Agent::new(config);
     if agent.is_member(pod)? {
         let addresses = addresses?;
-        let event = AddEvent::new(pod, &environment.netns, addresses.as_deref());
+        let event = CmdAddBody::new(pod, &environment.netns, addresses.as_deref());
         agent.enrol(pod, &event)?;
     }
     Ok(passed_on)
@@ -84,13 +84,13 @@ impl<'a> CniArguments<'a> {
         let outside = !config.ambient_enabled
             || name.is_empty()
             || namespace.is_empty()
-            || is_of(&AGENT_PODS)
+            || is_of(&AGENT_POD_PREFIXES)
             || config.excludes(namespace);
         (!outside).then_some(Pod {
             namespace,
             name,
             uid,
-            is_of_mesh: is_of(&MESH_PODS),
+            is_mesh_component: is_of(&MESH_POD_PREFIXES),
         })
     }
 }
@@ -144,7 +144,7 @@ mod tests {
             namespace: "mesh",
             uid: "",
         };
-        assert!(part.mesh_candidate(&usual).unwrap().is_of_mesh);
+        assert!(part.mesh_candidate(&usual).unwrap().is_mesh_component);
         assert!(!candidate(
             &config(r#","ambient_enabled":false"#),
             "app",

@@ -38,18 +38,18 @@ pub(crate) struct Pod<'a> {
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
     /// Whether the pod's name is that of a component of the mesh, which must not wait for the agent.
-    pub(crate) is_of_mesh: bool,
+    pub(crate) is_mesh_component: bool,
 }
 
 /// Body of `POST /cmdadd`, with the field names of Istio's plugin.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-pub(crate) struct AddEvent<'a> {
+pub(crate) struct CmdAddBody<'a> {
     netns: &'a str,
     pod_name: &'a str,
     pod_namespace: &'a str,
     #[serde(rename = "IPs")]
-    ips: Option<Vec<EventAddress<'a>>>,
+    ips: Option<Vec<CmdAddAddress<'a>>>,
     /// UID of the pod, which distinguishes it from an earlier pod of the same name. Istio's agent ignores this
     /// addition.
     #[serde(rename = "PodUID", skip_serializing_if = "str::is_empty")]
@@ -58,21 +58,21 @@ pub(crate) struct AddEvent<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct EventAddress<'a> {
+struct CmdAddAddress<'a> {
     interface: Option<i64>,
-    address: EventNetwork,
+    address: CmdAddNetwork,
     gateway: &'a str,
 }
 
 #[derive(Serialize)]
-struct EventNetwork {
+struct CmdAddNetwork {
     #[serde(rename = "IP")]
     ip: IpAddr,
     #[serde(rename = "Mask")]
     mask: String,
 }
 
-impl<'a> AddEvent<'a> {
+impl<'a> CmdAddBody<'a> {
     pub(crate) fn new(pod: Pod<'a>, netns: &'a str, addresses: Option<&'a [PodAddress]>) -> Self {
         let ips = addresses.map(|addresses| addresses.iter().map(event_address).collect());
         Self {
@@ -85,22 +85,22 @@ impl<'a> AddEvent<'a> {
     }
 }
 
-fn event_address(address: &PodAddress) -> EventAddress<'_> {
+fn event_address(address: &PodAddress) -> CmdAddAddress<'_> {
     let bits = u128::MAX
-        .checked_shl(128 - u32::from(address.prefix))
+        .checked_shl(128 - u32::from(address.prefix_length))
         .unwrap_or(0);
     let mask = match address.ip {
         IpAddr::V4(_) => {
             let bits = u32::MAX
-                .checked_shl(32 - u32::from(address.prefix))
+                .checked_shl(32 - u32::from(address.prefix_length))
                 .unwrap_or(0);
             base64(&bits.to_be_bytes())
         }
         IpAddr::V6(_) => base64(&bits.to_be_bytes()),
     };
-    EventAddress {
+    CmdAddAddress {
         interface: address.interface,
-        address: EventNetwork {
+        address: CmdAddNetwork {
             ip: address.ip,
             mask,
         },
@@ -128,7 +128,7 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 #[derive(Deserialize)]
-struct Membership {
+struct MembershipBody {
     mesh: bool,
 }
 
@@ -163,16 +163,16 @@ impl<'a> Agent<'a> {
     /// Returns whether the pod belongs to the mesh. The timeout is short for a pod that the membership file records as
     /// outside; for all others it is the configured one.
     ///
-    /// The record may be of any age: an agent that is available again reconciles what changed while
-    /// it could not write the record, as it does for every running pod.
+    /// The membership file may be of any age: an agent that is available again reconciles what changed while it could
+    /// not write the file, as it does for every running pod.
     pub(crate) fn is_member(&self, pod: Pod<'_>) -> Result<bool, CniError> {
         let path = format!(
             "/v1/membership?namespace={}&pod={}&uid={}",
-            escape(pod.namespace),
-            escape(pod.name),
-            escape(pod.uid)
+            percent_encode(pod.namespace),
+            percent_encode(pod.name),
+            percent_encode(pod.uid)
         );
-        self.retry(pod, || {
+        self.retry_until_deadline(pod, || {
             let outside = self.recorded_membership(pod) == Some(false);
             let within = if outside {
                 OUTSIDE_RESPONSE_TIMEOUT
@@ -181,13 +181,13 @@ impl<'a> Agent<'a> {
             };
             let failed = match self.send_request(&path, None, within) {
                 Ok(Response { status: 200, body }) => {
-                    return serde_json::from_str::<Membership>(&body)
+                    return serde_json::from_str::<MembershipBody>(&body)
                         .map(|answer| answer.mesh)
                         .map_err(|error| {
                             AttemptError::Retriable(format!("unreadable answer: {error}"))
                         });
                 }
-                Ok(Response { status: 404, .. }) => return self.foreign_agent(pod),
+                Ok(Response { status: 404, .. }) => return self.membership_from_file(pod),
                 Ok(Response { status, body }) => format!("it answered {status}: {}", body.trim()),
                 Err(error) => error.to_string(),
             };
@@ -206,7 +206,7 @@ impl<'a> Agent<'a> {
     /// Returns whether the pod may belong to the mesh: false for the mesh's own components, otherwise as the membership
     /// file records; `None` if the file does not list the namespace.
     fn recorded_membership(&self, pod: Pod<'_>) -> Option<bool> {
-        if pod.is_of_mesh {
+        if pod.is_mesh_component {
             return Some(false);
         }
         let Config {
@@ -217,8 +217,8 @@ impl<'a> Agent<'a> {
         membership::recorded_membership(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
-    /// Decides membership by the file alone, for agents that do not serve `/v1/membership`.
-    fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
+    /// Decides membership by the membership file alone, for agents that do not serve `/v1/membership`.
+    fn membership_from_file(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
         self.recorded_membership(pod).ok_or_else(|| {
             AttemptError::Permanent(CniError::new(
                 code::AGENT_FAILURE,
@@ -236,8 +236,8 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Enrols the pod; returns once its redirection is in place and its proxy listens.
-    pub(crate) fn enrol(&self, pod: Pod<'_>, event: &AddEvent<'_>) -> Result<(), CniError> {
+    /// Requests the agent to enrol the pod; returns once the pod's redirection is in place and its proxy listens.
+    pub(crate) fn enrol(&self, pod: Pod<'_>, event: &CmdAddBody<'_>) -> Result<(), CniError> {
         let body = serde_json::to_string(event).map_err(|error| {
             CniError::new(
                 code::AGENT_FAILURE,
@@ -245,7 +245,7 @@ impl<'a> Agent<'a> {
                 error.to_string(),
             )
         })?;
-        self.retry(pod, || {
+        self.retry_until_deadline(pod, || {
             match self.send_request("/cmdadd", Some(&body), RESPONSE_TIMEOUT) {
                 Ok(Response { status: 200, .. }) => Ok(()),
                 // Ambit's agent sends `Retry-After` if the cause may pass, for instance while a
@@ -277,7 +277,7 @@ impl<'a> Agent<'a> {
     }
 
     /// Repeats a request until it succeeds, fails for good, or times out.
-    fn retry<T>(
+    fn retry_until_deadline<T>(
         &self,
         pod: Pod<'_>,
         mut attempt: impl FnMut() -> Result<T, AttemptError>,
@@ -319,7 +319,7 @@ impl<'a> Agent<'a> {
 }
 
 /// Percent-encodes characters that are not allowed in a URI's query.
-fn escape(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -341,21 +341,21 @@ mod tests {
             namespace: "ns",
             name: "p",
             uid: "",
-            is_of_mesh: false,
+            is_mesh_component: false,
         };
         let address = |ip: &str, prefix| PodAddress {
             ip: ip.parse().unwrap(),
-            prefix,
+            prefix_length: prefix,
             gateway: "10.0.0.1".to_owned(),
             interface: Some(2),
         };
         let addresses = [address("10.0.0.5", 24), address("fd00::5", 64)];
-        let event = AddEvent::new(pod, "/run/netns/x", Some(&addresses));
+        let event = CmdAddBody::new(pod, "/run/netns/x", Some(&addresses));
         assert_eq!(
             serde_json::to_string(&event).unwrap(),
             r#"{"Netns":"/run/netns/x","PodName":"p","PodNamespace":"ns","IPs":[{"Interface":2,"Address":{"IP":"10.0.0.5","Mask":"////AA=="},"Gateway":"10.0.0.1"},{"Interface":2,"Address":{"IP":"fd00::5","Mask":"//////////8AAAAAAAAAAA=="},"Gateway":"10.0.0.1"}]}"#
         );
-        let event = AddEvent::new(Pod { uid: "u", ..pod }, "/x", None);
+        let event = CmdAddBody::new(Pod { uid: "u", ..pod }, "/x", None);
         assert_eq!(
             serde_json::to_string(&event).unwrap(),
             r#"{"Netns":"/x","PodName":"p","PodNamespace":"ns","IPs":null,"PodUID":"u"}"#
@@ -368,7 +368,7 @@ mod tests {
             let ip = ip.parse().unwrap();
             let address = PodAddress {
                 ip,
-                prefix,
+                prefix_length: prefix,
                 gateway: String::new(),
                 interface: None,
             };
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn names_are_escaped_in_the_query() {
-        assert_eq!(escape("a-b.c"), "a-b.c");
-        assert_eq!(escape("x&pod=y\r\n"), "x%26pod%3Dy%0D%0A");
+        assert_eq!(percent_encode("a-b.c"), "a-b.c");
+        assert_eq!(percent_encode("x&pod=y\r\n"), "x%26pod%3Dy%0D%0A");
     }
 }

@@ -1,4 +1,4 @@
-//! Records which configuration a pod's interface was attached with, from ADD to DEL, because the primary CNI's
+//! Records the configuration with which a pod's interface was attached, from ADD to DEL, because the primary CNI's
 //! configuration may change in between. Each record is a file, which is written completely and renamed into place.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use ambit_cni_conf::{Network, network::InvalidConf};
 use serde::{Deserialize, Serialize};
 
-/// Network configuration that a pod's interface was attached with.
+/// Network configuration of the primary CNI with which a pod's interface was attached.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
     /// Name of the configuration file, whose extension selects the format (list or single plugin).
@@ -25,8 +25,8 @@ pub(crate) struct Attachment {
 pub(crate) struct AttachmentStore(PathBuf);
 
 impl AttachmentStore {
-    /// Returns the store of an attachment. The arguments are validated already: neither has a slash, and the interface
-    /// has no colon.
+    /// Returns the store for one interface of one container. The arguments are validated already: neither has a slash,
+    /// and the interface has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
         Self(state_dir.join(file_name(container, interface)))
     }
@@ -48,7 +48,7 @@ impl AttachmentStore {
         serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
     }
 
-    /// Removes the stored attachment. If that fails, a later GC removes the file.
+    /// Removes the stored attachment. If that fails, a later GC command removes the file.
     pub(crate) fn delete(&self) {
         fs::remove_file(&self.0).ok();
     }

@@ -196,8 +196,8 @@ mod tests {
 
     use super::*;
 
-    /// Generates texts that resemble a network configuration, valid or not.
-    fn nearly() -> impl Strategy<Value = String> {
+    /// Generates texts that resemble a CNI network configuration, valid or not.
+    fn nearly_valid_config() -> impl Strategy<Value = String> {
         let word = prop_oneof![
             Just(r#""cniVersion":"1.0.0""#.to_owned()),
             Just(r#""prevResult":"#.to_owned()),
@@ -212,7 +212,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_configuration_causes_a_panic(
-            text in nearly(),
+            text in nearly_valid_config(),
             bytes in proptest::collection::vec(any::<u8>(), 0..100),
         ) {
             for input in [text.as_bytes(), &bytes] {

@@ -57,7 +57,7 @@ pub(crate) struct Config {
     pub(crate) cni_version: Option<String>,
     #[serde(default = "default_run_dir")]
     pub(crate) cni_agent_run_dir: PathBuf,
-    /// Whether pods may be captured at all; absent means that they may.
+    /// Whether pods may be captured at all; true if the key is absent.
     #[serde(default = "enabled")]
     pub(crate) ambient_enabled: bool,
     #[serde(default)]
@@ -71,7 +71,8 @@ pub(crate) struct Config {
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
     pub(crate) plugin_log_level: LogLevel,
-    /// Owned mode: the primary CNI whose plugins this one calls for the pod's network; absent in chained mode.
+    /// Location of the primary CNI, whose plugins this one calls for the pod's network in owned mode; absent in chained
+    /// mode.
     #[serde(default)]
     pub(crate) delegate: Option<Delegate>,
     #[serde(default, rename = "runtimeConfig")]
@@ -82,13 +83,13 @@ pub(crate) struct Config {
     pub(crate) valid_attachments: Option<Box<RawValue>>,
 }
 
-/// Location of the primary CNI's configuration.
+/// Location of the primary CNI's configuration, for owned mode.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Delegate {
     /// Directory of network configurations on the node.
     pub(crate) net_dir: PathBuf,
-    /// Directory of the records of attachments.
+    /// Directory in which attachments are recorded.
     pub(crate) state_dir: PathBuf,
     /// Name of the primary configuration; `None`: the first usable one that is not Ambit's.
     #[serde(default)]

@@ -26,7 +26,7 @@ use crate::{
 /// Interval of checks while the primary CNI's configuration is missing.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Delegation of a command to the primary CNI's plugins.
+/// Delegation of one CNI command to the primary CNI's plugins.
 #[derive(Debug)]
 pub(crate) struct DelegateCall<'a> {
     environment: &'a Environment,
@@ -37,7 +37,8 @@ pub(crate) struct DelegateCall<'a> {
 }
 
 impl<'a> DelegateCall<'a> {
-    /// Creates the delegation; `None` in chained mode, where the runtime calls the primary's plugins itself.
+    /// Creates the delegation of a command; `None` in chained mode, where the runtime calls the primary's plugins
+    /// itself.
     ///
     /// # Errors
     ///
@@ -66,14 +67,14 @@ impl<'a> DelegateCall<'a> {
         }))
     }
 
-    /// Carries out ADD: calls every plugin in order, each with the result of the previous one, and returns the last
-    /// result.
+    /// Carries out ADD: calls every plugin of the primary CNI in order, each with the result of the previous one, and
+    /// returns the last result.
     pub(crate) fn add(&self) -> Result<Option<Box<RawValue>>, CniError> {
         let attachment = self.current_attachment(self.config.agent_wait())?;
         let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
         // The record is written first: DEL must be possible even if this ADD fails.
-        self.store().save(&attachment).map_err(|error| {
+        self.attachment_store().save(&attachment).map_err(|error| {
             CniError::new(
                 code::IO_FAILURE,
                 format!(
@@ -98,9 +99,10 @@ impl<'a> DelegateCall<'a> {
         Ok(result)
     }
 
-    /// Carries out DEL: calls every plugin in reverse order. Does nothing without a record of the attachment.
+    /// Carries out DEL: calls every plugin of the primary CNI in reverse order. Does nothing without a record of the
+    /// attachment.
     pub(crate) fn del(&self) -> Result<(), CniError> {
-        let store = self.store();
+        let store = self.attachment_store();
         let Some(attachment) = store
             .load()
             .or_else(|| self.current_attachment(Duration::ZERO).ok())
@@ -117,9 +119,9 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out CHECK: calls every plugin in order.
+    /// Carries out CHECK: calls every plugin of the primary CNI in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
-        let saved = self.store().load();
+        let saved = self.attachment_store().load();
         let attachment = saved.map_or_else(|| self.current_attachment(Duration::ZERO), Ok)?;
         let network = parse_network(&attachment)?;
         let version = self.version_for(&network)?;
@@ -133,7 +135,7 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out STATUS: checks whether every plugin could serve an ADD.
+    /// Carries out STATUS: checks whether every plugin of the primary CNI could serve an ADD.
     pub(crate) fn status(&self) -> Result<(), CniError> {
         let attachment = self.current_attachment(Duration::ZERO)?;
         let network = parse_network(&attachment)?;
@@ -147,7 +149,7 @@ impl<'a> DelegateCall<'a> {
         Ok(())
     }
 
-    /// Carries out GC: calls every plugin, even after one has failed, and returns the first error.
+    /// Carries out GC: calls every plugin of the primary CNI, even after one has failed, and returns the first error.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
             collect_garbage(&self.delegate.state_dir, &valid);
@@ -176,23 +178,23 @@ impl<'a> DelegateCall<'a> {
                     error.to_string(),
                 )
             })?;
-            let (missing, wait) = match directory::primary(&files, self.delegate.primary.as_deref())
-            {
-                PrimaryConf::Valid(file, _) => {
-                    return Ok(Attachment {
-                        file: file.name.clone(),
-                        text: file.text.clone().unwrap_or_default(),
-                    });
-                }
-                PrimaryConf::Settling(file, error) => {
-                    let settles = directory::FILE_SETTLE_TIME.max(wait);
-                    (format!("{} is being written: {error}", file.name), settles)
-                }
-                PrimaryConf::Unreadable(file, error) => {
-                    (format!("{} cannot be read: {error}", file.name), wait)
-                }
-                PrimaryConf::None => ("there is none".to_owned(), wait),
-            };
+            let (missing, wait) =
+                match directory::find_primary_conf(&files, self.delegate.primary.as_deref()) {
+                    PrimaryConf::Valid(file, _) => {
+                        return Ok(Attachment {
+                            file: file.name.clone(),
+                            text: file.text.clone().unwrap_or_default(),
+                        });
+                    }
+                    PrimaryConf::Settling(file, error) => {
+                        let settles = directory::FILE_SETTLE_TIME.max(wait);
+                        (format!("{} is being written: {error}", file.name), settles)
+                    }
+                    PrimaryConf::Unreadable(file, error) => {
+                        (format!("{} cannot be read: {error}", file.name), wait)
+                    }
+                    PrimaryConf::None => ("there is none".to_owned(), wait),
+                };
             if started.elapsed() + POLL_INTERVAL > wait {
                 return Err(CniError::new(
                     code::NOT_AVAILABLE,
@@ -207,7 +209,7 @@ impl<'a> DelegateCall<'a> {
         }
     }
 
-    fn store(&self) -> AttachmentStore {
+    fn attachment_store(&self) -> AttachmentStore {
         let Environment {
             container_id,
             interface,
@@ -230,7 +232,7 @@ impl<'a> DelegateCall<'a> {
         )
     }
 
-    /// Returns the runtime's `prevResult` in this version, for the primary's plugins.
+    /// Returns the runtime's `prevResult` in the format of `version`, for the primary's plugins.
     fn previous_result(&self, version: CniVersion) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);
@@ -252,8 +254,8 @@ impl<'a> DelegateCall<'a> {
         previous: Option<&RawValue>,
     ) -> Result<String, CniError> {
         let mut members = vec![
-            ("cniVersion", json::raw(version.as_str())),
-            ("name", json::raw(&network.name)),
+            ("cniVersion", json::serialize_raw(version.as_str())),
+            ("name", json::serialize_raw(&network.name)),
         ];
         if let Some(arguments) = self.runtime_config(plugin)? {
             members.push(("runtimeConfig", Ok(arguments)));
@@ -270,7 +272,9 @@ impl<'a> DelegateCall<'a> {
             .map(|(name, value)| value.map(|value| (name, value)))
             .collect::<Result<Vec<_>, _>>()
             .map_err(serialization_error)?;
-        let config = plugin.with(&members).map_err(serialization_error)?;
+        let config = plugin
+            .config_with_members(&members)
+            .map_err(serialization_error)?;
         exec::run(self.environment, &plugin.kind, &config)
     }
 

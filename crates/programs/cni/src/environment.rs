@@ -18,7 +18,7 @@ pub struct Environment {
     pub path: String,
     /// Extra arguments, such as the pod's name, `CNI_ARGS`.
     pub args: String,
-    /// Whether this plugin has called the plugin that calls it now.
+    /// Whether this plugin is called by a plugin that it has called itself.
     pub is_delegated: bool,
 }
 

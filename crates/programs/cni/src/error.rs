@@ -8,9 +8,9 @@ pub mod code {
     pub const INCOMPATIBLE_VERSION: u32 = 1;
     /// A required environment variable is missing or invalid.
     pub const INVALID_ENVIRONMENT: u32 = 4;
-    /// Stdin or a file cannot be read.
+    /// The standard input or a file cannot be read.
     pub const IO_FAILURE: u32 = 5;
-    /// Stdin is not a JSON configuration.
+    /// The standard input is not a JSON configuration.
     pub const DECODING_FAILURE: u32 = 6;
     /// The network configuration is invalid.
     pub const INVALID_CONFIG: u32 = 7;

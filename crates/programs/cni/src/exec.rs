@@ -1,4 +1,4 @@
-//! Runs another plugin with the execution protocol of the CNI specification, as container runtimes do.
+//! Runs another CNI plugin with the execution protocol of the CNI specification, as container runtimes do.
 
 use std::{
     env,
@@ -16,7 +16,7 @@ use crate::{
     error::{CniError, code},
 };
 
-/// Maximum attempts, and their interval, while an executable is being replaced in place (`ETXTBSY`).
+/// Maximum attempts to execute a plugin, and their interval, while its file is being replaced in place (`ETXTBSY`).
 const BUSY_RETRY: (u32, Duration) = (50, Duration::from_millis(100));
 
 /// Runs the plugin `kind` with this configuration on its stdin; returns its stdout.
@@ -95,14 +95,14 @@ fn find_plugin(kind: &str, path: &str) -> Result<PathBuf, CniError> {
 /// Returns the error that the failed plugin printed, unchanged, or an error with its output.
 fn plugin_error(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
-    struct Wire {
+    struct PrintedError {
         code: u32,
         #[serde(default)]
         msg: String,
         #[serde(default)]
         details: String,
     }
-    serde_json::from_slice::<Wire>(&output.stdout).map_or_else(
+    serde_json::from_slice::<PrintedError>(&output.stdout).map_or_else(
         |_| {
             let output_text = String::from_utf8_lossy(&output.stdout);
             let message = format!("the plugin {kind} failed: {}", output.status);

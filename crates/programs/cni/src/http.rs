@@ -45,10 +45,10 @@ pub(crate) fn request(
     stream.write_all(request.as_bytes())?;
     let mut bytes = Vec::new();
     stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut bytes)?;
-    parse(&bytes)
+    parse_response(&bytes)
 }
 
-/// Connection whose reads and writes share the deadline `until`.
+/// Connection to the agent whose reads and writes share the deadline `until`.
 struct DeadlineStream {
     stream: UnixStream,
     until: Instant,
@@ -83,7 +83,7 @@ impl Write for DeadlineStream {
     }
 }
 
-/// Connects without blocking: an agent that hangs with a full backlog would otherwise block
+/// Connects to the agent's socket without blocking: a hanging agent with a full backlog would otherwise block
 /// forever.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -101,8 +101,8 @@ fn malformed_error(problem: &str) -> io::Error {
     )
 }
 
-/// Returns the error of a response that ends early, as when the agent is killed. It may be retried, so its kind is not
-/// `InvalidData`.
+/// Returns the error for a response that ends early, as when the agent is killed. The request may be retried, so the
+/// error's kind is not `InvalidData`.
 fn early_end_error() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
@@ -110,7 +110,7 @@ fn early_end_error() -> io::Error {
     )
 }
 
-fn parse(bytes: &[u8]) -> io::Result<Response> {
+fn parse_response(bytes: &[u8]) -> io::Result<Response> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
     let length = match head.parse(bytes) {
@@ -133,7 +133,7 @@ fn parse(bytes: &[u8]) -> io::Result<Response> {
         }
     }
     let body = if chunked {
-        dechunk(body)?
+        decode_chunked(body)?
     } else {
         body.to_vec()
     };
@@ -143,7 +143,7 @@ fn parse(bytes: &[u8]) -> io::Result<Response> {
     })
 }
 
-fn dechunk(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
+fn decode_chunked(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
         let (start, size) = match httparse::parse_chunk_size(bytes) {
@@ -176,7 +176,7 @@ mod tests {
             "HTTP/1.0 500\r\n\r\nhello",
             "HTTP/1.1 500 x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
         ] {
-            let answer = parse(text.as_bytes()).unwrap();
+            let answer = parse_response(text.as_bytes()).unwrap();
             assert_eq!(
                 answer,
                 Response {
@@ -201,16 +201,16 @@ mod tests {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhel",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx",
         ] {
-            assert!(parse(text.as_bytes()).is_err(), "{text}");
+            assert!(parse_response(text.as_bytes()).is_err(), "{text}");
         }
     }
 
     proptest::proptest! {
         #[test]
         fn no_bytes_cause_a_panic_of_the_parser(bytes: Vec<u8>, body: Vec<u8>) {
-            drop((parse(&bytes), dechunk(&body)));
+            drop((parse_response(&bytes), decode_chunked(&body)));
             let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
-            drop(parse(&[&head[..], &body].concat()));
+            drop(parse_response(&[&head[..], &body].concat()));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Log of the plugin: to a rotated file, and to the agent, whose log the operator reads. Runtimes log a plugin's output
-//! only when it fails.
+//! Log of the CNI plugin: to a rotated file, and to the agent, whose log the operator reads. Runtimes log a plugin's
+//! output only when the plugin fails.
 
 use std::{
     fs::{self, OpenOptions},

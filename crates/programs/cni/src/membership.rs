@@ -1,4 +1,4 @@
-//! Reads the agent's membership file, while the agent itself is unavailable.
+//! Reads the agent's membership file while the agent itself is unavailable.
 //!
 //! The agent writes `membership.json` to its run directory, and a copy to disk for the time between
 //! a boot and its own start. Pods of a namespace that the file records as outside of the mesh start
@@ -19,8 +19,8 @@ struct MembershipFile {
     namespaces: BTreeMap<String, bool>,
 }
 
-/// Returns whether pods of `namespace` may belong to the mesh; `None` if no file lists it. `copy`
-/// is read if the file itself is missing.
+/// Returns whether pods of `namespace` may belong to the mesh; `None` if no file lists the namespace. The file `copy`
+/// is read if the one in `run_dir` is missing.
 pub(crate) fn recorded_membership(
     run_dir: &Path,
     copy: Option<&Path>,

@@ -1,4 +1,4 @@
-//! Result of the previous plugins, which is passed on, and parsed for the pod's addresses.
+//! Result of the previous CNI plugins, which is passed on, and parsed for the pod's addresses.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodAddress {
     pub(crate) ip: IpAddr,
-    pub(crate) prefix: u8,
+    pub(crate) prefix_length: u8,
     pub(crate) gateway: String,
     pub(crate) interface: Option<i64>,
 }
@@ -36,7 +36,7 @@ struct ListedAddress {
     interface: Option<i64>,
 }
 
-/// Address in the result format before version 0.3.0, which has one of each family.
+/// Address in the CNI result format before version 0.3.0, which has one address of each family.
 #[derive(Deserialize)]
 struct LegacyAddress {
     ip: String,
@@ -82,7 +82,7 @@ fn parse_address(listed: ListedAddress) -> Result<PodAddress, CniError> {
     }
     Ok(PodAddress {
         ip,
-        prefix,
+        prefix_length: prefix,
         gateway: listed.gateway.unwrap_or_default(),
         interface: listed.interface,
     })
@@ -199,7 +199,7 @@ mod tests {
             raw(r#"{"ips":[{"address":"10.0.0.5/24","gateway":"10.0.0.1","interface":2}]}"#);
         let expected = PodAddress {
             ip: "10.0.0.5".parse().unwrap(),
-            prefix: 24,
+            prefix_length: 24,
             gateway: "10.0.0.1".to_owned(),
             interface: Some(2),
         };

@@ -51,7 +51,7 @@ impl Node {
         }
         let node = Self { dir };
         for kind in ["bridge", "portmap", "other"] {
-            node.plugin(kind);
+            node.write_plugin(kind);
         }
         node
     }
@@ -60,20 +60,20 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    fn plugin(&self, kind: &str) {
+    fn write_plugin(&self, kind: &str) {
         let path = self.path("bin").join(kind);
         fs::write(&path, FAKE_PLUGIN).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        self.result(kind, "1.0.0");
+        self.write_result(kind, "1.0.0");
     }
 
-    fn result(&self, kind: &str, version: &str) {
+    fn write_result(&self, kind: &str, version: &str) {
         let result =
             json!({"cniVersion": version, "by": kind, "ips": [{"address": "10.0.0.5/24"}]});
         fs::write(self.path(&format!("RESULT.{kind}")), result.to_string()).unwrap();
     }
 
-    fn primary(&self, file: &str, config: &Value) {
+    fn write_primary_conf(&self, file: &str, config: &Value) {
         fs::write(self.path("net.d").join(file), config.to_string()).unwrap();
     }
 
@@ -82,7 +82,7 @@ impl Node {
             {"type": "bridge", "mtu": 1.50},
             {"type": "portmap", "capabilities": {"portMappings": true}},
             {"type": "ambit-cni", "left": "by the chained mode"}]});
-        self.primary("10-net.conflist", &list);
+        self.write_primary_conf("10-net.conflist", &list);
         list
     }
 
@@ -122,13 +122,13 @@ impl Node {
         child.wait_with_output().unwrap()
     }
 
-    fn succeeds(&self, command: &str, config: &Value) -> Option<Value> {
+    fn run_successfully(&self, command: &str, config: &Value) -> Option<Value> {
         let output = self.run(command, config);
         assert!(output.status.success(), "{command}: {output:?}");
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    fn fails(&self, command: &str, config: &Value) -> Value {
+    fn run_failing(&self, command: &str, config: &Value) -> Value {
         let output = self.run(command, config);
         assert_eq!(output.status.code(), Some(1), "{command}");
         serde_json::from_slice(&output.stdout).unwrap()
@@ -172,7 +172,7 @@ fn primary_plugins_are_called_as_by_a_runtime() {
     node.default_config();
     let mut config = node.config("1.0.0");
     config["runtimeConfig"] = json!({"portMappings": [{"hostPort": 80}], "mac": "x"});
-    let result = node.succeeds("ADD", &config).unwrap();
+    let result = node.run_successfully("ADD", &config).unwrap();
     assert_eq!(result["by"], "portmap", "the last one's result");
     let [bridge, portmap] = &node.take_calls()[..] else {
         panic!("two plugins");
@@ -188,10 +188,10 @@ fn primary_plugins_are_called_as_by_a_runtime() {
         "what it is capable of, and no more"
     );
     config["prevResult"] = result;
-    node.succeeds("CHECK", &config);
+    node.run_successfully("CHECK", &config);
     assert_eq!(node.called_plugins(), ["CHECK bridge", "CHECK portmap"]);
     assert_eq!(node.stored_attachments(), 1);
-    node.succeeds("DEL", &config);
+    node.run_successfully("DEL", &config);
     let take_calls = node.take_calls();
     assert_eq!(take_calls[0].kind, "portmap", "in reverse");
     assert_eq!(take_calls[1].kind, "bridge");
@@ -204,29 +204,29 @@ fn del_calls_the_plugins_of_add() {
     let node = Node::new();
     node.default_config();
     let config = node.config("1.0.0");
-    node.succeeds("ADD", &config);
+    node.run_successfully("ADD", &config);
     node.take_calls();
     // Another primary CNI replaces the first.
     fs::remove_file(node.path("net.d").join("10-net.conflist")).unwrap();
     let other = json!({"cniVersion": "1.0.0", "name": "new", "plugins": [{"type": "other"}]});
-    node.primary("05-new.conflist", &other);
+    node.write_primary_conf("05-new.conflist", &other);
     assert_eq!(
         node.start("ADD", &config, "second").wait().unwrap().code(),
         Some(0)
     );
     assert_eq!(node.called_plugins(), ["ADD other"]);
-    node.succeeds("CHECK", &config);
-    node.succeeds("DEL", &config);
+    node.run_successfully("CHECK", &config);
+    node.run_successfully("DEL", &config);
     assert_eq!(
         node.called_plugins(),
         ["CHECK bridge", "CHECK portmap", "DEL portmap", "DEL bridge"]
     );
     // Pods from before the installation are deleted by the current plugins.
-    node.succeeds("DEL", &config);
+    node.run_successfully("DEL", &config);
     assert_eq!(node.called_plugins(), ["DEL other"]);
     // Without any plugins, deletion succeeds.
     fs::remove_file(node.path("net.d").join("05-new.conflist")).unwrap();
-    node.succeeds("DEL", &config);
+    node.run_successfully("DEL", &config);
     assert_eq!(node.called_plugins(), [""; 0]);
 }
 
@@ -237,20 +237,20 @@ fn error_of_the_primary_is_passed_on() {
     let error = json!({"cniVersion": "1.0.0", "code": 107, "msg": "no more", "details": "10/24"});
     fs::write(node.path("FAIL.ADD.portmap"), error.to_string()).unwrap();
     let config = node.config("1.0.0");
-    let reported = node.fails("ADD", &config);
+    let reported = node.run_failing("ADD", &config);
     assert_eq!(
         (&reported["code"], &reported["msg"], &reported["details"]),
         (&json!(107), &json!("no more"), &json!("10/24"))
     );
     assert_eq!(node.called_plugins(), ["ADD bridge", "ADD portmap"]);
     // The runtime cleans up afterwards.
-    node.succeeds("DEL", &config);
+    node.run_successfully("DEL", &config);
     assert_eq!(node.called_plugins(), ["DEL portmap", "DEL bridge"]);
     // The runtime retries a failed DEL: the record must be kept.
     fs::remove_file(node.path("FAIL.ADD.portmap")).unwrap();
-    node.succeeds("ADD", &config);
+    node.run_successfully("ADD", &config);
     fs::write(node.path("FAIL.DEL.bridge"), "no JSON").unwrap();
-    let reported = node.fails("DEL", &config);
+    let reported = node.run_failing("DEL", &config);
     assert_eq!(reported["code"], 100);
     assert!(reported["details"].as_str().unwrap().contains("no JSON"));
     assert_eq!(node.stored_attachments(), 1);
@@ -263,8 +263,8 @@ fn missing_plugin_is_named() {
     let node = Node::new();
     for kind in ["nowhere", "../bin/bridge"] {
         let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": kind}]});
-        node.primary("10-net.conflist", &list);
-        let error = node.fails("ADD", &node.config("1.0.0"));
+        node.write_primary_conf("10-net.conflist", &list);
+        let error = node.run_failing("ADD", &node.config("1.0.0"));
         assert!(error["msg"].as_str().unwrap().contains(kind), "{error}");
     }
 }
@@ -272,19 +272,19 @@ fn missing_plugin_is_named() {
 #[test]
 fn versions_differ_between_the_runtime_and_the_primary() {
     let node = Node::new();
-    node.result("bridge", "0.3.1");
+    node.write_result("bridge", "0.3.1");
     let single = json!({"cniVersion": "0.3.1", "name": "old", "type": "bridge"});
-    node.primary("10-net.conf", &single);
+    node.write_primary_conf("10-net.conf", &single);
     let config = node.config("1.0.0");
-    let result = node.succeeds("ADD", &config).unwrap();
+    let result = node.run_successfully("ADD", &config).unwrap();
     assert_eq!(result["cniVersion"], "1.0.0");
     assert_eq!(node.take_calls()[0].config["cniVersion"], "0.3.1");
-    node.succeeds("CHECK", &config);
+    node.run_successfully("CHECK", &config);
     assert_eq!(node.called_plugins(), [""; 0], "0.3.1 has no CHECK");
     let future = json!({"cniVersion": "7.0.0", "name": "new", "plugins": [{"type": "bridge"}]});
     fs::remove_file(node.path("net.d").join("10-net.conf")).unwrap();
-    node.primary("10-net.conflist", &future);
-    assert_eq!(node.fails("ADD", &config)["code"], 1);
+    node.write_primary_conf("10-net.conflist", &future);
+    assert_eq!(node.run_failing("ADD", &config)["code"], 1);
 }
 
 #[test]
@@ -293,26 +293,26 @@ fn status_and_gc_reach_the_primary() {
     let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": [
         {"type": "bridge"}, {"type": "portmap"}]});
     let config = node.config("1.1.0");
-    let absent = node.fails("STATUS", &config);
+    let absent = node.run_failing("STATUS", &config);
     assert_eq!(absent["code"], 50, "{absent}");
-    node.primary("10-net.conflist", &list);
-    node.succeeds("STATUS", &config);
+    node.write_primary_conf("10-net.conflist", &list);
+    node.run_successfully("STATUS", &config);
     assert_eq!(node.called_plugins(), ["STATUS bridge", "STATUS portmap"]);
     let error = json!({"cniVersion": "1.1.0", "code": 51, "msg": "half"});
     fs::write(node.path("FAIL.STATUS.bridge"), error.to_string()).unwrap();
-    assert_eq!(node.fails("STATUS", &config)["code"], 51);
-    node.succeeds("ADD", &config);
+    assert_eq!(node.run_failing("STATUS", &config)["code"], 51);
+    node.run_successfully("ADD", &config);
     node.take_calls();
     let mut gc = config.clone();
     let valid = json!([{"containerID": "c0ffee", "ifname": "eth0"}]);
     gc["cni.dev/valid-attachments"] = valid.clone();
-    node.succeeds("GC", &gc);
+    node.run_successfully("GC", &gc);
     let take_calls = node.take_calls();
     assert_eq!(take_calls[1].config["cni.dev/valid-attachments"], valid);
     assert_eq!(node.stored_attachments(), 1);
     gc["cni.dev/valid-attachments"] = json!([]);
     fs::write(node.path("FAIL.GC.bridge"), error.to_string()).unwrap();
-    node.fails("GC", &gc);
+    node.run_failing("GC", &gc);
     assert_eq!(
         node.called_plugins(),
         ["GC bridge", "GC portmap"],
@@ -321,9 +321,9 @@ fn status_and_gc_reach_the_primary() {
     assert_eq!(node.stored_attachments(), 0);
     // Commands that the primary's version lacks call no plugin.
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge"}]});
-    node.primary("10-net.conflist", &list);
-    node.succeeds("STATUS", &config);
-    node.succeeds("GC", &config);
+    node.write_primary_conf("10-net.conflist", &list);
+    node.run_successfully("STATUS", &config);
+    node.run_successfully("GC", &config);
     assert_eq!(node.called_plugins(), [""; 0]);
 }
 
@@ -333,7 +333,7 @@ fn missing_or_incomplete_primary_is_waited_for() {
     let list = node.default_config().to_string();
     let path = node.path("net.d").join("10-net.conflist");
     let fallback = json!({"cniVersion": "1.0.0", "name": "x", "plugins": [{"type": "other"}]});
-    node.primary("87-other.conflist", &fallback);
+    node.write_primary_conf("87-other.conflist", &fallback);
     fs::write(&path, &list[..20]).unwrap();
     let config = node.config("1.0.0");
     let child = node.start("ADD", &config, "c0ffee");
@@ -351,7 +351,7 @@ fn missing_or_incomplete_primary_is_waited_for() {
     node.default_config();
     assert!(child.wait_with_output().unwrap().status.success());
     fs::remove_file(&path).unwrap();
-    let error = node.fails("ADD", &config);
+    let error = node.run_failing("ADD", &config);
     assert_eq!(error["code"], 50, "{error}");
     assert!(error["msg"].as_str().unwrap().contains("net.d"), "{error}");
 }
@@ -366,7 +366,7 @@ fn recursive_call_is_an_error() {
         node.config("1.0.0")
     );
     fs::write(node.path("bin").join("bridge"), back).unwrap();
-    let error = node.fails("ADD", &node.config("1.0.0"));
+    let error = node.run_failing("ADD", &node.config("1.0.0"));
     assert_eq!(error["code"], 7, "{error}");
     assert!(
         error["details"].as_str().unwrap().contains("chained"),
@@ -380,11 +380,11 @@ fn pods_wait_for_the_agent_after_network_setup() {
     node.default_config();
     let mut config = node.config("1.0.0");
     config["exclude_namespaces"] = json!([]);
-    assert_eq!(node.fails("ADD", &config)["code"], 11);
+    assert_eq!(node.run_failing("ADD", &config)["code"], 11);
     assert_eq!(node.called_plugins(), ["ADD bridge", "ADD portmap"]);
     // The copy on disk lets pods start that were outside of the mesh, as after a boot.
     let copy = node.path("net.d").join("ambit-cni.membership");
     fs::write(&copy, r#"{"version":1,"namespaces":{"kube-system":false}}"#).unwrap();
     config["membership"] = json!(copy);
-    node.succeeds("ADD", &config);
+    node.run_successfully("ADD", &config);
 }

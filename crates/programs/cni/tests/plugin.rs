@@ -40,14 +40,14 @@ enum AgentReaction {
     Response(u16, &'static str),
     /// Closes the connection without a response, like a killed agent.
     HangUp,
-    /// Sends a byte of the response now and then, without an end.
-    Dribble,
+    /// Sends a byte of an endless response now and then.
+    SlowEndlessResponse,
 }
 
 /// Scripted agent: reacts by one entry of the script to each request, and repeats the last one.
 struct FakeAgent {
     dir: tempfile::TempDir,
-    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
+    received_requests: Arc<Mutex<Vec<ReceivedRequest>>>,
 }
 
 fn member_response() -> AgentReaction {
@@ -62,11 +62,11 @@ impl FakeAgent {
     fn absent() -> Self {
         Self {
             dir: tempfile::tempdir().unwrap(),
-            seen: Arc::default(),
+            received_requests: Arc::default(),
         }
     }
 
-    fn with(script: impl IntoIterator<Item = AgentReaction>) -> Self {
+    fn with_script(script: impl IntoIterator<Item = AgentReaction>) -> Self {
         let agent = Self::absent();
         agent.start_listening(script);
         agent
@@ -78,7 +78,7 @@ impl FakeAgent {
 
     fn start_listening(&self, script: impl IntoIterator<Item = AgentReaction>) {
         let listener = UnixListener::bind(self.socket()).unwrap();
-        let seen = Arc::clone(&self.seen);
+        let seen = Arc::clone(&self.received_requests);
         let mut script: VecDeque<_> = script.into_iter().collect();
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -92,8 +92,8 @@ impl FakeAgent {
         });
     }
 
-    fn seen(&self) -> Vec<ReceivedRequest> {
-        self.seen.lock().unwrap().clone()
+    fn received_requests(&self) -> Vec<ReceivedRequest> {
+        self.received_requests.lock().unwrap().clone()
     }
 
     fn config(&self, version: &str) -> Value {
@@ -140,7 +140,7 @@ fn serve(mut stream: UnixStream, does: AgentReaction, seen: &Mutex<Vec<ReceivedR
             stream.write_all(answer.as_bytes()).unwrap();
         }
         AgentReaction::HangUp => {}
-        AgentReaction::Dribble => {
+        AgentReaction::SlowEndlessResponse => {
             let pause = Duration::from_millis(50);
             stream.set_read_timeout(Some(pause)).unwrap();
             // Until the plugin times out.
@@ -227,13 +227,13 @@ fn result_of(version: &str) -> Value {
 #[test]
 fn mesh_pod_is_posted_and_result_passed_on_in_all_versions() {
     for version in VERSIONS {
-        let agent = FakeAgent::with([member_response(), AgentReaction::Response(200, "")]);
+        let agent = FakeAgent::with_script([member_response(), AgentReaction::Response(200, "")]);
         let mut config = agent.config(version);
         config["prevResult"] = result_of(version);
         let stdout = output_of_success(command("ADD", &config));
         let printed: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(printed, result_of(version), "{version}");
-        let seen = agent.seen();
+        let seen = agent.received_requests();
         assert_eq!(
             seen[0].line,
             "GET /v1/membership?namespace=shop&pod=web&uid=u-1 HTTP/1.1"
@@ -253,7 +253,7 @@ fn mesh_pod_is_posted_and_result_passed_on_in_all_versions() {
 
 #[test]
 fn previous_result_is_printed_byte_for_byte() {
-    let agent = FakeAgent::with([outsider_response()]);
+    let agent = FakeAgent::with_script([outsider_response()]);
     let result = "{ \"ips\" :[], \"cniVersion\":\"1.0.0\",\"x\":1.500}";
     let config = agent.config("1.0.0").to_string();
     let config = format!(
@@ -267,18 +267,18 @@ fn previous_result_is_printed_byte_for_byte() {
 
 #[test]
 fn without_a_previous_result_an_empty_one_is_printed() {
-    let agent = FakeAgent::with([member_response(), AgentReaction::Response(200, "")]);
+    let agent = FakeAgent::with_script([member_response(), AgentReaction::Response(200, "")]);
     let stdout = output_of_success(command("ADD", &agent.config("0.4.0")));
     assert_eq!(stdout, "{\"cniVersion\":\"0.4.0\",\"dns\":{}}\n");
-    let event: Value = serde_json::from_str(&agent.seen()[1].body).unwrap();
+    let event: Value = serde_json::from_str(&agent.received_requests()[1].body).unwrap();
     assert_eq!(event["IPs"], Value::Null);
 }
 
 #[test]
 fn pods_outside_the_mesh_are_never_posted() {
-    let agent = FakeAgent::with([outsider_response()]);
+    let agent = FakeAgent::with_script([outsider_response()]);
     output_of_success(command("ADD", &agent.config("1.0.0")));
-    assert_eq!(agent.seen().len(), 1);
+    assert_eq!(agent.received_requests().len(), 1);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn some_pods_start_without_an_agent() {
 
 #[test]
 fn agent_failure_fails_the_pod_with_its_cause() {
-    let agent = FakeAgent::with([
+    let agent = FakeAgent::with_script([
         member_response(),
         AgentReaction::Response(500, "pod shop/web: no such module xt_mark\n"),
     ]);
@@ -320,7 +320,7 @@ fn agent_failure_fails_the_pod_with_its_cause() {
         "{error}"
     );
     assert_eq!(
-        agent.seen().len(),
+        agent.received_requests().len(),
         2,
         "not tried again: the runtime does that"
     );
@@ -328,7 +328,7 @@ fn agent_failure_fails_the_pod_with_its_cause() {
 
 #[test]
 fn retry_after_of_the_agent_is_honoured() {
-    let agent = FakeAgent::with([
+    let agent = FakeAgent::with_script([
         AgentReaction::Response(503, "starting"),
         member_response(),
         AgentReaction::Response(503, "no node proxy is connected"),
@@ -336,7 +336,7 @@ fn retry_after_of_the_agent_is_honoured() {
         AgentReaction::Response(200, ""),
     ]);
     output_of_success(command("ADD", &agent.config("1.0.0")));
-    assert_eq!(agent.seen().len(), 5);
+    assert_eq!(agent.received_requests().len(), 5);
 }
 
 #[test]
@@ -417,15 +417,15 @@ fn hanging_agent_is_timed_out() {
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
-    let agent = FakeAgent::with([AgentReaction::Dribble]);
+    let agent = FakeAgent::with_script([AgentReaction::SlowEndlessResponse]);
     let mut config = agent.config("1.0.0");
     config["agent_wait_seconds"] = json!(0);
     assert_eq!(error_of_failure(command("ADD", &config))["code"], 11);
 }
 
-/// Checks that a pod recorded as outside waits half a second for an unavailable agent, and not `agent_wait_seconds`
-/// like others.
-fn assert_passes_as_outside(agent: &FakeAgent) {
+/// Checks that a pod recorded as outside of the mesh waits half a second for an unavailable agent, and not
+/// `agent_wait_seconds` like other pods.
+fn assert_starts_outside_mesh(agent: &FakeAgent) {
     let text = r#"{"version":1,"namespaces":{"shop":false}}"#;
     fs::write(agent.dir.path().join("membership.json"), text).unwrap();
     let started = Instant::now();
@@ -436,20 +436,20 @@ fn assert_passes_as_outside(agent: &FakeAgent) {
 #[test]
 fn outside_pods_do_not_wait_for_the_agent() {
     // Agent that is not running.
-    assert_passes_as_outside(&FakeAgent::absent());
+    assert_starts_outside_mesh(&FakeAgent::absent());
     // Stopped agent: connections are queued, but not accepted.
     let agent = FakeAgent::absent();
     let _hung = UnixListener::bind(agent.socket()).unwrap();
-    assert_passes_as_outside(&agent);
+    assert_starts_outside_mesh(&agent);
     // Stopped agent with a full backlog.
     let _waiting = fill_accept_queue(&agent);
-    assert_passes_as_outside(&agent);
+    assert_starts_outside_mesh(&agent);
     for does in [
         AgentReaction::HangUp,
-        AgentReaction::Dribble,
+        AgentReaction::SlowEndlessResponse,
         AgentReaction::Response(503, "not yet"),
     ] {
-        assert_passes_as_outside(&FakeAgent::with([does]));
+        assert_starts_outside_mesh(&FakeAgent::with_script([does]));
     }
     let log = fs::read_to_string(agent.dir.path().join("ambit-cni.log")).unwrap();
     assert!(
@@ -461,7 +461,7 @@ fn outside_pods_do_not_wait_for_the_agent() {
 #[test]
 fn possible_mesh_pods_wait_for_a_hanging_agent() {
     for record in [r#"{"shop":true}"#, r#"{"other":false}"#] {
-        let agent = FakeAgent::with([AgentReaction::Dribble]);
+        let agent = FakeAgent::with_script([AgentReaction::SlowEndlessResponse]);
         let text = format!(r#"{{"version":1,"namespaces":{record}}}"#);
         fs::write(agent.dir.path().join("membership.json"), text).unwrap();
         let mut config = agent.config("1.0.0");
@@ -477,17 +477,17 @@ fn possible_mesh_pods_wait_for_a_hanging_agent() {
 #[test]
 fn agent_without_membership_api_is_replaced_by_the_file() {
     let file = |mesh: bool| format!(r#"{{"version":1,"namespaces":{{"shop":{mesh}}}}}"#);
-    let agent = FakeAgent::with([
+    let agent = FakeAgent::with_script([
         AgentReaction::Response(404, "404 page not found\n"),
         AgentReaction::Response(200, ""),
     ]);
     fs::write(agent.dir.path().join("membership.json"), file(true)).unwrap();
     output_of_success(command("ADD", &agent.config("1.0.0")));
-    assert_eq!(agent.seen().len(), 2);
-    let agent = FakeAgent::with([AgentReaction::Response(404, "")]);
+    assert_eq!(agent.received_requests().len(), 2);
+    let agent = FakeAgent::with_script([AgentReaction::Response(404, "")]);
     fs::write(agent.dir.path().join("membership.json"), file(false)).unwrap();
     output_of_success(command("ADD", &agent.config("1.0.0")));
-    let agent = FakeAgent::with([AgentReaction::Response(404, "")]);
+    let agent = FakeAgent::with_script([AgentReaction::Response(404, "")]);
     let error = error_of_failure(command("ADD", &agent.config("1.0.0")));
     assert!(
         error["details"]
@@ -571,7 +571,7 @@ fn invalid_stdin_is_an_error_with_its_code() {
 #[test]
 fn result_without_valid_addresses_fails_only_mesh_pods() {
     for (membership, code) in [(member_response(), Some(6)), (outsider_response(), None)] {
-        let agent = FakeAgent::with([membership, AgentReaction::Response(200, "")]);
+        let agent = FakeAgent::with_script([membership, AgentReaction::Response(200, "")]);
         let mut config = agent.config("1.0.0");
         config["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [{"address": "nowhere"}]});
         match code {

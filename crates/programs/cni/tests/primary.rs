@@ -35,12 +35,12 @@ impl Node {
         node
     }
 
-    fn primary(&self, file: &str, config: &Value) {
+    fn write_primary_conf(&self, file: &str, config: &Value) {
         fs::write(self.dir.path().join("net.d").join(file), config.to_string()).unwrap();
     }
 
     /// Calls the plugin as the node's runtime does; returns its output.
-    fn call(&self, command: &str, pod: &Namespace, config: &Value) -> Output {
+    fn call_plugin(&self, command: &str, pod: &Namespace, config: &Value) -> Output {
         let mut run = Command::new(env!("CARGO_BIN_EXE_ambit-cni"));
         run.env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", "c0ffee")
@@ -97,7 +97,7 @@ impl Node {
             .count()
     }
 
-    fn nat(&self) -> String {
+    fn nat_rules(&self) -> String {
         let output = self.namespace.run("iptables-save", ["-t", "nat"]).unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
@@ -113,29 +113,33 @@ fn reference_plugins_add_and_delete_a_pod() {
     let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
         {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": node.ipam()},
         {"type": "portmap", "capabilities": {"portMappings": true}, "snat": false}]});
-    node.primary("10-net.conflist", &list);
+    node.write_primary_conf("10-net.conflist", &list);
     let mut config = node.config("1.0.0");
-    let result = node.call("ADD", &pod, &config);
+    let result = node.call_plugin("ADD", &pod, &config);
     let result: Value = serde_json::from_slice(&result.stdout).unwrap();
     assert_eq!(result["ips"][0]["address"], "10.9.0.2/24");
     let listen = || TcpListener::bind("10.9.0.1:7000").unwrap();
-    let _gateway = node.namespace.within(listen).unwrap();
+    let _gateway = node.namespace.run_inside(listen).unwrap();
     let connect = || TcpStream::connect("10.9.0.1:7000").unwrap();
-    drop(pod.within(connect).unwrap());
+    drop(pod.run_inside(connect).unwrap());
     assert!(
-        node.nat().contains("--to-destination 10.9.0.2:80"),
+        node.nat_rules().contains("--to-destination 10.9.0.2:80"),
         "{}",
-        node.nat()
+        node.nat_rules()
     );
     config["prevResult"] = result;
     // The owner replaces the configuration meanwhile.
-    node.primary(
+    node.write_primary_conf(
         "10-net.conflist",
         &json!({"name": "net", "plugins": [{"type": "nowhere"}]}),
     );
-    node.call("DEL", &pod, &config);
+    node.call_plugin("DEL", &pod, &config);
     assert_eq!(node.leases(), 0);
-    assert!(!node.nat().contains("10.9.0.2"), "{}", node.nat());
+    assert!(
+        !node.nat_rules().contains("10.9.0.2"),
+        "{}",
+        node.nat_rules()
+    );
     let links = pod.run("ip", ["-o", "link"]).unwrap();
     assert!(!String::from_utf8(links.stdout).unwrap().contains("eth0"));
 }
@@ -144,9 +148,9 @@ fn reference_plugins_add_and_delete_a_pod() {
 fn old_primary_configuration_serves_a_newer_runtime() {
     let (node, pod) = (Node::new(), Namespace::new("pod", &[]).unwrap());
     let single = json!({"cniVersion": "0.3.1", "name": "net", "type": "ptp", "ipam": node.ipam()});
-    node.primary("10-net.conf", &single);
+    node.write_primary_conf("10-net.conf", &single);
     let mut config = node.config("1.0.0");
-    let result = node.call("ADD", &pod, &config);
+    let result = node.call_plugin("ADD", &pod, &config);
     let result: Value = serde_json::from_slice(&result.stdout).unwrap();
     assert_eq!(result["cniVersion"], "1.0.0");
     assert_eq!(
@@ -156,7 +160,7 @@ fn old_primary_configuration_serves_a_newer_runtime() {
     );
     assert_eq!(node.leases(), 1);
     config["prevResult"] = result;
-    node.call("CHECK", &pod, &config);
-    node.call("DEL", &pod, &config);
+    node.call_plugin("CHECK", &pod, &config);
+    node.call_plugin("DEL", &pod, &config);
     assert_eq!(node.leases(), 0);
 }

@@ -234,8 +234,8 @@ pub enum WorkloadWaypoints {
 impl From<WorkloadWaypoints> for ambit_derive::WorkloadWaypoints {
     fn from(setting: WorkloadWaypoints) -> Self {
         match setting {
-            WorkloadWaypoints::Enforced => Self::Enforced,
-            WorkloadWaypoints::Istio => Self::Istio,
+            WorkloadWaypoints::Enforced => Self::AllClients,
+            WorkloadWaypoints::Istio => Self::CapturedClients,
         }
     }
 }
@@ -301,8 +301,8 @@ pub enum NormalizationMode {
 impl From<AttachmentMode> for WaypointAttachment {
     fn from(from: AttachmentMode) -> Self {
         match from {
-            AttachmentMode::Seed => Self::Seed,
-            AttachmentMode::Labels => Self::Labels,
+            AttachmentMode::Seed => Self::LabelsAndGateways,
+            AttachmentMode::Labels => Self::LabelsOnly,
         }
     }
 }
@@ -310,7 +310,7 @@ impl From<AttachmentMode> for WaypointAttachment {
 impl From<BindingMode> for WaypointBinding {
     fn from(binding: BindingMode) -> Self {
         match binding {
-            BindingMode::Ready => Self::Ready,
+            BindingMode::Ready => Self::WhenReady,
             BindingMode::Strict => Self::Strict,
         }
     }
@@ -319,8 +319,8 @@ impl From<BindingMode> for WaypointBinding {
 impl From<MissingWaypointAction> for WaypointMissing {
     fn from(from: MissingWaypointAction) -> Self {
         match from {
-            MissingWaypointAction::Refuse => Self::Refuse,
-            MissingWaypointAction::Allow => Self::Allow,
+            MissingWaypointAction::Refuse => Self::RefuseConnections,
+            MissingWaypointAction::Allow => Self::BypassWaypoint,
         }
     }
 }
@@ -328,8 +328,8 @@ impl From<MissingWaypointAction> for WaypointMissing {
 impl From<PolicyScope> for ServicePolicyScope {
     fn from(from: PolicyScope) -> Self {
         match from {
-            PolicyScope::Pods => Self::Pods,
-            PolicyScope::Istio => Self::Istio,
+            PolicyScope::Pods => Self::ServiceAndPods,
+            PolicyScope::Istio => Self::ServiceOnly,
         }
     }
 }

@@ -8,9 +8,9 @@ pub struct Change {
     /// Events in order.
     pub events: Vec<ObjectEvent>,
     /// Problems of all manifests that cannot be parsed now; `None` if unchanged since the last change.
-    pub manifests: Option<Vec<String>>,
+    pub manifest_problems: Option<Vec<String>>,
     /// Problems of all kinds whose CRD cannot be fully followed now; `None` if unchanged since the last change.
-    pub definitions: Option<Vec<String>>,
+    pub crd_problems: Option<Vec<String>>,
     /// Whether all objects that existed at the start have been reported.
-    pub complete: bool,
+    pub is_complete: bool,
 }

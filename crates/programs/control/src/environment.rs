@@ -35,7 +35,7 @@ pub struct Environment {
     pub publisher: TrustPublisher,
     /// Verifier of callers' tokens.
     pub authenticator: Arc<dyn Authenticator>,
-    /// Kubernetes cluster, if there is one.
+    /// Kubernetes cluster; `None` if objects come from manifests.
     pub cluster: Option<Cluster>,
 }
 
@@ -140,7 +140,7 @@ impl Environment {
         let (of_revision, identity) = (api.clone(), name.clone());
         ambit_rt::spawn("lease", async move {
             let stop = async move {
-                stop.started().await;
+                stop.wait_until_started().await;
             };
             lease::run_election(of_revision, &lease, &identity, sender, stop).await;
             drop(work);
@@ -182,14 +182,14 @@ async fn run_mesh_election(
             changed = is_leader.wait_for(|is_leader| *is_leader) => if changed.is_err() {
                 break;
             },
-            _ = drain.started() => break,
+            _ = drain.wait_until_started() => break,
         }
         let (mut lost, mut stop) = (is_leader.clone(), drain.clone());
         let end = async move {
             tokio::select! {
                 // Fails only when the process ends.
                 _ = lost.wait_for(|is_leader| !*is_leader) => {}
-                _ = stop.started() => {}
+                _ = stop.wait_until_started() => {}
             }
         };
         lease::run_election(api.clone(), MESH_LEASE, &identity, sender.clone(), end).await;
@@ -197,7 +197,7 @@ async fn run_mesh_election(
     drop(work);
 }
 
-/// Opens the CA in a directory, and follows its files.
+/// Publishes the CA `material`, and follows the CA's files in `dir`, if there is such a directory.
 fn load_plugged_in_ca(
     dir: Option<&Path>,
     material: &CaMaterial,

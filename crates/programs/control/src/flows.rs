@@ -2,9 +2,9 @@
 //! the control plane's Service.
 //!
 //! A user's bearer token is in a separate header, since the API server consumes `authorization`. The API server decides
-//! to whom the token belongs and of which namespaces the user may `get` flow events; for users who may not read all
-//! namespaces, proxies confine the events to these ([`ambit_flow::Filter::confined`]). Any replica reads the events of
-//! all proxies, and passes their lines on without parsing them.
+//! to whom the token belongs and of which namespaces the user may `get` flow events; for a user who may not read all
+//! namespaces, proxies send only the events of permitted namespaces ([`ambit_flow::Filter::confined`]). Any replica
+//! reads the events of all proxies, and passes their lines on without parsing them.
 
 mod bandwidth;
 mod identity;
@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 use ambit_flow::{Filter, ProxyState};
 use ambit_flow_reader::ReaderEvent;
 use ambit_rt::{
-    DrainWatcher, Rates,
+    DrainWatcher, RateLimits,
     http::{
         Peer, Request, Response, method_not_allowed, not_found, query_parameters, stream, text,
     },
@@ -34,8 +34,8 @@ use tokio::{
 use bandwidth::BandwidthLimit;
 pub use identity::{IdentityError, OwnIdentity};
 pub use proxies::{MeshProxies, MeshProxy};
-use readers::{ReaderPermit, Readers};
-pub use users::{AccessError, UserRights, Users};
+use readers::{ReaderCounts, ReaderPermit};
+pub use users::{AccessError, UserAuthorizer, UserRights};
 
 /// Rate limit of one source address: requests per second, and burst. All users' requests have the
 /// API server's address.
@@ -49,10 +49,10 @@ const EVENT_QUEUE_CAPACITY: usize = 64;
 
 /// HTTP server of flow events for users.
 pub struct FlowService {
-    users: Users,
+    users: UserAuthorizer,
     proxies: MeshProxies,
-    readers: Arc<Readers>,
-    requests: Rates<std::net::IpAddr>,
+    readers: Arc<ReaderCounts>,
+    request_rates: RateLimits<std::net::IpAddr>,
     /// Interval at which the user of an open stream is authorized again.
     recheck_interval: Duration,
     drain: DrainWatcher,
@@ -65,10 +65,10 @@ impl std::fmt::Debug for FlowService {
 }
 
 impl FlowService {
-    /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. Users
-    /// of open streams are authorized again every `check_again`.
+    /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. The
+    /// user of an open stream is authorized again at the interval `check_again`.
     pub fn new(
-        users: Users,
+        users: UserAuthorizer,
         proxies: MeshProxies,
         check_again: Duration,
         drain: DrainWatcher,
@@ -77,7 +77,7 @@ impl FlowService {
             users,
             proxies,
             readers: Arc::default(),
-            requests: Rates::new(REQUEST_RATE.0, REQUEST_RATE.1),
+            request_rates: RateLimits::new(REQUEST_RATE.0, REQUEST_RATE.1),
             recheck_interval: check_again,
             drain,
         }
@@ -87,7 +87,7 @@ impl FlowService {
     pub async fn respond(self: Arc<Self>, request: Request) -> Response {
         match (request.uri().path(), request.method()) {
             (ambit_flow::FLOWS_PATH, &Method::GET) => self
-                .read(&request)
+                .open_event_stream(&request)
                 .await
                 .unwrap_or_else(|refused| error_response(&refused)),
             (ambit_flow::FLOWS_PATH, _) => method_not_allowed("GET"),
@@ -95,19 +95,22 @@ impl FlowService {
         }
     }
 
-    async fn read(self: Arc<Self>, request: &Request) -> Result<Response, AccessError> {
+    async fn open_event_stream(
+        self: Arc<Self>,
+        request: &Request,
+    ) -> Result<Response, AccessError> {
         let peer = request.extensions().get::<Peer>();
         if peer.is_none_or(|Peer(peer)| !self.is_within_rate_limit(peer.ip())) {
-            return Err(AccessError::Busy("too many requests: try again"));
+            return Err(AccessError::TooManyRequests("too many requests: try again"));
         }
-        let mut filter = filter(request)?;
+        let mut filter = parse_filter(request)?;
         let token = request.headers().get(ambit_flow::USER_TOKEN_HEADER);
         let token = token.and_then(|token| token.to_str().ok());
         let token = token.ok_or(AccessError::NoToken)?.to_owned();
-        let rights = self.users.rights(&token, &filter.namespaces).await?;
+        let rights = self.users.authorize(&token, &filter.namespaces).await?;
         filter.confined = rights.is_confined_to_namespaces;
-        let permit = self.readers.clone().enter(&rights.user);
-        let permit = permit.ok_or(AccessError::Busy(
+        let permit = self.readers.clone().acquire_permit(&rights.user);
+        let permit = permit.ok_or(AccessError::TooManyRequests(
             "too many readers of flow events: end another one",
         ))?;
         tracing::info!(user = %rights.user, namespaces = ?filter.namespaces, confined = filter.confined, "a user reads flow events");
@@ -124,26 +127,28 @@ impl FlowService {
     }
 
     fn is_within_rate_limit(&self, peer: std::net::IpAddr) -> bool {
-        self.requests
+        self.request_rates
             .try_acquire(peer.to_canonical(), std::time::Instant::now())
     }
 }
 
-/// Parses the filter of events in a request. Its confinement is overwritten by the user's rights.
-fn filter(request: &Request) -> Result<Filter, AccessError> {
+/// Parses the filter of events in a request's query parameters. The user's rights override its confinement to
+/// namespaces.
+fn parse_filter(request: &Request) -> Result<Filter, AccessError> {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
-    Filter::from_parameters(parameters).map_err(|error| AccessError::Malformed(error.to_string()))
+    Filter::from_parameters(parameters)
+        .map_err(|error| AccessError::MalformedParameter(error.to_string()))
 }
 
 fn error_response(error: &AccessError) -> Response {
     let status = match error {
-        AccessError::Malformed(_) => 400,
-        AccessError::NoToken | AccessError::Token => 401,
-        AccessError::Rights(_) => 403,
-        AccessError::Unavailable | AccessError::Busy(_) => 503,
+        AccessError::MalformedParameter(_) => 400,
+        AccessError::NoToken | AccessError::RejectedToken => 401,
+        AccessError::MissingRights(_) => 403,
+        AccessError::Unavailable | AccessError::TooManyRequests(_) => 503,
     };
     text(status, format!("{error}\n"))
 }
@@ -190,13 +195,13 @@ impl EventStream {
                     }
                 },
                 () = chunks.closed() => return,
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
             };
             bandwidth.wait_for(chunk.len()).await;
         }
     }
 
-    /// Returns the proxies, restricted to names that the user may see.
+    /// Returns the mesh's proxies, with the names of only those waypoint pods that the user may see.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.restricted_to(&self.filter.namespaces),
@@ -208,15 +213,15 @@ impl EventStream {
     /// streams continue.
     async fn is_still_allowed(&self) -> Result<(), AccessError> {
         let namespaces = &self.filter.namespaces;
-        match self.flows.users.rights(&self.token, namespaces).await {
+        match self.flows.users.authorize(&self.token, namespaces).await {
             Ok(rights)
                 if rights.user == self.user
                     && rights.is_confined_to_namespaces <= self.filter.confined =>
             {
                 Ok(())
             }
-            Ok(_) => Err(AccessError::Rights(Vec::new())),
-            Err(AccessError::Unavailable | AccessError::Busy(_)) => Ok(()),
+            Ok(_) => Err(AccessError::MissingRights(Vec::new())),
+            Err(AccessError::Unavailable | AccessError::TooManyRequests(_)) => Ok(()),
             Err(refused) => Err(refused),
         }
     }

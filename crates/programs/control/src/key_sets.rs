@@ -26,7 +26,7 @@ use schedule::FetchSchedule;
 /// Capacity of the queue of fetched key sets.
 const QUEUE_CAPACITY: usize = 64;
 
-/// Handle of the task that fetches key sets, which sets the desired ones and receives the results.
+/// Handle of the task that fetches key sets: sets which key sets are desired, and receives the results.
 #[derive(Debug)]
 pub(crate) struct KeySets {
     desired: watch::Sender<BTreeSet<KeySource>>,
@@ -76,7 +76,7 @@ impl KeySets {
         });
     }
 
-    /// Waits for the next result or inquiry of a fetch.
+    /// Waits for the next fetched key set, or for the next request to decide about an address.
     pub(crate) async fn next(&mut self) -> KeySetEvent {
         tokio::select! {
             Some((source, state)) = self.results.recv() => KeySetEvent::Fetched(source, state),
@@ -101,7 +101,7 @@ async fn run(
         for source in schedule.take_due(Instant::now()) {
             let (fetcher, done) = (Arc::clone(&fetcher), done.clone());
             ambit_rt::spawn("key set", async move {
-                let outcome = fetcher.key_set(&source).await;
+                let outcome = fetcher.fetch_key_set(&source).await;
                 // At the end there is no receiver any more.
                 done.send((source, outcome)).ok();
             });
@@ -122,7 +122,7 @@ async fn run(
                 }
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         }
     }
 }

@@ -37,7 +37,7 @@
 
 mod custom;
 mod definitions;
-mod slim;
+mod slim_object;
 mod updates;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,9 +50,9 @@ use kube::{Api, Client, core::PartialObjectMeta, runtime::watcher};
 use tokio::sync::{mpsc, watch as signal};
 
 use crate::change::Change;
-pub(crate) use definitions::resource;
-use slim::SlimObject;
-use updates::{Update, Updates};
+pub(crate) use definitions::custom_resource;
+use slim_object::SlimObject;
+use updates::{Update, UpdateSender};
 
 /// Capacity of the queue of updates for the index; when it is full, the watches wait.
 const QUEUE_CAPACITY: usize = 1024;
@@ -66,28 +66,28 @@ pub struct Informers {
     /// Kinds whose initial list is not complete yet.
     unlisted_kinds: BTreeSet<Kind>,
     /// Reasons why CRDs cannot be followed, by kind.
-    definitions: BTreeMap<Kind, String>,
+    crd_problems: BTreeMap<Kind, String>,
 }
 
 impl Informers {
     /// Starts the watches (of Secrets only if `secrets`), which end with the drain.
     pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
         let (sender, updates) = mpsc::channel(QUEUE_CAPACITY);
-        let mut start = KindStarter {
+        let mut start = KindWatchStarter {
             client: client.clone(),
-            secrets,
-            updates: Updates {
+            watches_secrets: secrets,
+            updates: UpdateSender {
                 sender,
                 drain: drain.clone(),
             },
-            definitions: definitions::follow(client, drain),
-            waiting: BTreeSet::new(),
+            crd_changes: definitions::watch_crds(client, drain),
+            unlisted_kinds: BTreeSet::new(),
         };
         visit_kinds(&mut start);
         Self {
             updates,
-            unlisted_kinds: start.waiting,
-            definitions: BTreeMap::new(),
+            unlisted_kinds: start.unlisted_kinds,
+            crd_problems: BTreeMap::new(),
         }
     }
 
@@ -101,84 +101,85 @@ impl Informers {
         for update in batch {
             match update {
                 Update::Object(event) => change.events.push(event),
-                Update::Definition(kind, problem) => {
+                Update::CrdProblem(kind, problem) => {
                     match problem {
-                        Some(problem) => drop(self.definitions.insert(kind, problem)),
-                        None => drop(self.definitions.remove(&kind)),
+                        Some(problem) => drop(self.crd_problems.insert(kind, problem)),
+                        None => drop(self.crd_problems.remove(&kind)),
                     }
-                    change.definitions = Some(self.definitions.values().cloned().collect());
+                    change.crd_problems = Some(self.crd_problems.values().cloned().collect());
                 }
-                Update::Listed(kind) => {
+                Update::KindListed(kind) => {
                     if self.unlisted_kinds.remove(&kind) && self.unlisted_kinds.is_empty() {
                         tracing::info!("every object of the cluster is read");
                     }
                 }
             }
         }
-        change.complete = self.unlisted_kinds.is_empty();
+        change.is_complete = self.unlisted_kinds.is_empty();
         Some(change)
     }
 }
 
 /// Visitor of kinds, which starts the watch of each.
-struct KindStarter {
+struct KindWatchStarter {
     client: Client,
     /// Whether to watch Secrets.
-    secrets: bool,
-    updates: Updates,
-    /// Counter of changes of CRDs, see [`definitions`].
-    definitions: signal::Receiver<u64>,
-    waiting: BTreeSet<Kind>,
+    watches_secrets: bool,
+    updates: UpdateSender,
+    /// Counter that grows whenever a CRD of the cluster changes.
+    crd_changes: signal::Receiver<u64>,
+    unlisted_kinds: BTreeSet<Kind>,
 }
 
-impl KindVisitor for KindStarter {
+impl KindVisitor for KindWatchStarter {
     fn visit<K: FetchedKind>(&mut self) {
         let kind = K::OBJECT_KIND;
-        if kind == Kind::Secret && !self.secrets {
+        if kind == Kind::Secret && !self.watches_secrets {
             return;
         }
         let config = match K::FETCH_EXTENT {
             FetchExtent::Nothing => return,
-            FetchExtent::Presence | FetchExtent::Metadata | FetchExtent::Whole { labels: None } => {
-                watch::watcher_config()
-            }
+            FetchExtent::ExistenceOnly
+            | FetchExtent::MetadataOnly
+            | FetchExtent::Whole { labels: None } => watch::watcher_config(),
             FetchExtent::Whole {
                 labels: Some(labels),
             } => watch::watcher_config().labels(labels),
         };
-        if K::FETCH_EXTENT != FetchExtent::Presence {
-            self.waiting.insert(kind);
+        if K::FETCH_EXTENT != FetchExtent::ExistenceOnly {
+            self.unlisted_kinds.insert(kind);
         }
         let client = self.client.clone();
         match (kind.definition(), K::FETCH_EXTENT) {
             (Definition::Custom | Definition::PresenceOnly, _) => self.follow_custom(kind, config),
-            (Definition::BuiltIn, FetchExtent::Metadata) => {
+            (Definition::BuiltIn, FetchExtent::MetadataOnly) => {
                 let api = Api::<PartialObjectMeta<K>>::all(client);
-                self.updates.follow(kind, api, config, slim::metadata_only);
+                self.updates
+                    .watch_kind(kind, api, config, slim_object::metadata_only);
             }
             (Definition::BuiltIn, _) => {
                 let api = Api::<SlimObject<K>>::all(client);
                 let read = |slim: &SlimObject<K>| slim.0.clone().into();
-                self.updates.follow(kind, api, config, read);
+                self.updates.watch_kind(kind, api, config, read);
             }
         }
     }
 }
 
-impl KindStarter {
+impl KindWatchStarter {
     fn follow_custom(&self, kind: Kind, config: watcher::Config) {
         let follower = custom::CustomKindFollower {
             client: self.client.clone(),
             kind,
             config,
             updates: self.updates.clone(),
-            definitions: self.definitions.clone(),
+            crd_changes: self.crd_changes.clone(),
         };
         let mut drain = self.updates.drain.clone();
         ambit_rt::spawn("informer", async move {
             tokio::select! {
                 () = follower.run() => {}
-                _ = drain.started() => {}
+                _ = drain.wait_until_started() => {}
             }
         });
     }

@@ -17,14 +17,14 @@ pub(crate) async fn run_while_leader<Work: Future<Output = ()>>(
             changed = is_leader.wait_for(|is_leader| *is_leader) => if changed.is_err() {
                 return;
             },
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         }
         tokio::select! {
             () = work() => return,
             lost = is_leader.wait_for(|is_leader| !*is_leader) => if lost.is_err() {
                 return;
             },
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         }
     }
 }

@@ -27,10 +27,10 @@ use crate::{
 };
 
 /// Time without changes after which records are published.
-const DEBOUNCE: Duration = Duration::from_millis(10);
+const PUBLICATION_DEBOUNCE: Duration = Duration::from_millis(10);
 /// Maximum delay between a change of an object and the publication of its records.
-const MAX_DELAY: Duration = Duration::from_millis(100);
-/// Capacity of the queue of inquiries to the index.
+const MAX_PUBLICATION_DELAY: Duration = Duration::from_millis(100);
+/// Capacity of the queue of requests to the task that owns the index.
 const QUERY_QUEUE_CAPACITY: usize = 4;
 
 /// Handle of the mesh's objects and records for other parts of the process.
@@ -40,7 +40,7 @@ pub struct Mesh {
     pub store: Arc<RwLock<Store>>,
     /// Pods with their nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Problems of single objects; [`Mesh::problems`] also returns problems of their combination.
+    /// Problems of single objects; [`Mesh::problems`] also returns problems that several objects cause together.
     pub problems: Arc<RwLock<Problems>>,
     queries: mpsc::Sender<MeshQuery>,
     /// Number of publications of records; 0 before the first.
@@ -48,7 +48,7 @@ pub struct Mesh {
     /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed_version: watch::Receiver<u64>,
     /// Discovery selectors of the mesh's namespaces; `None` until the initial objects are known.
-    pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
+    pub discovery_selectors: watch::Receiver<Option<Vec<LabelSelector>>>,
     /// Trust domains that are accepted besides the mesh's own; `None` until the initial objects are known.
     pub trust_domains: watch::Receiver<Option<AcceptedTrustDomains>>,
 }
@@ -74,7 +74,7 @@ pub struct Problems {
 }
 
 impl Mesh {
-    /// Returns the problems of all objects, by themselves and in combination.
+    /// Returns the problems of all objects, including problems that several objects cause together.
     pub async fn problems(&self) -> Problems {
         let mut problems = self.problems.read().clone();
         // When objects are no longer followed, the last known problems remain.
@@ -118,7 +118,7 @@ pub(crate) fn start(
         queries: inquiries,
         published_version: published,
         followed_version: followed,
-        discovery,
+        discovery_selectors: discovery,
         trust_domains,
     };
     let follower = SourceFollower {
@@ -128,10 +128,10 @@ pub(crate) fn start(
         reports,
         waypoints,
         metrics,
-        publish,
-        follow,
-        discover,
-        accept,
+        published_version: publish,
+        followed_version: follow,
+        discovery_selectors: discover,
+        accepted_trust_domains: accept,
     };
     ambit_rt::spawn("mesh", follower.run(source, requests, drain));
     mesh
@@ -144,10 +144,10 @@ struct SourceFollower {
     reports: Option<mpsc::UnboundedSender<Report>>,
     waypoints: Arc<WaypointRegistry>,
     metrics: Arc<Metrics>,
-    publish: watch::Sender<u64>,
-    follow: watch::Sender<u64>,
-    discover: watch::Sender<Option<Vec<LabelSelector>>>,
-    accept: watch::Sender<Option<AcceptedTrustDomains>>,
+    published_version: watch::Sender<u64>,
+    followed_version: watch::Sender<u64>,
+    discovery_selectors: watch::Sender<Option<Vec<LabelSelector>>>,
+    accepted_trust_domains: watch::Sender<Option<AcceptedTrustDomains>>,
 }
 
 impl SourceFollower {
@@ -160,13 +160,15 @@ impl SourceFollower {
         // Times of the oldest and the newest unpublished change.
         let mut waiting: Option<(Instant, Instant)> = None;
         loop {
-            let due = waiting.map(|(first, last)| (last + DEBOUNCE).min(first + MAX_DELAY));
+            let due = waiting.map(|(first, last)| {
+                (last + PUBLICATION_DEBOUNCE).min(first + MAX_PUBLICATION_DELAY)
+            });
             tokio::select! {
                 change = source.next_change() => match change {
                     Some(change) => {
                         let now = Instant::now();
                         self.apply_change(&change);
-                        if change.complete {
+                        if change.is_complete {
                             let first = waiting.map_or(now, |(first, _)| first);
                             waiting = Some((first, now));
                         }
@@ -174,7 +176,7 @@ impl SourceFollower {
                     None => {
                         tracing::error!("objects are no longer followed; the last state stays");
                         drop(inquiries);
-                        drain.started().await;
+                        drain.wait_until_started().await;
                         return;
                     }
                 },
@@ -195,7 +197,7 @@ impl SourceFollower {
                     let since = waiting.take().map(|(first, _)| first.elapsed()).unwrap_or_default();
                     self.publish_changes(since);
                 }
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
             }
         }
     }
@@ -214,17 +216,17 @@ impl SourceFollower {
             self.index.handle(event, &mut pods);
             if let Some(reports) = &self.reports {
                 // Fails only when the process ends.
-                report(&self.index, event).map(|report| reports.send(report).ok());
+                status_report(&self.index, event).map(|report| reports.send(report).ok());
             }
         }
         drop(pods);
-        if change.complete {
-            if *self.follow.borrow() == 0
+        if change.is_complete {
+            if *self.followed_version.borrow() == 0
                 && let Some(reports) = &self.reports
             {
-                reports.send(Report::AllObserved).ok();
+                reports.send(Report::InitialObjectsObserved).ok();
             }
-            self.follow.send_modify(|number| *number += 1);
+            self.followed_version.send_modify(|number| *number += 1);
         }
         self.metrics.count_changed_objects(change.events.len());
         self.record_problems(change);
@@ -233,7 +235,7 @@ impl SourceFollower {
     fn record_problems(&mut self, change: &Change) {
         let changed = self.index.take_changed_problems();
         let mut problems = self.mesh.problems.write();
-        if let Some(manifests) = &change.manifests {
+        if let Some(manifests) = &change.manifest_problems {
             for problem in manifests
                 .iter()
                 .filter(|problem| !problems.manifests.contains(problem))
@@ -242,7 +244,7 @@ impl SourceFollower {
             }
             problems.manifests.clone_from(manifests);
         }
-        if let Some(definitions) = &change.definitions {
+        if let Some(definitions) = &change.crd_problems {
             problems.definitions.clone_from(definitions);
         }
         for problem in changed.iter().flat_map(|key| self.index.problems_of(key)) {
@@ -269,19 +271,19 @@ impl SourceFollower {
     }
 
     /// Reports problems and derived conditions of objects that changed because of other objects.
-    fn report_conflicts(&mut self) {
+    fn report_derived_changes(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
                 let problems = self.index.problems_of(&key);
                 // Fails only when the process ends.
-                reports.send(Report::Problems(key, problems)).ok();
+                reports.send(Report::ProblemsChanged(key, problems)).ok();
             }
         }
         for key in self.index.take_changed_derived_statuses() {
             if let Some(reports) = &self.reports {
                 let derived_status = self.index.derived_status(&key).cloned().unwrap_or_default();
                 reports
-                    .send(Report::DerivedStatus(key, derived_status))
+                    .send(Report::DerivedStatusChanged(key, derived_status))
                     .ok();
             }
         }
@@ -295,17 +297,18 @@ impl SourceFollower {
             .set_protected_addresses(self.index.view().cluster_addresses());
         self.key_sets.set_desired(desired);
         let delta = self.index.flush();
-        self.report_conflicts();
+        self.report_derived_changes();
         let selectors = self.index.view().discovery_selectors();
-        if self.discover.borrow().as_deref() != Some(selectors) {
-            self.discover.send_replace(Some(selectors.to_vec()));
+        if self.discovery_selectors.borrow().as_deref() != Some(selectors) {
+            self.discovery_selectors
+                .send_replace(Some(selectors.to_vec()));
         }
         let accepted = Some(self.index.view().accepted_trust_domains());
-        if *self.accept.borrow() != accepted {
-            self.accept.send_replace(accepted);
+        if *self.accepted_trust_domains.borrow() != accepted {
+            self.accepted_trust_domains.send_replace(accepted);
         }
         if self.waypoints.update(&delta) {
-            self.follow.send_modify(|number| *number += 1);
+            self.followed_version.send_modify(|number| *number += 1);
         }
         let mut store = self.mesh.store.write();
         let changed = store.update(&delta);
@@ -317,17 +320,17 @@ impl SourceFollower {
         drop(store);
         self.metrics
             .record_publication(changed, since, records.iter().copied());
-        let first = *self.publish.borrow() == 0;
+        let first = *self.published_version.borrow() == 0;
         if changed > 0 || first {
             let records: usize = records.iter().map(|(_, count)| count).sum();
             tracing::debug!(changed, records, "published");
-            self.publish.send_modify(|number| *number += 1);
+            self.published_version.send_modify(|number| *number += 1);
         }
     }
 }
 
 /// Returns the status report about a changed object; `None` if its kind has no status.
-fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
+fn status_report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {
             let key = object.key();
@@ -336,17 +339,18 @@ fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
             }
             (key, StatusFacts::from_object(object))
         }
-        ObjectEvent::Refused { key, value, .. } => {
+        ObjectEvent::Invalid { key, value, .. } => {
             (key.clone(), StatusFacts::from_invalid_json(key.kind, value))
         }
         ObjectEvent::Deleted(key) => {
-            return ambit_status_writer::has_status(key.kind).then(|| Report::Deleted(key.clone()));
+            return ambit_status_writer::has_status(key.kind)
+                .then(|| Report::ObjectDeleted(key.clone()));
         }
     };
-    Some(Report::Observed(Box::new(ObservedObject {
+    Some(Report::ObjectObserved(Box::new(ObservedObject {
         facts,
         problems: index.problems_of(&key),
-        is_news: index.has_new_problems(&key),
+        has_new_problems: index.has_new_problems(&key),
         in_force: index.view().is_in_force(&key),
         derived_status: index.derived_status(&key).cloned(),
         key,

@@ -26,12 +26,12 @@ struct SeverityLabels {
 /// Metrics of the control plane, with the registry that they are exported from.
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// Metrics of xDS.
+    /// Metrics of the xDS server.
     pub xds: XdsMetrics,
     records: Family<TypeLabels, Gauge>,
     problems: Family<SeverityLabels, Gauge>,
-    events: PlainCounter,
-    changed: PlainCounter,
+    object_events: PlainCounter,
+    changed_records: PlainCounter,
     convergence: Histogram,
     /// Metrics of the CA.
     pub ca: CaMetrics,
@@ -55,8 +55,8 @@ impl Default for Metrics {
             xds: XdsMetrics::default(),
             records: Family::default(),
             problems: Family::default(),
-            events: PlainCounter::default(),
-            changed: PlainCounter::default(),
+            object_events: PlainCounter::default(),
+            changed_records: PlainCounter::default(),
             convergence: Histogram::new(buckets),
             ca: CaMetrics::default(),
             callers: CallerMetrics::default(),
@@ -83,12 +83,12 @@ impl Metrics {
         registry.register(
             "pilot_k8s_cfg_events",
             "Changes of objects",
-            self.events.clone(),
+            self.object_events.clone(),
         );
         registry.register(
             "ambit_records_changed",
             "Changes of records",
-            self.changed.clone(),
+            self.changed_records.clone(),
         );
         registry.register(
             "pilot_proxy_convergence_time",
@@ -121,7 +121,7 @@ impl Metrics {
     }
 
     pub(crate) fn count_changed_objects(&self, events: usize) {
-        self.events
+        self.object_events
             .inc_by(u64::try_from(events).unwrap_or(u64::MAX));
     }
 
@@ -131,29 +131,29 @@ impl Metrics {
         after: std::time::Duration,
         records: impl Iterator<Item = (ResourceType, usize)>,
     ) {
-        self.changed
+        self.changed_records
             .inc_by(u64::try_from(changed).unwrap_or(u64::MAX));
         self.convergence.observe(after.as_secs_f64());
         for (of, count) in records {
             let r#type = of.short_name();
             self.records
                 .get_or_create(&TypeLabels { r#type })
-                .set(gauge(count));
+                .set(to_gauge_value(count));
         }
     }
 
     pub(crate) fn set_problems(&self, errors: usize, warnings: usize) {
         self.problems
             .get_or_create(&SeverityLabels { severity: "error" })
-            .set(gauge(errors));
+            .set(to_gauge_value(errors));
         self.problems
             .get_or_create(&SeverityLabels {
                 severity: "warning",
             })
-            .set(gauge(warnings));
+            .set(to_gauge_value(warnings));
     }
 }
 
-fn gauge(count: usize) -> i64 {
+fn to_gauge_value(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

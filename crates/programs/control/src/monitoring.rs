@@ -21,7 +21,7 @@ use ambit_wire::{
     records,
 };
 use ambit_xds_server::{
-    Sessions,
+    SessionTable,
     encoded_record::{Collection, EncodedRecord},
     skew,
 };
@@ -43,15 +43,15 @@ static PAGE_SEMAPHORE: Semaphore = Semaphore::const_new(1);
 pub struct Monitoring {
     /// Records and problems of the mesh.
     pub mesh: Mesh,
-    /// Counters of the process.
+    /// Metrics of the control plane, for `/metrics`.
     pub metrics: Arc<Metrics>,
     /// Open xDS streams.
-    pub sessions: Sessions,
+    pub sessions: SessionTable,
     /// Readiness of the process.
     pub readiness: Readiness,
     /// Name of the cluster.
     pub cluster_id: Arc<str>,
-    /// Kubernetes cluster, if there is one.
+    /// Kubernetes cluster; `None` if objects come from manifests.
     pub cluster: Option<Cluster>,
 }
 
@@ -153,12 +153,12 @@ async fn render_page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) ->
 
 /// Builds a debug page by `make` on a separate thread, with a permit.
 async fn render_page_with_permit<T: Serialize>(
-    turn: PagePermit,
+    permit: PagePermit,
     make: impl FnOnce() -> T + Send + 'static,
 ) -> Response {
     let made = ambit_rt::spawn_blocking("debug page", move || {
         let page = json_pretty(200, &make());
-        drop(turn);
+        drop(permit);
         page
     });
     made.await
@@ -175,7 +175,7 @@ struct MeshRecords {
 impl MeshRecords {
     fn snapshot(mesh: &Mesh) -> Self {
         let store = mesh.store.read();
-        let entries = |collection| store.entries(collection).cloned().collect();
+        let entries = |collection| store.records(collection).cloned().collect();
         Self {
             revision: store.revision(),
             addresses: entries(Collection::Addresses),
@@ -196,7 +196,7 @@ impl MeshRecords {
             }
         }
         for entry in &self.policies {
-            match decode::authorization(&entry.value) {
+            match decode::decode_authorization(&entry.value) {
                 Ok(policy) => policies.push(Json(policy)),
                 Err(error) => {
                     tracing::error!(name = %entry.name, %error, "a policy of ours cannot be read");
@@ -225,7 +225,7 @@ impl WaypointRecords {
     fn snapshot(mesh: &Mesh) -> Self {
         let store = mesh.store.read();
         let of = |of: &WaypointRecordType| {
-            let entries = store.entries(Collection::Waypoint(*of));
+            let entries = store.records(Collection::Waypoint(*of));
             entries
                 .map(|entry| (*of, entry.clone()))
                 .collect::<Vec<_>>()
@@ -254,7 +254,10 @@ impl WaypointRecords {
                 namespace.unwrap_or_default(),
                 name.unwrap_or_default()
             );
-            let section = waypoints.entry(gateway).or_default().entry(of.section());
+            let section = waypoints
+                .entry(gateway)
+                .or_default()
+                .entry(of.config_dump_key());
             let name = parts.next().unwrap_or_default().to_owned();
             section.or_default().insert(name, record);
         }

@@ -22,7 +22,7 @@ const APP_LABELS: [&str; 2] = ["ambit-agent", "ztunnel"];
 /// First and longest delay between two replacements on one node.
 const REPLACEMENT_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time without a replacement after which a node's delay is reset.
-const QUIET_TIME: Duration = Duration::from_secs(120);
+const BACKOFF_RESET_TIME: Duration = Duration::from_secs(120);
 /// Termination grace period of a replaced pod, in seconds. Short, since none of its containers runs.
 const GRACE_SECONDS: u32 = 1;
 /// Exit code of a container whose main process was killed by SIGKILL.
@@ -33,15 +33,15 @@ const SIGKILL_EXIT_CODE: i32 = 137;
 struct BackOffPod {
     node: String,
     /// `resourceVersion` of the pod; a pod that has changed since is not deleted.
-    version: String,
+    resource_version: String,
 }
 
 /// Rate limit of replacements on one node.
 #[derive(Debug)]
 struct NodeBackoff {
     backoff: Backoff,
-    last: Instant,
-    next: Instant,
+    last_replacement: Instant,
+    next_replacement: Instant,
 }
 
 /// Pods in restart back-off, and rate limits by node. Does no IO.
@@ -56,7 +56,7 @@ impl ReplacementSchedule {
         match event {
             WatchEvent::Object(id, pod) => drop(self.in_back_off.insert(id, pod)),
             WatchEvent::Removed(id) => drop(self.in_back_off.remove(&id)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
+            WatchEvent::ListStarted | WatchEvent::ListCompleted | WatchEvent::Unavailable(_) => {}
         }
     }
 
@@ -64,9 +64,11 @@ impl ReplacementSchedule {
     /// again.
     fn take_due(&mut self, now: Instant) -> Vec<(ObjectId, BackOffPod)> {
         let pace = &mut self.node_backoffs;
-        pace.retain(|_, pace| now < pace.last + QUIET_TIME || now < pace.next);
+        pace.retain(|_, pace| {
+            now < pace.last_replacement + BACKOFF_RESET_TIME || now < pace.next_replacement
+        });
         let is_due = |_: &ObjectId, pod: &mut BackOffPod| match pace.get(&pod.node) {
-            Some(pace) => pace.next <= now,
+            Some(pace) => pace.next_replacement <= now,
             None => true,
         };
         let due: Vec<_> = self.in_back_off.extract_if(.., is_due).collect();
@@ -76,13 +78,13 @@ impl ReplacementSchedule {
                 .entry(pod.node.clone())
                 .or_insert_with(|| NodeBackoff {
                     backoff: Backoff::new(REPLACEMENT_DELAY.0, REPLACEMENT_DELAY.1, 0.0),
-                    last: now,
-                    next: now,
+                    last_replacement: now,
+                    next_replacement: now,
                 });
             // Agent and node proxy of a node may be replaced together, as one step.
-            if pace.next <= now {
-                pace.last = now;
-                pace.next = now + pace.backoff.next_delay(0.5);
+            if pace.next_replacement <= now {
+                pace.last_replacement = now;
+                pace.next_replacement = now + pace.backoff.next_delay(0.5);
             }
         }
         due
@@ -91,7 +93,7 @@ impl ReplacementSchedule {
     /// Returns the time at which the next pod may be replaced.
     fn next_due(&self) -> Option<Instant> {
         let pods = self.in_back_off.values();
-        pods.filter_map(|pod| Some(self.node_backoffs.get(&pod.node)?.next))
+        pods.filter_map(|pod| Some(self.node_backoffs.get(&pod.node)?.next_replacement))
             .min()
     }
 }
@@ -113,7 +115,7 @@ fn back_off_pod(pod: &Pod) -> Option<BackOffPod> {
     waiting.peek()?;
     (containers.iter().all(is_stopped) && waiting.all(was_killed)).then_some(BackOffPod {
         node: pod.spec.as_ref()?.node_name.clone()?,
-        version: pod.metadata.resource_version.clone()?,
+        resource_version: pod.metadata.resource_version.clone()?,
     })
 }
 
@@ -158,7 +160,7 @@ async fn replace_pod(pods: &Api<Pod>, id: &ObjectId, pod: &BackOffPod) {
         grace_period_seconds: Some(GRACE_SECONDS),
         preconditions: Some(Preconditions {
             uid: Some(id.uid.to_string()),
-            resource_version: Some(pod.version.clone()),
+            resource_version: Some(pod.resource_version.clone()),
         }),
         ..DeleteParams::default()
     };
@@ -215,7 +217,7 @@ mod tests {
     fn pod_is_in_back_off_if_all_containers_were_killed() {
         let expected = BackOffPod {
             node: "n1".to_owned(),
-            version: "7".to_owned(),
+            resource_version: "7".to_owned(),
         };
         assert_eq!(back_off_pod(&pod(&[killed()])), Some(expected.clone()));
         assert_eq!(
@@ -274,7 +276,7 @@ mod tests {
             id,
             BackOffPod {
                 node: node.to_owned(),
-                version: "1".to_owned(),
+                resource_version: "1".to_owned(),
             },
         )
     }

@@ -9,7 +9,7 @@ use std::{
 
 use ambit_ca::{
     CertificateService, TrustPublisher,
-    trust_domains::{self, LastPublished, PublishedTrustDomains},
+    trust_domains::{self, PreviousPublication, PublishedTrustDomains},
     write_root,
 };
 use ambit_caller_auth::{
@@ -24,7 +24,9 @@ use ambit_rt::{Drain, DrainMode, DrainWatcher, Env, Readiness, Shutdown, drain, 
 
 use ambit_waypoint_deployer::WaypointDeployer;
 use ambit_waypoint_objects::Settings;
-use ambit_xds_server::{Admission, DebugService, DeltaDiscovery, DiscoveryServer, Sessions};
+use ambit_xds_server::{
+    DebugService, DeltaDiscovery, DiscoveryServer, SessionTable, StreamAdmission,
+};
 use anyhow::Context;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -32,7 +34,7 @@ use tonic::service::Routes;
 use crate::{
     args::{Args, AttachmentMode, OutboundPolicy, WorkloadWaypoints},
     environment::{Cluster, Environment},
-    flows::{FlowService, MeshProxies, OwnIdentity, Users},
+    flows::{FlowService, MeshProxies, OwnIdentity, UserAuthorizer},
     key_sets::KeySets,
     leadership::run_while_leader,
     mesh::{self, Mesh},
@@ -85,11 +87,11 @@ pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyh
 #[derive(Debug)]
 pub struct RunningControlPlane {
     /// Address of xDS and the CSR API.
-    pub xds: SocketAddr,
+    pub xds_address: SocketAddr,
     /// Address of metrics and debug pages.
-    pub monitoring: SocketAddr,
+    pub monitoring_address: SocketAddr,
     /// Address where users read flow events, if enabled.
-    pub flows: Option<SocketAddr>,
+    pub flows_address: Option<SocketAddr>,
     drain: Drain,
     metrics: Arc<Metrics>,
 }
@@ -114,7 +116,7 @@ pub async fn start(args: &Args) -> anyhow::Result<RunningControlPlane> {
     let waypoints = Arc::<WaypointRegistry>::default();
     let access = CallerAccess::new(
         authenticator,
-        trusted_nodes(args)?,
+        parse_node_proxy_accounts(args)?,
         args.xds_any_account,
         args.own_namespace().into(),
         Arc::clone(&waypoints),
@@ -128,7 +130,7 @@ pub async fn start(args: &Args) -> anyhow::Result<RunningControlPlane> {
         ambit_status_writer::start(client, name, cluster.is_mesh_leader.clone(), &watcher)
     });
     let config = mesh_config(args)?;
-    let key_sets = key_sets(args, &config, watcher.clone());
+    let key_sets = start_key_sets(args, &config, watcher.clone());
     let mesh = mesh::start(
         source,
         config,
@@ -151,7 +153,7 @@ pub async fn start(args: &Args) -> anyhow::Result<RunningControlPlane> {
     let flows = serve_flows(args.listen_flows, flows, &serving, &metrics).await?;
     let pods = Pods {
         directory: Arc::clone(&mesh.pods),
-        followed: mesh.followed_version.clone(),
+        version: mesh.followed_version.clone(),
     };
     let (discovery, sessions) = build_discovery(args, &mesh, &access, &pods, &metrics, &watcher);
     let monitoring = Monitoring {
@@ -185,9 +187,9 @@ pub async fn start(args: &Args) -> anyhow::Result<RunningControlPlane> {
     };
     let xds = serve_grpc(args.listen_xds, serving, options, &metrics, watcher).await?;
     Ok(RunningControlPlane {
-        xds,
-        monitoring,
-        flows,
+        xds_address: xds,
+        monitoring_address: monitoring,
+        flows_address: flows,
         drain,
         metrics,
     })
@@ -227,13 +229,13 @@ fn build_discovery(
     pods: &Pods,
     metrics: &Arc<Metrics>,
     drain: &DrainWatcher,
-) -> (DiscoveryServer, Sessions) {
+) -> (DiscoveryServer, SessionTable) {
     let discovery = DeltaDiscovery::new(
         Arc::clone(&mesh.store),
         mesh.published_version.clone(),
         Arc::clone(access),
         pods.clone(),
-        Admission::new(args.streams_per_second),
+        StreamAdmission::new(args.streams_per_second),
         metrics.xds.clone(),
         drain.clone(),
     );
@@ -248,7 +250,7 @@ fn build_discovery(
 }
 
 /// Parses the accounts of node proxies, by namespace and name.
-fn trusted_nodes(args: &Args) -> anyhow::Result<ServiceAccounts> {
+fn parse_node_proxy_accounts(args: &Args) -> anyhow::Result<ServiceAccounts> {
     parse_accounts(&args.trusted_node_accounts)
         .map_err(anyhow::Error::msg)
         .context("--trusted-node-accounts")
@@ -259,14 +261,14 @@ fn mesh_proxies(
     args: &Args,
     mesh: &Mesh,
     access: &Arc<CallerAccess>,
-    own: OwnIdentity,
+    identity: OwnIdentity,
 ) -> MeshProxies {
     MeshProxies {
         pods: Arc::clone(&mesh.pods),
         access: Arc::clone(access),
-        own: Arc::new(own),
+        own_identity: Arc::new(identity),
         trust_domain: args.trust_domain.as_str().into(),
-        named: None,
+        visible_namespaces: None,
     }
 }
 
@@ -278,7 +280,7 @@ fn build_flow_service(
     drain: &DrainWatcher,
 ) -> Option<FlowService> {
     let check_again = Duration::from_secs(args.flows_check_seconds.max(1));
-    let users = Users::new(cluster?.client.clone());
+    let users = UserAuthorizer::new(cluster?.client.clone());
     Some(FlowService::new(users, proxies, check_again, drain.clone()))
 }
 
@@ -326,7 +328,7 @@ fn start_leader_tasks(
             revision: args.revision.clone(),
             system_namespace: args.root_namespace.clone(),
             is_mesh_leader: cluster.is_mesh_leader.clone(),
-            discovery: mesh.discovery.clone(),
+            discovery_selectors: mesh.discovery_selectors.clone(),
         };
         let deploy = run_while_leader(cluster.is_leader.clone(), drain.clone(), move || {
             deployer.clone().run()
@@ -389,7 +391,7 @@ fn write_root_on_change(
             }
             let mut roots = trust.borrow_and_update().authority.root_pem();
             if let Some(known) = &*trust_domains.borrow_and_update() {
-                roots.push_str(&known.further_roots);
+                roots.push_str(&known.additional_roots);
             }
             if let Err(error) = write_root(&path, &roots) {
                 tracing::error!(%error, "the roots are not written for clients");
@@ -408,10 +410,10 @@ fn publish_trust_domains(
 ) -> watch::Receiver<PublishedTrustDomains> {
     let last = match (cluster, &args.trust_domains_out) {
         (Some(cluster), _) => {
-            LastPublished::ConfigMap(cluster.client.clone(), args.own_namespace().into())
+            PreviousPublication::ConfigMap(cluster.client.clone(), args.own_namespace().into())
         }
-        (None, Some(path)) => LastPublished::File(path.clone()),
-        (None, None) => LastPublished::Unavailable,
+        (None, Some(path)) => PreviousPublication::File(path.clone()),
+        (None, None) => PreviousPublication::NoSource,
     };
     let (sender, published) = watch::channel(None);
     let (own, trust) = (args.trust_domain.clone(), publisher.subscribe());
@@ -428,7 +430,7 @@ fn publish_trust_domains(
 /// Returns the readiness of the process: ready once the initial objects' records are published.
 fn readiness(mesh: &Mesh) -> Readiness {
     let readiness = Readiness::new();
-    let objects = readiness.pending("objects of the mesh");
+    let objects = readiness.add_pending_task("objects of the mesh");
     let mut published = mesh.published_version.clone();
     ambit_rt::spawn("ready", async move {
         if published.wait_for(|number| *number > 0).await.is_ok() {
@@ -456,7 +458,7 @@ async fn serve_monitoring(
     Ok(address)
 }
 
-fn key_sets(args: &Args, config: &MeshConfig, drain: DrainWatcher) -> KeySets {
+fn start_key_sets(args: &Args, config: &MeshConfig, drain: DrainWatcher) -> KeySets {
     let refresh = Duration::from_secs(args.jwks_refresh_seconds.max(1));
     KeySets::start(refresh, Guard::new(config.allowed_addresses.clone()), drain)
 }

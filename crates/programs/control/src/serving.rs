@@ -59,7 +59,7 @@ impl ServingCertificate {
                 tokio::select! {
                     () = tokio::time::sleep(wait) => {}
                     Ok(()) = trust.changed() => {}
-                    _ = drain.started() => return,
+                    _ = drain.wait_until_started() => return,
                 }
                 let present = Arc::clone(&trust.borrow_and_update());
                 wait = match issue(&present) {

@@ -14,7 +14,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Waits for the next change; `None` if the source has ended. Cancelling loses nothing.
+    /// Waits for the next change; `None` if the source has ended. Cancelling the future loses no change.
     pub async fn next_change(&mut self) -> Option<Change> {
         match self {
             Self::Manifests(dirs) => dirs.next_change().await.map(Change::from),
@@ -27,10 +27,10 @@ impl From<ambit_manifests::ManifestChange> for Change {
     fn from(change: ambit_manifests::ManifestChange) -> Self {
         Self {
             events: change.events,
-            manifests: Some(change.problems.iter().map(ToString::to_string).collect()),
-            definitions: None,
+            manifest_problems: Some(change.problems.iter().map(ToString::to_string).collect()),
+            crd_problems: None,
             // The first change of manifests has every object.
-            complete: true,
+            is_complete: true,
         }
     }
 }

@@ -23,49 +23,49 @@ const REQUIRED_PODS: [&str; 2] = ["k8s-app=istio-cni-node", "app=ztunnel"];
 /// First and longest backoff after a write that failed.
 const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Node with the startup taint: its version, and its other taints.
+/// Node with the startup taint: its resource version, and its other taints.
 #[derive(Clone, Debug, PartialEq)]
 struct TaintedNode {
-    version: String,
+    resource_version: String,
     other_taints: Vec<Taint>,
 }
 
 /// Nodes with the startup taint, and ready pods. Does no IO.
 #[derive(Debug, Default)]
 struct TaintTable {
-    tainted: BTreeMap<Box<str>, TaintedNode>,
+    tainted_nodes: BTreeMap<Box<str>, TaintedNode>,
     /// Nodes of ready pods, for each of [`REQUIRED_PODS`].
-    ready: [BTreeMap<ObjectId, String>; 2],
+    ready_pod_nodes: [BTreeMap<ObjectId, String>; 2],
 }
 
 impl TaintTable {
     fn on_node(&mut self, event: WatchEvent<TaintedNode>) {
         match event {
-            WatchEvent::Object(id, node) => drop(self.tainted.insert(id.name, node)),
-            WatchEvent::Removed(id) => drop(self.tainted.remove(&id.name)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
+            WatchEvent::Object(id, node) => drop(self.tainted_nodes.insert(id.name, node)),
+            WatchEvent::Removed(id) => drop(self.tainted_nodes.remove(&id.name)),
+            WatchEvent::ListStarted | WatchEvent::ListCompleted | WatchEvent::Unavailable(_) => {}
         }
     }
 
     fn on_pod(&mut self, required_pod: usize, event: WatchEvent<String>) {
-        let Some(ready) = self.ready.get_mut(required_pod) else {
+        let Some(ready) = self.ready_pod_nodes.get_mut(required_pod) else {
             return;
         };
         match event {
             WatchEvent::Object(id, node) => drop(ready.insert(id, node)),
             WatchEvent::Removed(id) => drop(ready.remove(&id)),
-            WatchEvent::Listing | WatchEvent::Listed | WatchEvent::Unavailable(_) => {}
+            WatchEvent::ListStarted | WatchEvent::ListCompleted | WatchEvent::Unavailable(_) => {}
         }
     }
 
     /// Returns the nodes whose startup taint is to be removed now.
-    fn ready_nodes(&self) -> Vec<(Box<str>, TaintedNode)> {
+    fn nodes_to_untaint(&self) -> Vec<(Box<str>, TaintedNode)> {
         let [agents, proxies] = self
-            .ready
+            .ready_pod_nodes
             .each_ref()
             .map(|pods| pods.values().map(String::as_str).collect::<BTreeSet<_>>());
         let is_due = |name: &str| agents.contains(name) && proxies.contains(name);
-        let tainted = self.tainted.iter().filter(|(name, _)| is_due(name));
+        let tainted = self.tainted_nodes.iter().filter(|(name, _)| is_due(name));
         tainted
             .map(|(name, node)| (name.clone(), node.clone()))
             .collect()
@@ -82,7 +82,7 @@ fn node_of_ready_pod(pod: &Pod) -> Option<String> {
     (is_ready && stays).then_some(node)
 }
 
-/// Returns the node's version and other taints, if it has a taint with this key.
+/// Returns the node's resource version and other taints, if the node has a taint with this key.
 fn tainted_node(node: &Node, key: &str) -> Option<TaintedNode> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints
@@ -91,7 +91,7 @@ fn tainted_node(node: &Node, key: &str) -> Option<TaintedNode> {
         .cloned()
         .collect();
     (others.len() < taints.len()).then(|| TaintedNode {
-        version: node.metadata.resource_version.clone().unwrap_or_default(),
+        resource_version: node.metadata.resource_version.clone().unwrap_or_default(),
         other_taints: others,
     })
 }
@@ -131,17 +131,17 @@ pub(crate) async fn remove_taints(client: Client, namespace: String, key: String
         if retry_at.is_some() {
             continue;
         }
-        for (name, node) in table.ready_nodes() {
+        for (name, node) in table.nodes_to_untaint() {
             // The write of a node that has changed meanwhile fails, and is planned again.
             let patch = json!({
-                "metadata": {"resourceVersion": node.version},
+                "metadata": {"resourceVersion": node.resource_version},
                 "spec": {"taints": node.other_taints},
             });
             let params = PatchParams::default();
             match nodes.patch(&name, &params, &Patch::Merge(&patch)).await {
                 Ok(_) => {
                     tracing::info!(node = %name, taint = key, "agent and node proxy are ready: the taint is removed");
-                    table.tainted.remove(&name);
+                    table.tainted_nodes.remove(&name);
                     backoff.reset();
                 }
                 Err(error) => {
@@ -175,8 +175,8 @@ mod tests {
         tainted_node(&serde_json::from_value(node).unwrap(), KEY)
     }
 
-    fn due(table: &TaintTable) -> Vec<String> {
-        let due = table.ready_nodes().into_iter();
+    fn due_nodes(table: &TaintTable) -> Vec<String> {
+        let due = table.nodes_to_untaint().into_iter();
         due.map(|(name, _)| name.to_string()).collect()
     }
 
@@ -194,15 +194,15 @@ mod tests {
         let ready = |pod, node: &str| WatchEvent::Object(id(pod), node.to_owned());
         table.on_pod(0, ready("agent-1", "n1"));
         table.on_pod(1, ready("proxy-2", "n2"));
-        assert!(due(&table).is_empty());
+        assert!(due_nodes(&table).is_empty());
         table.on_pod(1, ready("proxy-1", "n1"));
-        assert_eq!(due(&table), ["n1"]);
+        assert_eq!(due_nodes(&table), ["n1"]);
         table.on_pod(0, WatchEvent::Removed(id("agent-1")));
-        assert!(due(&table).is_empty());
+        assert!(due_nodes(&table).is_empty());
         table.on_pod(0, ready("agent-2", "n2"));
-        assert_eq!(due(&table), ["n2"]);
+        assert_eq!(due_nodes(&table), ["n2"]);
         table.on_node(WatchEvent::Removed(id("n2")));
-        assert!(due(&table).is_empty());
+        assert!(due_nodes(&table).is_empty());
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let other = json!({"key": "dedicated", "value": "gpu", "effect": "NoSchedule"});
         let both = node(json!([{"key": KEY, "effect": "NoExecute"}, other])).unwrap();
         assert_eq!(json!(both.other_taints), json!([other]));
-        assert_eq!(both.version, "7");
+        assert_eq!(both.resource_version, "7");
         assert_eq!(node(json!([other])), None);
         assert_eq!(node(Value::Null), None);
     }

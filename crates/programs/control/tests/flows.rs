@@ -18,7 +18,7 @@ use ambit_control::{
 };
 use ambit_issuer::Authority;
 use ambit_model::Identity;
-use ambit_testkit::{ApiServer, until_some};
+use ambit_testkit::{ApiServer, wait_until_some};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -106,7 +106,7 @@ impl FlowTestbed {
     /// Issues a certificate of the mesh's own CA for a service account.
     async fn certificate(&self, account: &str) -> WorkloadCert {
         let secret = || self.server.get(SECRETS, "istio-system", "istio-ca-secret");
-        let secret = until_some("the authority", secret).await;
+        let secret = wait_until_some("the authority", secret).await;
         let text = |key: &str| {
             let data = secret["data"][key].as_str().unwrap();
             String::from_utf8(BASE64_STANDARD.decode(data).unwrap()).unwrap()
@@ -133,7 +133,7 @@ impl FlowTestbed {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let stream = TcpStream::connect(self.running.flows.unwrap())
+        let stream = TcpStream::connect(self.running.flows_address.unwrap())
             .await
             .unwrap();
         let name = ServerName::try_from("localhost").unwrap();
@@ -152,7 +152,7 @@ impl FlowTestbed {
         requests.send_request(request).await.unwrap()
     }
 
-    async fn refused(&self, query: &str, token: Option<&str>) -> (u16, String) {
+    async fn rejection(&self, query: &str, token: Option<&str>) -> (u16, String) {
         let response = self.get(query, token).await;
         let status = response.status().as_u16();
         assert_ne!(status, 200, "{query} is not refused");
@@ -163,7 +163,7 @@ impl FlowTestbed {
 
 /// Makes the API server review tokens, which are the users' names; others are rejected.
 fn serve_reviews(server: &ApiServer, rights: &GrantedRights) {
-    server.answer_posts(TOKEN_REVIEWS, |review| {
+    server.set_review_handler(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();
         // A token for another audience than the API server's would be accepted with the mesh's
         // audiences.
@@ -175,7 +175,7 @@ fn serve_reviews(server: &ApiServer, rights: &GrantedRights) {
         review_response(review, &status)
     });
     let rights = rights.clone();
-    server.answer_posts(ACCESS_REVIEWS, move |review| {
+    server.set_review_handler(ACCESS_REVIEWS, move |review| {
         let spec = &review["spec"];
         let attributes = &spec["resourceAttributes"];
         let resource = ["group", "resource", "verb"].map(|one| attributes[one].as_str().unwrap());
@@ -281,13 +281,13 @@ async fn users_read_what_the_api_server_permits() {
         ("?namespace=", Some("dev"), 400, "no namespace"),
         ("?form=shop/", Some("dev"), 400, "unknown parameter"),
     ] {
-        let (got, text) = mesh.refused(query, token).await;
+        let (got, text) = mesh.rejection(query, token).await;
         assert_eq!(got, status, "{query} {token:?}: {text}");
         assert!(text.contains(reason), "{query} {token:?}: {text}");
     }
     let many = "namespace=shop&".repeat(33);
     let (status, text) = mesh
-        .refused(&format!("?{many}refused=true"), Some("dev"))
+        .rejection(&format!("?{many}refused=true"), Some("dev"))
         .await;
     assert_eq!(
         (status, text.contains("more than 32")),
@@ -342,13 +342,13 @@ async fn events_are_confined_to_rights_that_may_be_revoked() {
 async fn api_server_outage_interrupts_no_reader() {
     let mesh = FlowTestbed::start().await;
     let response = mesh.get("?namespace=shop", Some("dev")).await;
-    mesh.server.set_away(true);
-    let (status, text) = mesh.refused("?namespace=shop", Some("dev")).await;
+    mesh.server.set_unavailable(true);
+    let (status, text) = mesh.rejection("?namespace=shop", Some("dev")).await;
     assert_eq!(status, 503, "{text}");
     // Authorization checks fail meanwhile, and the stream continues: it ends because of the right,
     // not of the outage.
     mesh.rights.lock().remove(&("dev", "shop"));
-    mesh.server.set_away(false);
+    mesh.server.set_unavailable(false);
     lines_until(response, "no right to get flows.ambit.io in shop").await;
     mesh.running.stop().await;
 }
@@ -358,7 +358,7 @@ async fn readers_of_one_user_are_limited() {
     let mesh = FlowTestbed::start().await;
     let first = mesh.get("?namespace=shop", Some("dev")).await;
     let second = mesh.get("?namespace=shop", Some("dev")).await;
-    let (status, text) = mesh.refused("?namespace=shop", Some("dev")).await;
+    let (status, text) = mesh.rejection("?namespace=shop", Some("dev")).await;
     assert_eq!(
         (status, text.contains("end another one")),
         (503, true),

@@ -57,19 +57,19 @@ impl Cluster {
             server: ApiServer::start(),
             dir: tempfile::tempdir().unwrap(),
         };
-        cluster.namespace("istio-system");
-        cluster.namespace("shop");
+        cluster.put_namespace("istio-system");
+        cluster.put_namespace("shop");
         cluster
     }
 
-    fn namespace(&self, name: &str) {
+    fn put_namespace(&self, name: &str) {
         self.server.put(
             NAMESPACES,
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}),
         );
     }
 
-    fn pod(&self, namespace: &str, name: &str, account: &str, ip: &str) {
+    fn put_pod(&self, namespace: &str, name: &str, account: &str, ip: &str) {
         self.server.put(
             PODS,
             json!({
@@ -83,7 +83,7 @@ impl Cluster {
         );
     }
 
-    fn policy(&self, name: &str, spec: Value) {
+    fn put_policy(&self, name: &str, spec: Value) {
         self.server.put(
             POLICIES,
             json!({"apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
@@ -91,11 +91,11 @@ impl Cluster {
         );
     }
 
-    async fn replica(&self, name: &str) -> Replica {
-        self.replica_with(name, &[]).await
+    async fn start_replica(&self, name: &str) -> Replica {
+        self.start_replica_with(name, &[]).await
     }
 
-    async fn replica_with(&self, name: &str, more: &[&str]) -> Replica {
+    async fn start_replica_with(&self, name: &str, more: &[&str]) -> Replica {
         let path = |file: &str| self.dir.path().join(file);
         let kubeconfig = path("kubeconfig");
         std::fs::write(&kubeconfig, self.server.kubeconfig()).unwrap();
@@ -117,10 +117,13 @@ impl Cluster {
         ];
         let args = args.iter().chain(more);
         let running = run::start(&Args::parse_from(args)).await.unwrap();
-        Replica { running, root }
+        Replica {
+            running,
+            root_path: root,
+        }
     }
 
-    fn config_map(&self, namespace: &str) -> Option<String> {
+    fn root_config_map(&self, namespace: &str) -> Option<String> {
         let map = self
             .server
             .get(CONFIG_MAPS, namespace, "istio-ca-root-cert")?;
@@ -128,7 +131,7 @@ impl Cluster {
     }
 
     /// Returns the status condition of a policy, as text.
-    fn condition(&self, name: &str) -> Option<String> {
+    fn policy_condition(&self, name: &str) -> Option<String> {
         let policy = self.server.get(POLICIES, "shop", name)?;
         let one = &policy["status"]["conditions"][0];
         let text = |field: &str| one[field].as_str().map(str::to_owned);
@@ -143,16 +146,16 @@ impl Cluster {
 
 struct Replica {
     running: RunningControlPlane,
-    root: PathBuf,
+    root_path: PathBuf,
 }
 
 impl Replica {
-    fn root(&self) -> String {
-        std::fs::read_to_string(&self.root).unwrap()
+    fn read_root(&self) -> String {
+        std::fs::read_to_string(&self.root_path).unwrap()
     }
 
     /// Waits until the objects of the cluster are known.
-    async fn until_ready(&self) {
+    async fn wait_until_ready(&self) {
         let begin = std::time::Instant::now();
         while !self.page("/ready").await.starts_with("HTTP/1.1 200") {
             assert!(begin.elapsed() < WAIT_TIMEOUT, "never ready");
@@ -162,7 +165,7 @@ impl Replica {
 
     async fn page(&self, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring)
+        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring_address)
             .await
             .unwrap();
         let request =
@@ -174,7 +177,7 @@ impl Replica {
     }
 
     /// Returns the names of the published records, sorted.
-    async fn records(&self) -> Vec<String> {
+    async fn record_names(&self) -> Vec<String> {
         let page = self.page("/debug/ambientz").await;
         let (_, body) = page.split_once("\r\n\r\n").unwrap();
         let records: Value = serde_json::from_str(body).unwrap();
@@ -197,7 +200,7 @@ impl Replica {
         expected.sort();
         let begin = std::time::Instant::now();
         loop {
-            let records = self.records().await;
+            let records = self.record_names().await;
             if records == expected {
                 return;
             }
@@ -224,8 +227,8 @@ impl Replica {
         call.metadata_mut()
             .insert("authorization", format!("Bearer {token}").parse().unwrap());
         let channel = ambit_control_channel::create_channel(&ChannelConfig {
-            address: format!("https://localhost:{}", self.running.xds.port()),
-            roots: RootCa::from_setting(&self.root()),
+            address: format!("https://localhost:{}", self.running.xds_address.port()),
+            roots: RootCa::from_setting(&self.read_root()),
             alternative_name: None,
             tls: TlsSettings::default(),
         })
@@ -252,7 +255,7 @@ async fn wait_for_value<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T
 #[tokio::test]
 async fn records_follow_objects_through_an_outage() {
     let cluster = Cluster::start();
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    cluster.put_pod("shop", "web-1", "web", "10.0.0.1");
     cluster.server.put(
         SERVICES,
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "shop"},
@@ -270,7 +273,7 @@ async fn records_follow_objects_through_an_outage() {
     cluster
         .server
         .put(ENDPOINT_SLICES, slice("web-b", "me", "192.0.2.2"));
-    let replica = cluster.replica("a").await;
+    let replica = cluster.start_replica("a").await;
     let host = "web.shop.svc.cluster.local";
     let by_hand = "Kubernetes/discovery.k8s.io/EndpointSlice/shop/web-b/192.0.2.2";
     let pod = |name: &str| format!("Kubernetes//Pod/shop/{name}");
@@ -279,16 +282,16 @@ async fn records_follow_objects_through_an_outage() {
         .await;
     let ready = replica.page("/ready").await;
     assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
-    cluster.pod("shop", "web-2", "web", "10.0.0.2");
+    cluster.put_pod("shop", "web-2", "web", "10.0.0.2");
     replica
         .wait_for_records(&[host, by_hand, &pod("web-1"), &pod("web-2")])
         .await;
-    cluster.server.set_away(true);
+    cluster.server.set_unavailable(true);
     cluster.server.delete(PODS, "shop", "web-1");
     cluster.server.delete(ENDPOINT_SLICES, "shop", "web-b");
-    cluster.pod("shop", "web-3", "web", "10.0.0.3");
+    cluster.put_pod("shop", "web-3", "web", "10.0.0.3");
     cluster.server.compact();
-    cluster.server.set_away(false);
+    cluster.server.set_unavailable(false);
     replica
         .wait_for_records(&[host, &pod("web-2"), &pod("web-3")])
         .await;
@@ -298,7 +301,7 @@ async fn records_follow_objects_through_an_outage() {
 #[tokio::test]
 async fn kinds_are_followed_once_their_crd_exists() {
     let cluster = Cluster::start();
-    let replica = cluster.replica("a").await;
+    let replica = cluster.start_replica("a").await;
     replica.wait_for_records(&[]).await;
     cluster.server.serve(POLICIES, "AuthorizationPolicy");
     cluster.server.put(
@@ -307,11 +310,11 @@ async fn kinds_are_followed_once_their_crd_exists() {
             "metadata": {"name": AUTHORIZATION_POLICY_CRD},
             "spec": {"versions": [{"name": "v1", "served": true}]}}),
     );
-    cluster.policy("p", json!({"rules": [{}]}));
+    cluster.put_policy("p", json!({"rules": [{}]}));
     replica.wait_for_records(&["p"]).await;
     wait_for_value("the policy's condition", || {
         cluster
-            .condition("p")
+            .policy_condition("p")
             .filter(|text| text == "ZtunnelAccepted=True Accepted")
     })
     .await;
@@ -339,12 +342,12 @@ async fn kinds_are_followed_once_their_crd_exists() {
 #[tokio::test]
 async fn invalid_initial_policy_denies_until_corrected() {
     let cluster = Cluster::start();
-    cluster.policy(
+    cluster.put_policy(
         "p",
         json!({"selector": {"matchLabels": {"app": "web"}}, "rulez": [{}]}),
     );
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
-    let replica = cluster.replica("a").await;
+    cluster.put_pod("shop", "web-1", "web", "10.0.0.1");
+    let replica = cluster.start_replica("a").await;
     replica
         .wait_for_records(&["Kubernetes//Pod/shop/web-1", "p"])
         .await;
@@ -353,18 +356,20 @@ async fn invalid_initial_policy_denies_until_corrected() {
     let condition = |expected: &'static str| {
         let cluster = &cluster;
         wait_for_value(expected, move || {
-            cluster.condition("p").filter(|text| text == expected)
+            cluster
+                .policy_condition("p")
+                .filter(|text| text == expected)
         })
     };
     condition("ZtunnelAccepted=False Outdated").await;
-    cluster.policy("p", json!({"rules": [{}]}));
+    cluster.put_policy("p", json!({"rules": [{}]}));
     condition("ZtunnelAccepted=True Accepted").await;
     let begin = std::time::Instant::now();
     while replica.page("/debug/ambientz").await.contains("Deny") {
         assert!(begin.elapsed() < WAIT_TIMEOUT, "it still refuses");
     }
     // A policy that becomes invalid later keeps its last valid version.
-    cluster.policy("p", json!({"rulez": [{}]}));
+    cluster.put_policy("p", json!({"rulez": [{}]}));
     condition("ZtunnelAccepted=False Outdated").await;
     let records = replica.page("/debug/ambientz").await;
     assert!(!records.contains("Deny"), "{records}");
@@ -390,7 +395,7 @@ fn token(signature: &str) -> String {
 
 /// Makes the API server accept `token("good")` as the node proxy's, and nothing else.
 fn review_tokens(server: &ApiServer) {
-    server.answer_posts(TOKEN_REVIEWS, |review| {
+    server.set_review_handler(TOKEN_REVIEWS, |review| {
         let good = review["spec"]["token"] == token("good")
             && review["spec"]["audiences"] == json!(["istio-ca"]);
         let status = if good {
@@ -419,14 +424,14 @@ fn reviewed_tokens(server: &ApiServer) -> Vec<String> {
 #[tokio::test]
 async fn token_reviews_are_cached_briefly() {
     let cluster = Cluster::start();
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    cluster.put_pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.put_pod("shop", "web-1", "web", "10.0.0.1");
     review_tokens(&cluster.server);
     let [good, bad] = ["good", "bad"].map(token);
-    let replica = cluster.replica("a").await;
-    replica.until_ready().await;
+    let replica = cluster.start_replica("a").await;
+    replica.wait_until_ready().await;
     let issued = replica.certificate(&good, "web").await.unwrap();
-    assert_eq!(issued.last(), Some(&replica.root()));
+    assert_eq!(issued.last(), Some(&replica.read_root()));
     let elsewhere = replica.certificate(&good, "other").await.unwrap_err();
     assert_eq!(elsewhere.code(), Code::Unauthenticated);
     for _ in 0..5 {
@@ -434,7 +439,7 @@ async fn token_reviews_are_cached_briefly() {
         assert_eq!(refused.code(), Code::Unauthenticated);
     }
     assert_eq!(reviewed_tokens(&cluster.server), [good.clone(), bad]);
-    cluster.server.set_away(true);
+    cluster.server.set_unavailable(true);
     // A connection that is about to be closed may still respond.
     let mut outcomes = Vec::new();
     for number in 0..10 {
@@ -450,11 +455,11 @@ async fn token_reviews_are_cached_briefly() {
 #[tokio::test]
 async fn forged_tokens_cause_few_reviews() {
     let cluster = Cluster::start();
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
+    cluster.put_pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.put_pod("shop", "web-1", "web", "10.0.0.1");
     review_tokens(&cluster.server);
-    let replica = cluster.replica("a").await;
-    replica.until_ready().await;
+    let replica = cluster.start_replica("a").await;
+    replica.wait_until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
     // Malformed tokens cost no review.
     for text in ["x", "a.b.c", "e30.e30.e30"] {
@@ -475,7 +480,7 @@ async fn forged_tokens_cause_few_reviews() {
         "{asked} of 60 made up tokens were reviewed, in a time for {share}"
     );
     // An accepted token still works from the same address.
-    replica.until_ready().await;
+    replica.wait_until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
     let metrics = replica.page("/metrics").await;
     assert!(
@@ -488,20 +493,22 @@ async fn forged_tokens_cause_few_reviews() {
 #[tokio::test]
 async fn replicas_share_one_root_and_the_leader_distributes_it() {
     let cluster = Cluster::start();
-    cluster.namespace("kube-public");
-    let (first, second) = tokio::join!(cluster.replica("a"), cluster.replica("b"));
-    let root = first.root();
-    assert_eq!(root, second.root());
+    cluster.put_namespace("kube-public");
+    let (first, second) = tokio::join!(cluster.start_replica("a"), cluster.start_replica("b"));
+    let root = first.read_root();
+    assert_eq!(root, second.read_root());
     let copied = |namespace: &'static str| {
         let (cluster, root) = (&cluster, &root);
         wait_for_value(namespace, move || {
-            cluster.config_map(namespace).filter(|copy| copy == root)
+            cluster
+                .root_config_map(namespace)
+                .filter(|copy| copy == root)
         })
     };
     for namespace in ["istio-system", "shop"] {
         copied(namespace).await;
     }
-    assert_eq!(cluster.config_map("kube-public"), None);
+    assert_eq!(cluster.root_config_map("kube-public"), None);
     cluster
         .server
         .delete(CONFIG_MAPS, "shop", "istio-ca-root-cert");
@@ -527,7 +534,7 @@ async fn replicas_share_one_root_and_the_leader_distributes_it() {
     assert_eq!(before["data"], after["data"], "nothing issued becomes void");
     // The leader ends; the other replica takes over at once.
     first.running.stop().await;
-    cluster.namespace("new");
+    cluster.put_namespace("new");
     copied("new").await;
     second.running.stop().await;
 }
@@ -535,14 +542,14 @@ async fn replicas_share_one_root_and_the_leader_distributes_it() {
 #[tokio::test]
 async fn never_valid_policy_denies_all_in_every_replica() {
     let cluster = Cluster::start();
-    cluster.policy("good", json!({"rules": [{}]}));
-    let first = cluster.replica("a").await;
+    cluster.put_policy("good", json!({"rules": [{}]}));
+    let first = cluster.start_replica("a").await;
     first.wait_for_records(&["good"]).await;
-    cluster.policy("bad", json!({"rulez": [{}]}));
+    cluster.put_policy("bad", json!({"rulez": [{}]}));
     first.wait_for_records(&["bad", "good"]).await;
-    let condition = wait_for_value("its condition", || cluster.condition("bad")).await;
+    let condition = wait_for_value("its condition", || cluster.policy_condition("bad")).await;
     assert_eq!(condition, "ZtunnelAccepted=False Outdated");
-    let second = cluster.replica("b").await;
+    let second = cluster.start_replica("b").await;
     second.wait_for_records(&["bad", "good"]).await;
     let records = second.page("/debug/ambientz").await;
     assert!(records.contains("Deny"), "{records}");
@@ -562,8 +569,8 @@ fn count_definition_reads(cluster: &Cluster) -> usize {
 #[tokio::test]
 async fn policies_are_removed_only_after_two_missing_crd_responses() {
     let cluster = Cluster::start();
-    cluster.policy("p", json!({"rules": [{}]}));
-    let replica = cluster.replica("a").await;
+    cluster.put_policy("p", json!({"rules": [{}]}));
+    let replica = cluster.start_replica("a").await;
     replica.wait_for_records(&["p"]).await;
     // Incomplete responses: to the list of kinds, to the list of objects, and once to the request
     // for the CRD.
@@ -579,7 +586,7 @@ async fn policies_are_removed_only_after_two_missing_crd_responses() {
         (count_definition_reads(&cluster) >= before + 2).then_some(())
     })
     .await;
-    cluster.policy("q", json!({"rules": [{}]}));
+    cluster.put_policy("q", json!({"rules": [{}]}));
     replica.wait_for_records(&["p", "q"]).await;
     // The CRD is deleted: so are its objects.
     for name in ["p", "q"] {
@@ -592,14 +599,14 @@ async fn policies_are_removed_only_after_two_missing_crd_responses() {
 #[tokio::test]
 async fn replica_does_not_start_without_policies_after_one_404() {
     let cluster = Cluster::start();
-    cluster.policy("p", json!({"rules": [{}]}));
+    cluster.put_policy("p", json!({"rules": [{}]}));
     let definition = format!("{CRDS}/{AUTHORIZATION_POLICY_CRD}");
     cluster.server.fail_next_at(&definition, &[404]);
     let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
     cluster.server.set_fixed_response("/apis", incomplete);
-    let replica = cluster.replica("a").await;
-    replica.until_ready().await;
-    assert_eq!(replica.records().await, ["p"]);
+    let replica = cluster.start_replica("a").await;
+    replica.wait_until_ready().await;
+    assert_eq!(replica.record_names().await, ["p"]);
     replica.running.stop().await;
 }
 
@@ -622,7 +629,7 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
         Some(all.collect::<Vec<_>>())
     };
     entry("a", json!({"hosts": ["a.example.com"]}));
-    let first = cluster.replica("a").await;
+    let first = cluster.start_replica("a").await;
     let of_a = wait_for_value("addresses", || addresses("a")).await;
     assert_eq!(of_a, ["240.240.0.1", "2001:2::1"]);
     let published = |page: String| page.contains("240.240.0.1");
@@ -632,7 +639,7 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
         tokio::task::yield_now().await;
     }
     first.running.stop().await;
-    let second = cluster.replica("b").await;
+    let second = cluster.start_replica("b").await;
     entry("b", json!({"hosts": ["b.example.com"]}));
     let of_b = wait_for_value("addresses", || addresses("b")).await;
     assert_eq!(of_b, ["240.240.0.2", "2001:2::2"]);
@@ -642,7 +649,7 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
         "c",
         json!({"hosts": ["c.example.com"], "addresses": ["10.0.0.7"]}),
     );
-    cluster.pod("istio-system", "victim", "victim", "10.0.0.7");
+    cluster.put_pod("istio-system", "victim", "victim", "10.0.0.7");
     let condition = || {
         let entry = cluster.server.get(SERVICE_ENTRIES, "shop", "c")?;
         let one = &entry["status"]["conditions"][0];
@@ -657,8 +664,8 @@ async fn entries_keep_their_addresses_and_lose_duplicates() {
     second.running.stop().await;
 }
 
-/// Returns a mesh pod on a node, as a DaemonSet creates it.
-fn mesh_pod(cluster: &Cluster, name: &str, label: (&str, &str), node: &str, ready: bool) {
+/// Creates a mesh pod on a node, as a DaemonSet does.
+fn put_mesh_pod(cluster: &Cluster, name: &str, label: (&str, &str), node: &str, ready: bool) {
     let ready = if ready { "True" } else { "False" };
     cluster.server.put(
         PODS,
@@ -692,13 +699,13 @@ async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
         );
     }
     let (first, second) = tokio::join!(
-        cluster.replica_with("a", &["--untaint-nodes"]),
-        cluster.replica_with("b", &["--untaint-nodes"])
+        cluster.start_replica_with("a", &["--untaint-nodes"]),
+        cluster.start_replica_with("b", &["--untaint-nodes"])
     );
-    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
-    mesh_pod(&cluster, "proxy-1", PROXY, "n1", false);
-    mesh_pod(&cluster, "agent-2", AGENT, "n2", true);
-    mesh_pod(&cluster, "proxy-2", PROXY, "n2", true);
+    put_mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    put_mesh_pod(&cluster, "proxy-1", PROXY, "n1", false);
+    put_mesh_pod(&cluster, "agent-2", AGENT, "n2", true);
+    put_mesh_pod(&cluster, "proxy-2", PROXY, "n2", true);
     let lost = |node: &'static str| {
         let (cluster, left) = (&cluster, json!([other]));
         wait_for_value("the taint is gone", move || {
@@ -707,7 +714,7 @@ async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
     };
     lost("n2").await;
     assert_eq!(taints(&cluster, "n1").as_array().unwrap().len(), 2);
-    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    put_mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
     lost("n1").await;
     first.running.stop().await;
     second.running.stop().await;
@@ -738,7 +745,7 @@ async fn killed_agents_and_proxies_in_back_off_are_replaced() {
     put_back_off_pod(&cluster, "foreign", "web", 137);
     put_back_off_pod(&cluster, "proxy", "ztunnel", 137);
     let replica = cluster
-        .replica_with("a", &["--reset-restart-backoff"])
+        .start_replica_with("a", &["--reset-restart-backoff"])
         .await;
     let deleted = |name: &'static str| {
         let server = &cluster.server;
@@ -764,7 +771,7 @@ async fn killed_agents_and_proxies_in_back_off_are_replaced() {
 /// Creates one object of each kind that gets a status.
 fn put_one_of_each_kind(cluster: &Cluster) {
     for (collection, kind) in [
-        (ROUTES, "HTTPRoute"),
+        (HTTP_ROUTES, "HTTPRoute"),
         (GRPC_ROUTES, "GRPCRoute"),
         (TLS_ROUTES, "TLSRoute"),
         (TCP_ROUTES, "TCPRoute"),
@@ -790,7 +797,7 @@ fn put_one_of_each_kind(cluster: &Cluster) {
             json!({"mtls": {"mode": "STRICT"}}),
         ),
         (
-            AUTHENTICATIONS,
+            REQUEST_AUTHENTICATIONS,
             "RequestAuthentication",
             "security.istio.io/v1",
             json!({"jwtRules": [{"issuer": "https://i.example", "jwks": "{\"keys\":[]}"}]}),
@@ -803,7 +810,7 @@ fn put_one_of_each_kind(cluster: &Cluster) {
                 "ports": [{"number": 80, "name": "http"}]}),
         ),
         (
-            TLS_POLICIES,
+            BACKEND_TLS_POLICIES,
             "BackendTLSPolicy",
             "gateway.networking.k8s.io/v1",
             json!({"targetRefs": [{"group": "", "kind": "Service", "name": "one"}],
@@ -867,17 +874,17 @@ fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec:
 
 /// Creates the CRDs that are optional in a cluster.
 fn define_kinds(cluster: &Cluster) {
-    cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
-    cluster.define("networking.istio.io", "virtualservices", "VirtualService");
-    cluster.define_as("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
-    cluster.define_as("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
-    cluster.define(
+    cluster.define_crd("networking.istio.io", "destinationrules", "DestinationRule");
+    cluster.define_crd("networking.istio.io", "virtualservices", "VirtualService");
+    cluster.define_crd_version("ambit.io", "httpfaults", "HTTPFault", "v1alpha1");
+    cluster.define_crd_version("ambit.io", "ratelimits", "RateLimit", "v1alpha1");
+    cluster.define_crd(
         "security.istio.io",
         "requestauthentications",
         "RequestAuthentication",
     );
-    cluster.define("telemetry.istio.io", "telemetries", "Telemetry");
-    cluster.define_as(
+    cluster.define_crd("telemetry.istio.io", "telemetries", "Telemetry");
+    cluster.define_crd_version(
         "extensions.istio.io",
         "wasmplugins",
         "WasmPlugin",
@@ -885,24 +892,48 @@ fn define_kinds(cluster: &Cluster) {
     );
 }
 
+/// Waits until one object of each kind has its status.
+async fn wait_for_statuses(cluster: &Cluster) {
+    for collection in KINDS_WITH_CONDITIONS {
+        wait_for_value(collection, || {
+            let object = cluster.server.get(collection, "shop", "one")?;
+            object["status"]["conditions"].as_array().map(drop)
+        })
+        .await;
+    }
+    for routes in [HTTP_ROUTES, GRPC_ROUTES, TLS_ROUTES, TCP_ROUTES] {
+        wait_for_value(routes, || {
+            let route = cluster.server.get(routes, "shop", "one")?;
+            route["status"]["parents"].as_array().map(drop)
+        })
+        .await;
+    }
+    wait_for_value(BACKEND_TLS_POLICIES, || {
+        let policy = cluster.server.get(BACKEND_TLS_POLICIES, "shop", "one")?;
+        policy["status"]["ancestors"].as_array().map(drop)
+    })
+    .await;
+}
+
 /// Checks that the chart's roles grant exactly the permissions that the control plane uses.
 #[tokio::test]
 async fn chart_roles_grant_exactly_the_used_permissions() {
     let cluster = Cluster::with_gateways();
-    cluster.scaled_gateway("way");
-    cluster.pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
-    cluster.pod("shop", "web-1", "web", "10.0.0.1");
-    mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
-    mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
+    cluster.put_scaled_gateway("way");
+    cluster.put_pod("istio-system", "zt-1", "ztunnel", "10.0.0.9");
+    cluster.put_pod("shop", "web-1", "web", "10.0.0.1");
+    put_mesh_pod(&cluster, "agent-1", AGENT, "n1", true);
+    put_mesh_pod(&cluster, "proxy-1", PROXY, "n1", true);
     cluster.server.put(
         NODES,
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
             "spec": {"taints": [{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]}}),
     );
-    cluster.policy("bad", json!({"rulez": [{}]}));
+    cluster.put_policy("bad", json!({"rulez": [{}]}));
     define_kinds(&cluster);
     put_one_of_each_kind(&cluster);
-    let others = READ_ONLY_KINDS.map(|(group, plural, kind)| cluster.define(group, plural, kind));
+    let others =
+        READ_ONLY_KINDS.map(|(group, plural, kind)| cluster.define_crd(group, plural, kind));
     review_tokens(&cluster.server);
     put_back_off_pod(&cluster, "killed", "ztunnel", 137);
     let flags = [
@@ -912,36 +943,21 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
         "--waypoints",
         r#"{"image": "w:1"}"#,
     ];
-    let replica = cluster.replica_with("a", &flags).await;
-    replica.until_ready().await;
+    let replica = cluster.start_replica_with("a", &flags).await;
+    replica.wait_until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
-    wait_for_value("the roots", || cluster.config_map("shop")).await;
-    wait_for_value("the policy's condition", || cluster.condition("bad")).await;
-    for collection in KINDS_WITH_CONDITIONS {
-        wait_for_value(collection, || {
-            let object = cluster.server.get(collection, "shop", "one")?;
-            object["status"]["conditions"].as_array().map(drop)
-        })
-        .await;
-    }
-    for routes in [ROUTES, GRPC_ROUTES, TLS_ROUTES, TCP_ROUTES] {
-        wait_for_value(routes, || {
-            let route = cluster.server.get(routes, "shop", "one")?;
-            route["status"]["parents"].as_array().map(drop)
-        })
-        .await;
-    }
-    wait_for_value(TLS_POLICIES, || {
-        let policy = cluster.server.get(TLS_POLICIES, "shop", "one")?;
-        policy["status"]["ancestors"].as_array().map(drop)
-    })
-    .await;
+    wait_for_value("the roots", || cluster.root_config_map("shop")).await;
+    wait_for_value("the policy's condition", || cluster.policy_condition("bad")).await;
+    wait_for_statuses(&cluster).await;
     wait_for_value("the class is accepted", || {
         let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         class["status"]["conditions"].as_array().map(drop)
     })
     .await;
-    wait_for_value("the Gateway's conditions", || cluster.programmed("way")).await;
+    wait_for_value("the Gateway's conditions", || {
+        cluster.programmed_condition("way")
+    })
+    .await;
     for collection in [
         DEPLOYMENTS,
         AUTOSCALERS,
@@ -986,7 +1002,7 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
     let difference = ambit_testkit::roles::compare(&requests, &chart, "ambit-control");
     let mut surplus = difference.unused;
     surplus.retain(|grant| !UNUSED_PERMISSIONS.contains(&grant.as_str()));
-    assert_eq!((difference.refused, surplus), Default::default());
+    assert_eq!((difference.missing, surplus), Default::default());
 }
 
 /// Checks that only labelled Secrets are read, and only if `--image-pull-secrets` enables it.
@@ -994,8 +1010,8 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
 async fn secrets_are_watched_by_label_if_configured() {
     let cluster = Cluster::with_gateways();
     let plugins = ("extensions.istio.io", "wasmplugins", "WasmPlugin");
-    cluster.define_as(plugins.0, plugins.1, plugins.2, "v1alpha1");
-    cluster.gateway("way");
+    cluster.define_crd_version(plugins.0, plugins.1, plugins.2, "v1alpha1");
+    cluster.put_gateway("way");
     let target = json!({"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "way"});
     put_one(
         &cluster,
@@ -1021,12 +1037,12 @@ async fn secrets_are_watched_by_label_if_configured() {
             .collect::<Vec<_>>()
     };
     let flags = ["--waypoints", r#"{"image": "w:1"}"#];
-    let without = cluster.replica_with("a", &flags).await;
+    let without = cluster.start_replica_with("a", &flags).await;
     stands("pilot.imagePullSecrets").await;
     assert_eq!(asked(), [""; 0]);
     without.running.stop().await;
     let flags = [&["--image-pull-secrets"], &flags[..]].concat();
-    let with = cluster.replica_with("b", &flags).await;
+    let with = cluster.start_replica_with("b", &flags).await;
     stands("NoPullSecret").await;
     let put = |labels: Value| {
         let content = json!({".dockerconfigjson": "eyJhdXRocyI6IHt9fQ=="});
@@ -1092,22 +1108,22 @@ const KINDS_WITH_CONDITIONS: &[&str] = &[
     VIRTUAL_SERVICES,
     HTTP_FAULTS,
     RATE_LIMITS,
-    AUTHENTICATIONS,
+    REQUEST_AUTHENTICATIONS,
     TELEMETRIES,
     WASM_PLUGINS,
 ];
 const WASM_PLUGINS: &str = "/apis/extensions.istio.io/v1alpha1/wasmplugins";
 const WORKLOAD_ENTRIES: &str = "/apis/networking.istio.io/v1/workloadentries";
-const AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
+const REQUEST_AUTHENTICATIONS: &str = "/apis/security.istio.io/v1/requestauthentications";
 const DESTINATION_RULES: &str = "/apis/networking.istio.io/v1/destinationrules";
 const VIRTUAL_SERVICES: &str = "/apis/networking.istio.io/v1/virtualservices";
 const HTTP_FAULTS: &str = "/apis/ambit.io/v1alpha1/httpfaults";
 const RATE_LIMITS: &str = "/apis/ambit.io/v1alpha1/ratelimits";
 const TELEMETRIES: &str = "/apis/telemetry.istio.io/v1/telemetries";
-const ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
+const HTTP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/httproutes";
 const GRPC_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/grpcroutes";
 const TLS_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tlsroutes";
-const TLS_POLICIES: &str = "/apis/gateway.networking.k8s.io/v1/backendtlspolicies";
+const BACKEND_TLS_POLICIES: &str = "/apis/gateway.networking.k8s.io/v1/backendtlspolicies";
 const TCP_ROUTES: &str = "/apis/gateway.networking.k8s.io/v1/tcproutes";
 const GATEWAYS: &str = "/apis/gateway.networking.k8s.io/v1/gateways";
 const GATEWAY_CLASSES: &str = "/apis/gateway.networking.k8s.io/v1/gatewayclasses";
@@ -1144,11 +1160,11 @@ impl Cluster {
     }
 
     /// Creates a CRD, and returns the path of its objects.
-    fn define(&self, group: &str, plural: &str, kind: &str) -> String {
-        self.define_as(group, plural, kind, "v1")
+    fn define_crd(&self, group: &str, plural: &str, kind: &str) -> String {
+        self.define_crd_version(group, plural, kind, "v1")
     }
 
-    fn define_as(&self, group: &str, plural: &str, kind: &str, version: &str) -> String {
+    fn define_crd_version(&self, group: &str, plural: &str, kind: &str, version: &str) -> String {
         let collection = format!("/apis/{group}/{version}/{plural}");
         self.server.serve(&collection, kind);
         self.server.put(
@@ -1160,7 +1176,7 @@ impl Cluster {
         collection
     }
 
-    fn gateway(&self, name: &str) {
+    fn put_gateway(&self, name: &str) {
         self.server.put(
             GATEWAYS,
             json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
@@ -1171,16 +1187,18 @@ impl Cluster {
     }
 
     /// Creates a Gateway whose overlays, in the ConfigMap `own`, request an autoscaler.
-    fn scaled_gateway(&self, name: &str) {
-        self.gateway(name);
+    fn put_scaled_gateway(&self, name: &str) {
+        self.put_gateway(name);
         let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
         gateway["spec"]["infrastructure"] =
             json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
         self.server.put(GATEWAYS, gateway);
-        self.overlays(json!({"horizontalPodAutoscaler": "spec: {minReplicas: 3, maxReplicas: 9}"}));
+        self.put_overlays(
+            json!({"horizontalPodAutoscaler": "spec: {minReplicas: 3, maxReplicas: 9}"}),
+        );
     }
 
-    fn overlays(&self, data: Value) {
+    fn put_overlays(&self, data: Value) {
         self.server.put(
             CONFIG_MAPS,
             json!({"apiVersion": "v1", "kind": "ConfigMap",
@@ -1189,7 +1207,7 @@ impl Cluster {
     }
 
     /// Makes our field manager the owner of the waypoint label and of these fields of `spec` of the object `way`.
-    fn fields_applied_by_control_plane(&self, collection: &str, fields: Value) {
+    fn set_managed_fields(&self, collection: &str, fields: Value) {
         let mut object = self.server.get(collection, "shop", "way").unwrap();
         object["metadata"]["managedFields"] = json!([{
             "manager": "ambit-waypoints", "operation": "Apply", "fieldsType": "FieldsV1",
@@ -1198,7 +1216,7 @@ impl Cluster {
         self.server.put(collection, object);
     }
 
-    fn accepted(&self, name: &str) -> Option<(String, String)> {
+    fn accepted_condition(&self, name: &str) -> Option<(String, String)> {
         let gateway = self.server.get(GATEWAYS, "shop", name)?;
         let conditions = gateway["status"]["conditions"].as_array()?.clone();
         let one = conditions.iter().find(|one| one["type"] == "Accepted")?;
@@ -1208,7 +1226,7 @@ impl Cluster {
         ))
     }
 
-    fn programmed(&self, name: &str) -> Option<String> {
+    fn programmed_condition(&self, name: &str) -> Option<String> {
         let gateway = self.server.get(GATEWAYS, "shop", name)?;
         let conditions = gateway["status"]["conditions"].as_array()?.clone();
         let is_it = |one: &&Value| one["type"] == "Programmed";
@@ -1224,9 +1242,9 @@ impl Cluster {
 #[tokio::test]
 async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     let cluster = Cluster::with_gateways();
-    cluster.gateway("way");
+    cluster.put_gateway("way");
     let _replica = cluster
-        .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
+        .start_replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
         .await;
     let class = wait_for_value("the class", || {
         cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")
@@ -1242,7 +1260,7 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "w:1");
     wait_for_value("no address yet", || {
-        (cluster.programmed("way")? == "False AddressNotAssigned").then_some(())
+        (cluster.programmed_condition("way")? == "False AddressNotAssigned").then_some(())
     })
     .await;
     wait_for_value("the class is accepted", || {
@@ -1265,7 +1283,7 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     deployment["status"] = json!({"readyReplicas": 1});
     cluster.server.put(DEPLOYMENTS, deployment);
     wait_for_value("programmed", || {
-        (cluster.programmed("way")? == "True Programmed").then_some(())
+        (cluster.programmed_condition("way")? == "True Programmed").then_some(())
     })
     .await;
     let gateway = cluster.server.get(GATEWAYS, "shop", "way").unwrap();
@@ -1276,14 +1294,14 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
 #[tokio::test]
 async fn waypoint_readiness_survives_a_restart() {
     let cluster = Cluster::with_gateways();
-    cluster.gateway("way");
+    cluster.put_gateway("way");
     cluster.server.put(
         NAMESPACES,
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop",
             "labels": {"istio.io/use-waypoint": "way"}}}),
     );
     let waypoint_pod = |ready: &str| {
-        cluster.pod("shop", "way-1", "way", "10.0.0.9");
+        cluster.put_pod("shop", "way-1", "way", "10.0.0.9");
         let mut pod = cluster.server.get(PODS, "shop", "way-1").unwrap();
         pod["metadata"]["labels"]["gateway.networking.k8s.io/gateway-name"] = json!("way");
         pod["status"]["conditions"][0]["status"] = json!(ready);
@@ -1317,7 +1335,7 @@ async fn waypoint_readiness_survives_a_restart() {
     };
     service("one");
     waypoint_pod("False");
-    let replica = cluster.replica("a").await;
+    let replica = cluster.start_replica("a").await;
     introduced("Waiting").await;
     bound("one", "Waiting").await;
     waypoint_pod("True");
@@ -1326,7 +1344,7 @@ async fn waypoint_readiness_survives_a_restart() {
     replica.running.stop().await;
 
     cluster.server.delete(PODS, "shop", "way-1");
-    let replica = cluster.replica("b").await;
+    let replica = cluster.start_replica("b").await;
     service("two");
     for name in ["one", "two"] {
         bound(name, "NoReadyWaypoint").await;
@@ -1335,8 +1353,8 @@ async fn waypoint_readiness_survives_a_restart() {
 
     // A Gateway of the same name with another UID.
     cluster.server.delete(GATEWAYS, "shop", "way");
-    cluster.gateway("way");
-    let replica = cluster.replica("c").await;
+    cluster.put_gateway("way");
+    let replica = cluster.start_replica("c").await;
     introduced("Waiting").await;
     bound("two", "Waiting").await;
     replica.running.stop().await;
@@ -1345,8 +1363,10 @@ async fn waypoint_readiness_survives_a_restart() {
 #[tokio::test]
 async fn overlays_are_applied_reverted_and_rejected() {
     let cluster = Cluster::with_gateways();
-    cluster.scaled_gateway("way");
-    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    cluster.put_scaled_gateway("way");
+    let _replica = cluster
+        .start_replica_with("one", &["--waypoints", "{}"])
+        .await;
     let deployment = || cluster.server.get(DEPLOYMENTS, "shop", "way");
     let scaler = wait_for_value("the autoscaler", || {
         cluster.server.get(AUTOSCALERS, "shop", "way")
@@ -1354,9 +1374,9 @@ async fn overlays_are_applied_reverted_and_rejected() {
     .await;
     assert_eq!(scaler["spec"]["maxReplicas"], 9);
     assert_eq!(deployment().unwrap()["spec"].get("replicas"), None);
-    cluster.fields_applied_by_control_plane(AUTOSCALERS, json!({}));
+    cluster.set_managed_fields(AUTOSCALERS, json!({}));
 
-    cluster.overlays(json!({"deployment": "spec: {replicas: 4, minReadySeconds: 7}"}));
+    cluster.put_overlays(json!({"deployment": "spec: {replicas: 4, minReadySeconds: 7}"}));
     wait_for_value("the key is followed", || {
         (deployment()?["spec"]["minReadySeconds"] == 7).then_some(())
     })
@@ -1368,12 +1388,12 @@ async fn overlays_are_applied_reverted_and_rejected() {
     })
     .await;
 
-    cluster.fields_applied_by_control_plane(DEPLOYMENTS, json!({"f:replicas": {}}));
+    cluster.set_managed_fields(DEPLOYMENTS, json!({"f:replicas": {}}));
     let stood = deployment().unwrap();
     let evil = "spec: {template: {spec: {serviceAccountName: admin}}}";
-    cluster.overlays(json!({"deployment": evil}));
+    cluster.put_overlays(json!({"deployment": evil}));
     let (_, message) = wait_for_value("it is refused", || {
-        let (reason, message) = cluster.accepted("way")?;
+        let (reason, message) = cluster.accepted_condition("way")?;
         (reason == "InvalidParameters").then_some((reason, message))
     })
     .await;
@@ -1387,19 +1407,19 @@ async fn overlays_are_applied_reverted_and_rejected() {
 
     // Once another Gateway has its waypoint, the earlier work is complete: from here on only the
     // ConfigMap changes.
-    cluster.gateway("other");
+    cluster.put_gateway("other");
     wait_for_value("another waypoint", || {
         cluster.server.get(DEPLOYMENTS, "shop", "other")
     })
     .await;
-    cluster.overlays(json!({}));
+    cluster.put_overlays(json!({}));
     wait_for_value("what the keys said is undone", || {
         let spec = deployment()?["spec"].clone();
         (spec["replicas"] == 2).then_some(())
     })
     .await;
     wait_for_value("it is accepted again", || {
-        (cluster.accepted("way")?.0 == "Accepted").then_some(())
+        (cluster.accepted_condition("way")?.0 == "Accepted").then_some(())
     })
     .await;
 
@@ -1410,7 +1430,7 @@ async fn overlays_are_applied_reverted_and_rejected() {
                 "labels": {"gateway.istio.io/defaults-for-class": "istio-waypoint"}},
             "data": {"service": "spec: {type: NodePort}"}}),
     );
-    wait_for_value("what is said for all", || {
+    wait_for_value("the class's settings are applied to the Service", || {
         let service = cluster.server.get(SERVICES, "shop", "way")?;
         (service["spec"]["type"] == "NodePort").then_some(())
     })
@@ -1420,7 +1440,9 @@ async fn overlays_are_applied_reverted_and_rejected() {
 #[tokio::test]
 async fn gateway_class_reports_unknown_definition_releases() {
     let cluster = Cluster::with_gateways();
-    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    let _replica = cluster
+        .start_replica_with("one", &["--waypoints", "{}"])
+        .await;
     let supported = || {
         let class = cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")?;
         let conditions = class["status"]["conditions"].as_array()?.clone();
@@ -1460,10 +1482,12 @@ async fn foreign_objects_are_kept_and_reported() {
     let own = json!({"apiVersion": "v1", "kind": "Service",
         "metadata": {"name": "way", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]}});
     cluster.server.put(SERVICES, own.clone());
-    cluster.gateway("way");
-    let _replica = cluster.replica_with("one", &["--waypoints", "{}"]).await;
+    cluster.put_gateway("way");
+    let _replica = cluster
+        .start_replica_with("one", &["--waypoints", "{}"])
+        .await;
     wait_for_value("the reason", || {
-        (cluster.programmed("way")? == "False Invalid").then_some(())
+        (cluster.programmed_condition("way")? == "False Invalid").then_some(())
     })
     .await;
     let service = cluster.server.get(SERVICES, "shop", "way").unwrap();

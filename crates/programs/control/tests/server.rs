@@ -51,7 +51,7 @@ mod tokens;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-const OBJECTS: &str = r#"
+const MANIFESTS: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}
@@ -95,7 +95,7 @@ struct ControlPlane {
 
 impl ControlPlane {
     async fn start() -> Self {
-        Self::start_with(OBJECTS, &[]).await
+        Self::start_with(MANIFESTS, &[]).await
     }
 
     async fn start_with(objects: &str, more: &[&str]) -> Self {
@@ -138,7 +138,7 @@ impl ControlPlane {
     fn channel(&self) -> Channel {
         let root = std::fs::read_to_string(self.dir.path().join("root.pem")).unwrap();
         ambit_control_channel::create_channel(&ChannelConfig {
-            address: format!("https://localhost:{}", self.running.xds.port()),
+            address: format!("https://localhost:{}", self.running.xds_address.port()),
             roots: RootCa::from_setting(&root),
             alternative_name: None,
             tls: TlsSettings::default(),
@@ -194,7 +194,7 @@ impl ControlPlane {
     /// Requests a page of the monitoring port.
     async fn page(&self, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring)
+        let mut stream = tokio::net::TcpStream::connect(self.running.monitoring_address)
             .await
             .unwrap();
         let request =
@@ -355,8 +355,8 @@ fn public_pem(key: &KeyPair) -> String {
     format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
 }
 
-const API: &str = "Kubernetes//Pod/shop/api-1";
-const WEB: &str = "Kubernetes//Pod/shop/web-1";
+const API_POD: &str = "Kubernetes//Pod/shop/api-1";
+const WEB_POD: &str = "Kubernetes//Pod/shop/web-1";
 const SERVICE: &str = "shop/api.shop.svc.cluster.local";
 
 #[tokio::test]
@@ -364,7 +364,7 @@ async fn node_proxy_gets_all_records_and_changes() {
     let plane = ControlPlane::start().await;
     let mut stream = plane.stream().await;
     let addresses = stream.subscribe(ADDRESS_TYPE_URL).await;
-    assert_eq!(names(&addresses), [API, WEB, SERVICE]);
+    assert_eq!(names(&addresses), [API_POD, WEB_POD, SERVICE]);
     let resource = addresses.resources[0].resource.as_ref().unwrap();
     let address = workload::Address::decode(resource.value.as_slice()).unwrap();
     let Some(workload::address::Type::Workload(api)) = address.r#type else {
@@ -387,23 +387,23 @@ async fn node_proxy_gets_all_records_and_changes() {
     );
     stream.ack(&policies).await;
     let addresses = stream.next().await.unwrap();
-    assert_eq!(names(&addresses), [API]);
+    assert_eq!(names(&addresses), [API_POD]);
     stream.ack(&addresses).await;
     // Both are deleted: the workload first.
     std::fs::remove_file(plane.dir.path().join("manifests/policy.yaml")).unwrap();
     let addresses = stream.next().await.unwrap();
-    assert_eq!(names(&addresses), [API]);
+    assert_eq!(names(&addresses), [API_POD]);
     stream.ack(&addresses).await;
     let policies = stream.next().await.unwrap();
     assert_eq!(policies.removed_resources, ["shop/p"]);
     // A pod is deleted.
-    let without: Vec<_> = OBJECTS
+    let without: Vec<_> = MANIFESTS
         .split("\n---\n")
         .filter(|text| !text.contains("name: api-1"))
         .collect();
     stream.ack(&policies).await;
     plane.write("objects.yaml", &without.join("\n---\n"));
-    assert_eq!(stream.next().await.unwrap().removed_resources, [API]);
+    assert_eq!(stream.next().await.unwrap().removed_resources, [API_POD]);
     plane.running.stop().await;
 }
 
@@ -435,8 +435,8 @@ async fn rejection_is_reported_and_not_resent_before_a_change() {
         "{metrics}"
     );
     assert!(metrics.contains("pilot_xds 1"), "{metrics}");
-    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
-    assert_eq!(names(&stream.next().await.unwrap()), [API]);
+    plane.write("objects.yaml", &MANIFESTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&stream.next().await.unwrap()), [API_POD]);
     plane.running.stop().await;
 }
 
@@ -460,7 +460,7 @@ async fn client_gets_only_missing_records_after_a_restart() {
         "the root stays"
     );
     known.insert("Kubernetes//Pod/shop/gone".into(), "1".into());
-    known.insert(API.into(), "older".into());
+    known.insert(API_POD.into(), "older".into());
     let mut stream = plane.stream().await;
     stream
         .send(DeltaDiscoveryRequest {
@@ -471,7 +471,7 @@ async fn client_gets_only_missing_records_after_a_restart() {
     let response = stream.next().await.unwrap();
     assert_eq!(
         (names(&response), response.removed_resources.join(",")),
-        (vec![API], "Kubernetes//Pod/shop/gone".into())
+        (vec![API_POD], "Kubernetes//Pod/shop/gone".into())
     );
     plane.running.stop().await;
 }
@@ -488,10 +488,10 @@ async fn single_records_are_sent_on_demand() {
         })
         .await;
     let response = stream.next().await.unwrap();
-    assert_eq!(names(&response), [WEB], "what runs on its own node");
+    assert_eq!(names(&response), [WEB_POD], "what runs on its own node");
     stream.ack(&response).await;
     for (key, expected, removed) in [
-        ("/10.96.0.1", vec![API, SERVICE], vec![]),
+        ("/10.96.0.1", vec![API_POD, SERVICE], vec![]),
         ("/192.0.2.9", vec![], vec!["/192.0.2.9"]),
     ] {
         stream
@@ -588,8 +588,8 @@ async fn oversized_subscription_ends_only_its_own_stream() {
         greedy.next().await.unwrap_err().code(),
         Code::ResourceExhausted
     );
-    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
-    assert_eq!(names(&good.next().await.unwrap()), [API]);
+    plane.write("objects.yaml", &MANIFESTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&good.next().await.unwrap()), [API_POD]);
     plane.running.stop().await;
 }
 
@@ -713,7 +713,7 @@ async fn new_pod_gets_its_certificate_at_once() {
 
 #[tokio::test]
 async fn invalid_objects_are_reported_and_the_rest_is_served() {
-    let plane = ControlPlane::start_with(OBJECTS, &[]).await;
+    let plane = ControlPlane::start_with(MANIFESTS, &[]).await;
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
     stream.subscribe(AUTHORIZATION_TYPE_URL).await;
@@ -748,8 +748,8 @@ async fn invalid_objects_are_reported_and_the_rest_is_served() {
         "the last good policy stays: {dump}"
     );
     // Other objects are updated as before; nothing was pushed for the invalid ones.
-    plane.write("objects.yaml", &OBJECTS.replace("10.0.0.2", "10.0.0.3"));
-    assert_eq!(names(&stream.next().await.unwrap()), [API]);
+    plane.write("objects.yaml", &MANIFESTS.replace("10.0.0.2", "10.0.0.3"));
+    assert_eq!(names(&stream.next().await.unwrap()), [API_POD]);
     plane.running.stop().await;
 }
 
@@ -764,7 +764,7 @@ async fn bytes_other_than_tls_are_rejected() {
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"",
     ] {
-        let mut stream = tokio::net::TcpStream::connect(plane.running.xds)
+        let mut stream = tokio::net::TcpStream::connect(plane.running.xds_address)
             .await
             .unwrap();
         stream.write_all(bytes).await.unwrap();
@@ -799,7 +799,7 @@ async fn idle_stream(
     config.alpn_protocols = vec![b"h2".to_vec()];
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(source.parse().unwrap()).unwrap();
-    let stream = socket.connect(plane.running.xds).await.unwrap();
+    let stream = socket.connect(plane.running.xds_address).await.unwrap();
     let name = "localhost".try_into().unwrap();
     let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
     connector.connect(name, stream).await.unwrap()
@@ -868,7 +868,7 @@ async fn debug_pages_reject_foreign_host_names() {
         ("//version", "200"),
         ("//debug/syncz", "403"),
     ] {
-        let mut stream = tokio::net::TcpStream::connect(plane.running.monitoring)
+        let mut stream = tokio::net::TcpStream::connect(plane.running.monitoring_address)
             .await
             .unwrap();
         let request =
@@ -928,7 +928,7 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
             return;
         }
     };
-    let xds = plane.running.xds;
+    let xds = plane.running.xds_address;
     let options = |plane: &ControlPlane| ambit_xds::ClientOptions {
         channel: plane.channel(),
         address: xds.to_string(),
@@ -950,12 +950,12 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
     plane.write("policy.yaml", POLICY);
     wait("+shop/p");
     wait(&format!(
-        "+{API} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
+        "+{API_POD} spiffe://cluster.local/ns/shop/sa/api [\"shop/p\"]"
     ));
     // While no control plane serves, one object changes and another is deleted.
     let ControlPlane { dir, key, running } = plane;
     running.stop().await;
-    let without: Vec<_> = OBJECTS
+    let without: Vec<_> = MANIFESTS
         .split("\n---\n")
         .filter(|text| !text.contains("name: web-1"))
         .collect();
@@ -973,15 +973,15 @@ async fn node_proxy_client_follows_the_mesh_through_a_restart() {
         seen.push(handed.recv_timeout(WAIT_TIMEOUT).unwrap());
     }
     seen.sort();
-    let changed = format!("+{API} spiffe://cluster.local/ns/shop/sa/api []");
-    assert_eq!(seen, [changed, format!("-{WEB}"), "-shop/p".to_owned()]);
+    let changed = format!("+{API_POD} spiffe://cluster.local/ns/shop/sa/api []");
+    assert_eq!(seen, [changed, format!("-{WEB_POD}"), "-shop/p".to_owned()]);
     drop(client);
     plane.running.stop().await;
 }
 
 #[tokio::test]
 async fn aged_connection_ends_in_order_and_resumes_with_changes() {
-    let plane = ControlPlane::start_with(OBJECTS, &["--max-connection-seconds", "1"]).await;
+    let plane = ControlPlane::start_with(MANIFESTS, &["--max-connection-seconds", "1"]).await;
     let mut stream = plane.stream().await;
     let all = stream.subscribe(ADDRESS_TYPE_URL).await;
     let ended = stream.next().await.unwrap_err();
@@ -1034,7 +1034,7 @@ fn waypoint_node() -> Node {
 
 #[tokio::test]
 async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
-    let plane = ControlPlane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
+    let plane = ControlPlane::start_with(&format!("{MANIFESTS}---{WAYPOINT}"), &[]).await;
     let token = plane.token_of("shop", "wp", "wp-1", "wu1");
     let mut stream = plane.stream_as(&token).await.unwrap();
     let request = |url: &str| DeltaDiscoveryRequest {
@@ -1086,7 +1086,7 @@ async fn waypoint_gets_its_records_and_certificate_while_its_pod_lives() {
     let refused = plane.stream_as(&stranger).await.err().unwrap();
     assert_eq!(refused.code(), Code::PermissionDenied);
 
-    plane.write("objects.yaml", OBJECTS);
+    plane.write("objects.yaml", MANIFESTS);
     let ended = loop {
         match stream.next().await {
             Ok(_) => {}

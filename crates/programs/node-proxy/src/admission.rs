@@ -38,7 +38,7 @@ impl DenialReason {
     /// Evaluates the policies for a connection that is in the pod's connection table already, with the pod's current
     /// record: the record includes every earlier change, and later ones are left to the recheck. A connection that must
     /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
-    /// Returns the record, and the course of the connection: direct or through the waypoint.
+    /// Returns the record, and the connection's path: direct or through the waypoint.
     pub(crate) fn authorize(
         pod: &Pod,
         peer: &Peer,
@@ -50,12 +50,12 @@ impl DenialReason {
             ConnectionPath::ThroughWaypoint => pod.state.authenticate(&local.workload, peer),
             ConnectionPath::Direct => pod.state.authorize(&local.workload, peer),
         };
-        for dry in &decision.dry_run {
+        for dry in &decision.dry_run_matches {
             tracing::info!(target: "rbac", pod = %pod.name(), policy = ?dry, "dry-run policy matches");
         }
         // PeerAuthentication, the only policy for connections redirected to the waypoint, is never a dry run.
         if course == ConnectionPath::Direct {
-            for policy in pod.state.would_refuse(&local.workload, peer) {
+            for policy in pod.state.dry_run_denials(&local.workload, peer) {
                 tracing::info!(target: "rbac", pod = %pod.name(), %policy, "dry-run policy would refuse");
                 pod.metrics.count_dry_run_denial(&policy);
             }
@@ -128,8 +128,8 @@ pub(crate) fn connection_path(
     pod: &Pod,
     peer: &Peer,
 ) -> Result<(Arc<LocalPod>, ConnectionPath), DenialReason> {
-    let local = pod.local.current(None);
-    if !local.is_known {
+    let local = pod.local_workload.current_pod(None);
+    if !local.is_published {
         return Err(DenialReason::PodGone);
     }
     let course = match pod.state.bypasses_waypoint(&local.workload, peer) {
@@ -139,8 +139,8 @@ pub(crate) fn connection_path(
     Ok((local, course))
 }
 
-/// Acquires a slot for the setup of a connection from `peer`; logs and counts the connection as denied if there is
-/// none.
+/// Acquires a permit for the setup of a connection from `peer`; if the limit is reached, logs and counts the connection
+/// as denied.
 pub(crate) fn acquire_setup_permit(
     pod: &Pod,
     peer: SocketAddr,
@@ -148,7 +148,7 @@ pub(crate) fn acquire_setup_permit(
 ) -> Option<SetupPermit> {
     acquire_counted_permit(pod, peer)
         .inspect_err(|full| {
-            let own = pod.local.current(None);
+            let own = pod.local_workload.current_pod(None);
             let ends = (peer, local);
             flow::report_denied(
                 &pod.metrics,
@@ -161,12 +161,13 @@ pub(crate) fn acquire_setup_permit(
         .ok()
 }
 
-/// Acquires a slot for the setup of a connection from `peer`; counts the connection as refused if there is none.
+/// Acquires a permit for the setup of a connection from `peer`; if the limit is reached, counts the connection as
+/// refused.
 pub(crate) fn acquire_counted_permit(
     pod: &Pod,
     peer: SocketAddr,
 ) -> Result<SetupPermit, SetupLimitReached> {
-    pod.in_flight
+    pod.setup_counters
         .try_acquire(peer.ip())
         .inspect_err(|full| pod.metrics.count_refused_setup(full.limit()))
 }

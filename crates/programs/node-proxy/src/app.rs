@@ -4,7 +4,9 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use ambit_authz::MissingPolicies;
 use ambit_certificates::{CertificateMetrics, Certificates};
-use ambit_handover::{Accept, Gate, Handover, Supervisor, rollout::AcceptControl, supervisor};
+use ambit_handover::{
+    AcceptCommand, Gate, Handover, Supervisor, rollout::AcceptControl, supervisor,
+};
 use ambit_model::{ArcStr, Identity};
 use ambit_otlp_export::Exporter;
 use ambit_proxy::{
@@ -61,7 +63,7 @@ pub enum StartedBy {
 /// When the process cannot start; later errors are retried and logged.
 pub fn run(env: &Env, started_by: StartedBy) -> anyhow::Result<()> {
     if started_by == StartedBy::Supervisor {
-        supervisor::end_with_supervisor(c"ambit-node-prox")
+        supervisor::die_with_supervisor(c"ambit-node-prox")
             .context("cannot follow the supervisor's end")?;
     }
     let exporter = Exporter::from_env(env, "ambit-node-proxy")?;
@@ -130,14 +132,14 @@ async fn run_with(
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
-        StartedBy::Unsupervised => (Supervisor::none(), Handover::default()),
+        StartedBy::Unsupervised => (Supervisor::unsupervised(), Handover::default()),
     };
     let config = Arc::new(config);
     let readiness = Readiness::new();
-    let state_ready = readiness.pending("state manager");
-    let proxy_ready = readiness.pending("proxy");
-    let pods_ready = readiness.pending("workload proxy manager");
-    let taking_over = readiness.pending("taking over");
+    let state_ready = readiness.add_pending_task("state manager");
+    let proxy_ready = readiness.add_pending_task("proxy");
+    let pods_ready = readiness.add_pending_task("workload proxy manager");
+    let taking_over = readiness.add_pending_task("taking over");
     let mut registry = Registry::default();
     let metrics = register_metrics(env, &config, &mut registry);
 
@@ -183,7 +185,7 @@ async fn run_with(
         // Certificates were requested when the pods were restored.
         move || mesh.clone().prefetch_certificates(identities_of(&served))
     };
-    ambit_rt::spawn_essential("taking turns", turn.follow(prepared));
+    ambit_rt::spawn_essential("taking turns", turn.follow_commands(prepared));
     let (servers, watcher) = drain::channel();
     let dumped = served.clone();
     let explain = explain::handler(served.clone(), mesh.state.clone(), config.clone());
@@ -193,12 +195,12 @@ async fn run_with(
         certificates: mesh.certificates,
         config: serde_json::to_value(&*config).context("the configuration cannot be dumped")?,
         workload_state: Box::new(move || dumped.dump()),
-        explain,
-        logs: Some(logs),
-        quit: shutdown.trigger(),
+        explain_handler: explain,
+        log_handle: Some(logs),
+        shutdown_trigger: shutdown.trigger(),
         static_config: mesh.static_config,
         flow_access: config.flow_access(),
-        pages: None,
+        extra_pages: None,
         flows,
     };
     let (registry, exporting) = exporter.start_with(registry);
@@ -207,11 +209,11 @@ async fn run_with(
         metrics: config.stats_port,
         readiness: config.readiness_port,
         ipv6: config.ipv6_enabled,
-        wait_for_ports: *supervisor.accept().borrow() == Accept::WhenReady,
+        wait_for_ports: *supervisor.accept_commands().borrow() == AcceptCommand::WhenReady,
     };
     admin::serve(admin, registry, readiness, ports, &watcher).await?;
     supervisor.report_started();
-    let enrolling = ambit_rt::essential("enrolment", enrolment.run());
+    let enrolling = ambit_rt::end_process_on_panic("enrolment", enrolment.run());
     let enrolment = ambit_rt::spawn_abortable("enrolment", enrolling);
     proxy_ready.ready();
     tracing::info!(workers = workers.count(), node = %config.local_node, "serving");
@@ -221,8 +223,8 @@ async fn run_with(
         config,
         served,
         supervisor,
-        own,
-        enrolment,
+        own_pod: own,
+        enrolment_task: enrolment,
     };
     termination.run(cause).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
@@ -237,7 +239,7 @@ struct MeshClient {
     certificates: Certificates,
     /// Path or variable (`LOCAL_XDS`) from which the mesh state was loaded, for dumps; null with a control plane.
     static_config: Value,
-    /// Turns true when the control plane's first complete state was received.
+    /// Channel that turns true when the control plane's first complete state was received.
     is_synced: watch::Receiver<bool>,
 }
 
@@ -268,7 +270,7 @@ fn start_mesh_client(
         let follower = MeshStateFollower {
             state: state.clone(),
             metrics: metrics.clone(),
-            synced,
+            on_synced: synced,
             cache,
         };
         control_plane::start_xds_client(env, &xds_settings(config), follower, demands)?;
@@ -361,7 +363,7 @@ fn shared_state(
         } else {
             MissingPolicies::Deny
         },
-        not_understood: if config.keep_last_good_policy {
+        invalid_policies: if config.keep_last_good_policy {
             InvalidPolicyMode::KeepLastGood
         } else {
             InvalidPolicyMode::Deny
@@ -405,7 +407,7 @@ fn certificate_settings(config: &Config) -> CertificateSettings {
         ca: config.ca.clone(),
         auth_token: config.auth_token.clone(),
         cluster_id: config.cluster_id.clone(),
-        own: None,
+        proxy_identity: None,
         ttl: config.secret_ttl,
         crl_path: config.crl_path.clone(),
         trust_domains_path: config.trust_domains_path.clone(),

@@ -58,7 +58,7 @@ pub(crate) async fn connect(
         loopback: by_bpf,
         // The kernel reports the death of a local application at once: no keepalive probes.
         tuning: Tuning {
-            near: true,
+            is_local: true,
             resets: true,
             ..Tuning::default()
         },

@@ -11,8 +11,8 @@ use ambit_hbone::Settings;
 use ambit_model::{ArcStr, Identity, PROXY_MARK, PodName};
 use ambit_proxy::{
     SetupLimits,
-    control_plane::Upstream,
-    environment::{self, SettingError, first_set, upstream},
+    control_plane::ControlPlaneService,
+    environment::{self, SettingError, control_plane_service, first_set},
     flow_listener::FlowAccess,
 };
 use ambit_rt::{Env, EnvError, drain::termination_deadline};
@@ -34,12 +34,12 @@ pub enum ConfigError {
     /// `PROXY_CONFIG` or the mesh configuration file is invalid.
     #[error(transparent)]
     Mesh(#[from] MeshConfigError),
-    /// Both of these variables are set, which exclude each other.
+    /// Two variables are set that exclude each other.
     #[error("{0} and {1} cannot both be set")]
-    Exclusive(&'static str, &'static str),
+    MutuallyExclusive(&'static str, &'static str),
     /// `PROXY_MODE` is the dedicated mode, which is not supported.
     #[error("PROXY_MODE=dedicated is not supported: only the shared mode is")]
-    Dedicated,
+    DedicatedMode,
     /// A setting that node proxies and waypoints share is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
@@ -104,9 +104,9 @@ pub struct Config {
     #[serde(skip)]
     pub original_source: Transparent,
     /// `XDS_ADDRESS` and related variables: address of the control plane.
-    pub xds: Upstream,
+    pub xds: ControlPlaneService,
     /// `CA_ADDRESS` and related variables: address of the CA.
-    pub ca: Upstream,
+    pub ca: ControlPlaneService,
     /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket (`unix:///PATH`) of SPIRE's agent, which issues the certificates of the
     /// node's pods instead of the CA, by the Delegated Identity API.
     pub spire_admin_socket: Option<SpiffeSocket>,
@@ -120,7 +120,7 @@ pub struct Config {
     pub dns_proxy: bool,
     /// `LOCAL_XDS_PATH` or `LOCAL_XDS`: source of the mesh state instead of the control plane.
     pub local_xds: Option<LocalXds>,
-    /// `SECRET_TTL`: requested lifetime of certificates.
+    /// `SECRET_TTL`: lifetime that is requested for certificates.
     pub secret_ttl: Duration,
     /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`: TCP socket options of connections.
     #[serde(skip)]
@@ -206,7 +206,10 @@ impl Config {
         let grace = env.parse("TERMINATION_GRACE_PERIOD_SECONDS", "a number of seconds")?;
         let local_xds = match (env.get("LOCAL_XDS_PATH"), env.get("LOCAL_XDS")) {
             (Some(_), Some(_)) => {
-                return Err(ConfigError::Exclusive("LOCAL_XDS_PATH", "LOCAL_XDS"));
+                return Err(ConfigError::MutuallyExclusive(
+                    "LOCAL_XDS_PATH",
+                    "LOCAL_XDS",
+                ));
             }
             (Some(path), None) => Some(LocalXds::Path(path.into())),
             (None, Some(text)) => Some(LocalXds::Text(text.to_owned())),
@@ -238,8 +241,8 @@ impl Config {
                 Some(true) => Transparent::Required,
                 Some(false) => Transparent::Off,
             },
-            xds: upstream(env, "XDS", mesh.discovery_address.as_deref())?,
-            ca: upstream(env, "CA", mesh.discovery_address.as_deref())?,
+            xds: control_plane_service(env, "XDS", mesh.discovery_address.as_deref())?,
+            ca: control_plane_service(env, "CA", mesh.discovery_address.as_deref())?,
             spire_admin_socket: env.parse("AMBIT_SPIRE_ADMIN_SOCKET", "unix:///PATH")?,
             auth_token: environment::auth_token(env),
             xds_on_demand: on_demand(env)?,
@@ -248,8 +251,8 @@ impl Config {
             secret_ttl: env
                 .duration("SECRET_TTL")?
                 .unwrap_or(Duration::from_secs(24 * 3600)),
-            tuning: environment::tuning(env)?,
-            http2: Arc::new(environment::http2(env)?),
+            tuning: environment::tcp_tuning(env)?,
+            http2: Arc::new(environment::http2_settings(env)?),
             self_termination_deadline: termination_deadline(
                 env.duration("CONNECTION_TERMINATION_DEADLINE")?,
                 grace,
@@ -285,12 +288,12 @@ impl Config {
     /// Returns the access of the control plane to flow events; `None` if it has none.
     pub fn flow_access(&self) -> Option<FlowAccess> {
         Some(FlowAccess {
-            own: Identity::new(
+            proxy_identity: Identity::new(
                 self.trust_domain.clone(),
                 self.own_pod.namespace.clone(),
                 self.own_pod.service_account.clone(),
             ),
-            reader: self.flow_reader.clone()?,
+            reader_identity: self.flow_reader.clone()?,
         })
     }
 }
@@ -304,7 +307,7 @@ pub(crate) fn inpod_uds(env: &Env) -> PathBuf {
 fn check_mode(env: &Env) -> Result<(), ConfigError> {
     match env.get("PROXY_MODE") {
         None | Some("" | "shared") => {}
-        Some("dedicated") => return Err(ConfigError::Dedicated),
+        Some("dedicated") => return Err(ConfigError::DedicatedMode),
         Some(other) => {
             return Err(ConfigError::Variable(EnvError {
                 variable: "PROXY_MODE".to_owned(),

@@ -8,8 +8,8 @@ use std::{
 };
 
 use ambit_dns::{
-    AddressFamily, DnsClient, DnsHost, Egress, Limits, MeshLookup, QueryOutcome, QueryReport,
-    ResolvedName, Server, resolve_name, system_dns_servers,
+    AddressFamily, DnsClient, DnsHost, DnsLimits, MeshLookup, QueryOutcome, QueryReport,
+    ResolvedName, Server, UpstreamSocketOptions, resolve_name, system_dns_servers,
 };
 use ambit_model::ArcStr;
 use ambit_proxy::{AcceptedConnection, SharedState, report::format_error_chain};
@@ -28,13 +28,13 @@ impl DnsSockets {
         self,
         pod: &Arc<Pod>,
     ) -> io::Result<(Arc<PodDns>, Vec<tokio::net::TcpListener>)> {
-        let egress = Egress {
+        let egress = UpstreamSocketOptions {
             netns: Some(pod.netns.clone()),
-            mark: pod.config.packet_mark,
-            fallback: system_dns_servers(),
+            packet_mark: pod.config.packet_mark,
+            fallback_servers: system_dns_servers(),
         };
-        let host = PodQueries(Arc::downgrade(pod));
-        let server = Arc::new(Server::new(host, egress, Limits::default()));
+        let host = PodQueryResolver(Arc::downgrade(pod));
+        let server = Arc::new(Server::new(host, egress, DnsLimits::default()));
         for socket in self.udp {
             let socket = tokio::net::UdpSocket::from_std(socket)?;
             let serve = ambit_dns::serve_datagrams(socket, server.clone(), pod.drain_watcher());
@@ -47,7 +47,7 @@ impl DnsSockets {
 }
 
 /// DNS server for the captured queries of one pod.
-pub(crate) type PodDns = Server<PodQueries>;
+pub(crate) type PodDns = Server<PodQueryResolver>;
 
 /// Serves DNS queries on one connection until the pod's connections are closed.
 pub(crate) async fn serve_connection(
@@ -62,8 +62,8 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// Looks up a mesh name for pods of a namespace.
-pub(crate) fn find_client_pod(
+/// Resolves a mesh name as for pods of the namespace `namespace`.
+pub(crate) fn resolve_mesh_name(
     config: &Config,
     state: &SharedState,
     namespace: &str,
@@ -73,7 +73,7 @@ pub(crate) fn find_client_pod(
         namespace,
         network: &config.network,
         cluster_id: &config.cluster_id,
-        domain: &config.cluster_domain,
+        cluster_domain: &config.cluster_domain,
     };
     let mut found = resolve_name(&state.table(), &client, name, family)?;
     if family == AddressFamily::V6 && !config.ipv6_enabled {
@@ -85,9 +85,9 @@ pub(crate) fn find_client_pod(
 /// Resolver of a pod's queries in the mesh. Holds no strong reference, since sockets may be served a little longer than
 /// the pod.
 #[derive(Debug)]
-pub(crate) struct PodQueries(Weak<Pod>);
+pub(crate) struct PodQueryResolver(Weak<Pod>);
 
-impl DnsHost for PodQueries {
+impl DnsHost for PodQueryResolver {
     fn resolve_in_mesh(&self, name: &str, family: AddressFamily) -> MeshLookup {
         let Some(pod) = self.0.upgrade() else {
             return MeshLookup::NotFound;
@@ -100,7 +100,7 @@ impl DnsHost for PodQueries {
             return MeshLookup::MeshStateMissing;
         }
         let namespace = &pod.name().namespace;
-        let found = find_client_pod(config, state, namespace, (name, family));
+        let found = resolve_mesh_name(config, state, namespace, (name, family));
         found.map_or(MeshLookup::NotFound, MeshLookup::Found)
     }
 
@@ -109,7 +109,7 @@ impl DnsHost for PodQueries {
             return false;
         };
         // Clients usually give up after five seconds.
-        let deadline = tokio::time::Instant::now() + Limits::default().total_timeout;
+        let deadline = tokio::time::Instant::now() + DnsLimits::default().total_timeout;
         pod.state.wait_for_addresses(deadline).await
     }
 
@@ -134,7 +134,7 @@ impl DnsHost for PodQueries {
 }
 
 fn count_query(pod: &Pod, report: &QueryReport<'_>) {
-    let local = pod.local.current(None);
+    let local = pod.local_workload.current_pod(None);
     let known = |text: &ArcStr| {
         ArcStrLabel(if text.is_empty() {
             arcstr::literal!("unknown")

@@ -1,6 +1,6 @@
-//! Reads the agent's record of enrolled pods: [`restore_pods`] restores pods when no process holds their namespaces, and
-//! [`watch_record`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the whole mesh
-//! was removed.
+//! Reads the agent's record of enrolled pods: [`restore_pods`] restores pods when no process holds their namespaces,
+//! and [`watch_record`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the
+//! whole mesh was removed.
 
 use std::{
     fs, io,
@@ -11,7 +11,7 @@ use std::{
 use ambit_proxy::report::format_error_chain;
 use ambit_sys::{
     netns::Netns,
-    procfs::{RejectReason, owns},
+    procfs::{RejectReason, check_ownership},
 };
 use ambit_wire::enrolled::{ENROLLED_FILE, EnrolledPod, EnrolledPods};
 use tokio::sync::watch;
@@ -27,18 +27,18 @@ const MAX_RECORD_BYTES: u64 = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 enum RestorePodError {
     #[error("its network namespace has no name on this node")]
-    Unnamed,
+    UnnamedNetns,
     #[error("the name of its network namespace is a path")]
-    Path,
+    InvalidNetnsName,
     #[error("cannot open its network namespace")]
     Open(#[source] io::Error),
     #[error("its network namespace has been replaced by another")]
-    Another,
+    ReplacedNetns,
     #[error("the namespace is not the pod's")]
     NotOwned(#[source] RejectReason),
 }
 
-/// Returns the path of the record, in the directory of the agent's socket.
+/// Returns the path of the agent's record of enrolled pods, in the directory of the agent's socket.
 pub(crate) fn record_path(agent: &Path) -> PathBuf {
     agent.with_file_name(ENROLLED_FILE)
 }
@@ -79,21 +79,21 @@ pub(crate) fn restore_pods(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> 
 }
 
 fn open_netns(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RestorePodError> {
-    let named = pod.netns.as_ref().ok_or(RestorePodError::Unnamed)?;
+    let named = pod.netns.as_ref().ok_or(RestorePodError::UnnamedNetns)?;
     let file = Path::new(&named.name);
     if file.file_name() != Some(file.as_os_str()) {
-        return Err(RestorePodError::Path);
+        return Err(RestorePodError::InvalidNetnsName);
     }
     let netns = Netns::open(netns_dir.join(file)).map_err(RestorePodError::Open)?;
     if netns.id().ino != named.inode {
-        return Err(RestorePodError::Another);
+        return Err(RestorePodError::ReplacedNetns);
     }
-    owns(&netns, &pod.addresses).map_err(RestorePodError::NotOwned)?;
+    check_ownership(&netns, &pod.addresses).map_err(RestorePodError::NotOwned)?;
     Ok(netns)
 }
 
-/// Polls the record until the receiver is dropped; the value is `None` until there is a record. An unreadable record
-/// changes nothing.
+/// Polls the agent's record of enrolled pods until the receiver is dropped; the value is `None` until there is a
+/// record. An unreadable record changes nothing.
 pub(crate) fn watch_record(record: PathBuf) -> watch::Receiver<Option<EnrolledPods>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {

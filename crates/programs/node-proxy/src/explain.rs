@@ -61,20 +61,20 @@ pub(crate) fn handler(
 #[derive(Debug, thiserror::Error)]
 enum QueryError {
     #[error("{0:?} is no namespace/name of a pod")]
-    Pod(String),
+    InvalidPodName(String),
     #[error("the mesh knows no pod {0}")]
     UnknownPod(String),
     #[error("{0:?} is no address or host with a port")]
-    Authority(String),
+    InvalidAuthority(String),
     #[error("{0:?} is no SPIFFE id of a service account")]
-    Identity(String),
+    InvalidIdentity(String),
 }
 
 impl QueryError {
     fn status(&self) -> u16 {
         match self {
             Self::UnknownPod(_) => 404,
-            Self::Pod(_) | Self::Authority(_) | Self::Identity(_) => 400,
+            Self::InvalidPodName(_) | Self::InvalidAuthority(_) | Self::InvalidIdentity(_) => 400,
         }
     }
 }
@@ -92,7 +92,7 @@ impl ExplanationSteps {
         Explanation { steps: self.0, end }
     }
 
-    /// Ends the prediction with a step that rejects the connection.
+    /// Ends the prediction with a step in which the connection is rejected.
     fn refused(mut self, step: StepKind, why: &str) -> Explanation {
         self.push(step, StepResult::Refused, why);
         let why = why.to_owned();
@@ -108,8 +108,8 @@ impl Explainer {
             Err(response) => return *response,
         };
         let explained = match &query {
-            NodeProxyQuery::Outbound(query) => Box::pin(self.outbound(query)).await,
-            NodeProxyQuery::Inbound(query) => Box::pin(self.inbound(query)).await,
+            NodeProxyQuery::Outbound(query) => Box::pin(self.explain_outbound(query)).await,
+            NodeProxyQuery::Inbound(query) => Box::pin(self.explain_inbound(query)).await,
         };
         match explained {
             Ok(explanation) => shared::explanation_response(&explanation),
@@ -117,15 +117,15 @@ impl Explainer {
         }
     }
 
-    async fn outbound(&self, query: &OutboundQuery) -> Result<Explanation, QueryError> {
+    async fn explain_outbound(&self, query: &OutboundQuery) -> Result<Explanation, QueryError> {
         let (namespace, name) = split_pod_name(&query.pod)?;
         let mut walk = ExplanationSteps::default();
         let pod = self.served.find(namespace, name);
         let ip = self.address_of(namespace, name);
         let Some(ip) = ip.or_else(|| {
             pod.as_ref()?
-                .local
-                .current(None)
+                .local_workload
+                .current_pod(None)
                 .workload
                 .workload_ips
                 .first()
@@ -177,7 +177,7 @@ impl Explainer {
         }
         let name = query.host.trim_end_matches('.').to_ascii_lowercase();
         let find = |family| {
-            dns_capture::find_client_pod(&self.config, &self.state, namespace, (&name, family))
+            dns_capture::resolve_mesh_name(&self.config, &self.state, namespace, (&name, family))
         };
         let (found, ip) = [AddressFamily::V4, AddressFamily::V6]
             .into_iter()
@@ -246,13 +246,16 @@ impl Explainer {
         walk.finish(ExplainedResult::Forwarded(hop))
     }
 
-    async fn inbound(&self, query: &InboundQuery) -> Result<Explanation, QueryError> {
+    async fn explain_inbound(&self, query: &InboundQuery) -> Result<Explanation, QueryError> {
         let (namespace, name) = split_pod_name(&query.pod)?;
-        let authority = || QueryError::Authority(query.authority.clone());
+        let authority = || QueryError::InvalidAuthority(query.authority.clone());
         let target = Authority::parse(query.authority.as_bytes()).map_err(|_| authority())?;
         let identity = query.peer.identity.as_ref();
         let identity: Option<Identity> = identity
-            .map(|text| text.parse().map_err(|_| QueryError::Identity(text.clone())))
+            .map(|text| {
+                text.parse()
+                    .map_err(|_| QueryError::InvalidIdentity(text.clone()))
+            })
             .transpose()?;
         let mut walk = ExplanationSteps::default();
         let Some(pod) = self.served.find(namespace, name) else {
@@ -262,7 +265,7 @@ impl Explainer {
                 address: query.authority.clone(),
             }));
         };
-        let Some(local) = pod.local.wait_until_known().await else {
+        let Some(local) = pod.local_workload.wait_until_published().await else {
             let why = "the control plane has not published the pod";
             return Ok(walk.refused(StepKind::Tunnel, why));
         };
@@ -295,7 +298,7 @@ impl Explainer {
 
 fn split_pod_name(pod: &str) -> Result<(&str, &str), QueryError> {
     pod.split_once('/')
-        .ok_or_else(|| QueryError::Pod(pod.to_owned()))
+        .ok_or_else(|| QueryError::InvalidPodName(pod.to_owned()))
 }
 
 /// Predicts an outbound connection of a captured pod.
@@ -305,12 +308,13 @@ async fn explain_captured(
     ip: IpAddr,
     dst: SocketAddr,
 ) -> Explanation {
-    let local = pod.local.current(Some(ip));
+    let local = pod.local_workload.current_pod(Some(ip));
     let route = match outbound::select_route(pod, &local, dst, &[]).await {
         Ok(route) => route,
         Err(error) => return walk.refused(StepKind::Endpoint, &format_error_chain(&error)),
     };
-    if let Err(error) = redirection::check_destination(&pod.guard, dst.ip(), &route) {
+    if let Err(error) = redirection::check_redirected_address(&pod.redirect_guard, dst.ip(), &route)
+    {
         return walk.refused(StepKind::Endpoint, &error.to_string());
     }
     walk.push(
@@ -368,7 +372,7 @@ fn waypoint_text(route: &Route) -> String {
     }
 }
 
-/// Returns for a tunnel's authority the destination that policies match, and the application's address.
+/// Returns the destination that policies match and the application's address, for the authority of a tunnel.
 async fn resolve_inbound_route(
     pod: &Pod,
     local: &LocalPod,
@@ -383,14 +387,14 @@ async fn resolve_inbound_route(
         },
     };
     let request = InboundRequest {
-        local: &local.workload,
+        local_workload: &local.workload,
         local_ip,
         target: &target,
         localhost_app_tunnel: pod.config.localhost_app_tunnel,
     };
     let route = pod.state.inbound(&request).await;
     let route = route.map_err(|error| error.to_string())?;
-    Ok((route.authorize, route.addr))
+    Ok((route.authorized_destination, route.addr))
 }
 
 /// Predicts the decision of a pod's policies about a connection, and whether it is direct or passes the waypoint.

@@ -6,8 +6,8 @@ use std::{net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::{Authority, Forwarded, ProxyHeader};
-use ambit_hbone::{Incoming, refusal, server::IncomingError, tls};
-use ambit_model::{Identity, Reason, canonical_socket};
+use ambit_hbone::{IncomingRequest, refusal, server::IncomingRequestError, tls};
+use ambit_model::{FailureReason, Identity, canonical_socket_address};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
     LocalPod, RelayTransport, Report, TerminationReason,
@@ -38,9 +38,9 @@ const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-netwo
 
 /// Error of an inbound tunnel.
 #[derive(Debug, thiserror::Error)]
-enum StreamError {
+enum TunnelError {
     #[error(transparent)]
-    Request(#[from] IncomingError),
+    Request(#[from] IncomingRequestError),
     #[error("failed to fetch information about local workload")]
     UnknownWorkload,
     #[error(transparent)]
@@ -59,18 +59,18 @@ enum StreamError {
     SetupLimitReached(#[from] SetupLimitReached),
 }
 
-impl ConnectionFailure for StreamError {
-    fn reason(&self) -> Reason {
+impl ConnectionFailure for TunnelError {
+    fn reason(&self) -> FailureReason {
         match self {
-            Self::Denied(_) => Reason::Deny,
+            Self::Denied(_) => FailureReason::Deny,
             Self::Terminated(cut) => cut.reason(),
-            Self::ClientGone(_) => Reason::H2Failure,
+            Self::ClientGone(_) => FailureReason::H2Failure,
             Self::Hairpin(error) => error.reason(),
             Self::Request(_)
             | Self::UnknownWorkload
             | Self::Route(_)
             | Self::SetupLimitReached(_)
-            | Self::App(_) => Reason::Connect,
+            | Self::App(_) => FailureReason::Connect,
         }
     }
 
@@ -82,7 +82,7 @@ impl ConnectionFailure for StreamError {
     }
 }
 
-impl StreamError {
+impl TunnelError {
     fn status(&self) -> StatusCode {
         match self {
             Self::Request(_) => StatusCode::BAD_REQUEST,
@@ -101,7 +101,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection, shared by its tunnels.
+/// State of one inbound HBONE connection, shared by its tunnels.
 struct TunnelClient {
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -114,9 +114,9 @@ pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConne
     let AcceptedConnection {
         stream,
         peer,
-        open: _open,
+        drain_guard: _open,
     } = accepted;
-    let Ok(local) = stream.local_addr().map(canonical_socket) else {
+    let Ok(local) = stream.local_addr().map(canonical_socket_address) else {
         return;
     };
     let pod = &shard.pod;
@@ -125,11 +125,11 @@ pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConne
     };
     if pod.is_on_this_node(peer.ip()) {
         let near = Tuning {
-            near: true,
+            is_local: true,
             ..Tuning::default()
         };
         // Fails only if the peer has disconnected, which the handshake detects.
-        let _gone = socket::tune(&stream, &near);
+        let _gone = socket::apply_tuning(&stream, &near);
     }
     let mut drain = pod.drain_watcher();
     let stream = match tunnel_server::accept_tls(&pod.dialer, stream, &mut drain).await {
@@ -160,7 +160,7 @@ pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConne
 
 /// Logs and counts an HBONE connection that failed before its client was authenticated.
 fn record_denied_connection(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
-    let own = pod.local.current(None);
+    let own = pod.local_workload.current_pod(None);
     flow::report_denied(
         &pod.metrics,
         Some(&own),
@@ -170,7 +170,7 @@ fn record_denied_connection(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), 
     );
 }
 
-async fn serve_tunnel(client: Arc<TunnelClient>, incoming: Incoming, open: OpenWork) {
+async fn serve_tunnel(client: Arc<TunnelClient>, incoming: IncomingRequest, open: OpenWork) {
     let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await else {
         return;
     };
@@ -179,7 +179,7 @@ async fn serve_tunnel(client: Arc<TunnelClient>, incoming: Incoming, open: OpenW
 
 async fn open_tunnel(
     client: Arc<TunnelClient>,
-    mut incoming: Incoming,
+    mut incoming: IncomingRequest,
     open: OpenWork,
 ) -> Option<EstablishedConnection> {
     let pod = &client.shard.pod;
@@ -188,8 +188,8 @@ async fn open_tunnel(
     let PreparedTunnel {
         request,
         local,
-        slot: _slot,
-    } = match early.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
+        setup_permit: _slot,
+    } = match early.unwrap_or_else(|gone| Err(TunnelError::ClientGone(gone))) {
         Ok(early) => early,
         Err(error) => {
             record_denied_connection(
@@ -206,7 +206,7 @@ async fn open_tunnel(
     let who = Peer {
         source: client.identity.clone(),
         source_ip: client.peer.ip(),
-        destination: route.authorize,
+        destination: route.authorized_destination,
     };
     let shown = ConnectionDetails {
         src: client.peer,
@@ -216,42 +216,45 @@ async fn open_tunnel(
     };
     let mut opening = ConnectionSetup {
         report,
-        tracked: pod.connections().inbound(shown, who.clone()),
-        open,
+        tracked_connection: pod.connections().add_inbound(shown, who.clone()),
+        drain_guard: open,
     };
-    let listed = opening.tracked.handle();
+    let listed = opening.tracked_connection.handle();
     let headers = incoming.headers().clone();
     let reaching = pin!(connect_target(&client, &route, &who, &listed, &headers));
     let reaching = incoming.run_until_cancelled(reaching);
-    let reached = opening.tracked.run_until_terminated(pin!(reaching)).await;
+    let reached = opening
+        .tracked_connection
+        .run_until_terminated(pin!(reaching))
+        .await;
     let reached = reached.unwrap_or_else(|cut| Ok(Err(cut.into())));
-    let error = match reached.unwrap_or_else(|gone| Err(StreamError::ClientGone(gone))) {
+    let error = match reached.unwrap_or_else(|gone| Err(TunnelError::ClientGone(gone))) {
         Ok(app) => {
             if matches!(app, RelayTransport::Tunnel(_)) {
                 opening.report.set_forwarded_to_waypoint(&local.workload);
             }
             match incoming.accept(response_headers(pod, &local)) {
-                Ok(tunnel) => return Some(opening.established(app, tunnel)),
+                Ok(tunnel) => return Some(opening.into_established(app, tunnel)),
                 Err(error) => {
-                    opening.failed(&StreamError::ClientGone(error));
+                    opening.report_failure(&TunnelError::ClientGone(error));
                     return None;
                 }
             }
         }
         Err(error) => error,
     };
-    opening.failed(&error);
+    opening.report_failure(&error);
     incoming.refuse_with(error.status(), refusal_headers(pod, &local, &who, &error));
     None
 }
 
-/// Returns the header lines of a response that rejects a tunnel: the denying policies, only for the workload's own
-/// waypoint. Other peers do not learn which policies a workload has.
-fn refusal_headers(pod: &Pod, local: &LocalPod, who: &Peer, error: &StreamError) -> HeaderMap {
+/// Returns the header lines of a response that rejects a tunnel: the names of the denying policies, only for the
+/// workload's own waypoint. Other peers do not learn which policies a workload has.
+fn refusal_headers(pod: &Pod, local: &LocalPod, who: &Peer, error: &TunnelError) -> HeaderMap {
     let attached = local.workload.endpoint_waypoint.as_ref();
     let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));
     match error {
-        StreamError::Denied(denied) if who.source.as_ref().is_some_and(is_waypoint) => {
+        TunnelError::Denied(denied) if who.source.as_ref().is_some_and(is_waypoint) => {
             let policies = denied.policies(pod, local, who);
             refusal::header_with_policies(policies.iter().map(String::as_str))
         }
@@ -267,15 +270,15 @@ struct TunnelRequest {
 struct PreparedTunnel {
     request: TunnelRequest,
     local: Arc<LocalPod>,
-    slot: SetupPermit,
+    setup_permit: SetupPermit,
 }
 
 /// Validates a CONNECT request, before the pod's policies are evaluated: setup limit, the pod's record and the
 /// authority.
 async fn prepare_tunnel(
     client: &TunnelClient,
-    target: Result<Authority, IncomingError>,
-) -> Result<PreparedTunnel, StreamError> {
+    target: Result<Authority, IncomingRequestError>,
+) -> Result<PreparedTunnel, TunnelError> {
     let pod = &client.shard.pod;
     let authority = target?;
     let slot = admission::acquire_counted_permit(pod, client.peer)?;
@@ -287,10 +290,10 @@ async fn prepare_tunnel(
             port,
         },
     };
-    let local = pod.local.wait_until_known().await;
-    let local = local.ok_or(StreamError::UnknownWorkload)?;
+    let local = pod.local_workload.wait_until_published().await;
+    let local = local.ok_or(TunnelError::UnknownWorkload)?;
     let request = InboundRequest {
-        local: &local.workload,
+        local_workload: &local.workload,
         local_ip: client.local.ip(),
         target: &target,
         localhost_app_tunnel: pod.config.localhost_app_tunnel,
@@ -302,7 +305,7 @@ async fn prepare_tunnel(
             route,
         },
         local,
-        slot,
+        setup_permit: slot,
     })
 }
 
@@ -313,13 +316,13 @@ async fn connect_target(
     who: &Peer,
     listed: &ConnectionHandle,
     headers: &HeaderMap,
-) -> Result<RelayTransport, StreamError> {
+) -> Result<RelayTransport, TunnelError> {
     let TunnelClient { shard, peer, .. } = client;
     match DenialReason::authorize(&shard.pod, who, listed)? {
         (local, ConnectionPath::ThroughWaypoint) => {
             let (tunnel, route) =
                 hairpin::open_hairpin(shard, &local, who, *peer, Some(headers)).await?;
-            listed.connected_to(route.addr.to_string(), "HBONE");
+            listed.record_destination(route.addr.to_string(), "HBONE");
             Ok(tunnel.into())
         }
         (_, ConnectionPath::Direct) => Ok(connect_app(client, route).await?.into()),
@@ -354,7 +357,7 @@ fn response_headers(pod: &Pod, local: &LocalPod) -> HeaderMap {
 /// Creates the access log report of a tunnel that is not accepted yet.
 fn build_report(
     client: &TunnelClient,
-    incoming: &Incoming,
+    incoming: &IncomingRequest,
     local: &LocalPod,
     request: &TunnelRequest,
 ) -> Report {
@@ -363,13 +366,18 @@ fn build_report(
     report.set_tunnel(client.local, request.authority.as_str().into());
     report.set_mutual_tls_identities(client.identity.as_ref(), Some(pod.identity()));
     record_peer(&mut report, client, incoming, local);
-    let port = request.route.authorize.port();
+    let port = request.route.authorized_destination.port();
     record_service(&mut report, pod, local, incoming.headers(), port);
     report
 }
 
 /// Records the client's workload in the report by its address, unless the client is in another network.
-fn record_peer(report: &mut Report, client: &TunnelClient, incoming: &Incoming, local: &LocalPod) {
+fn record_peer(
+    report: &mut Report,
+    client: &TunnelClient,
+    incoming: &IncomingRequest,
+    local: &LocalPod,
+) {
     let foreign = incoming
         .headers()
         .get(FORWARDED_NETWORK)

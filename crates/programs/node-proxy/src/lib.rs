@@ -1,4 +1,4 @@
-//! The node proxy: one proxy instance a pod, mTLS tunnels, L4 authorization.
+//! The node proxy: one proxy instance for each pod, mTLS tunnels, L4 authorization.
 //!
 //! A [supervisor](ambit_handover) process holds the pods' sockets and runs the proxy proper as its
 //! worker. In the worker, the main thread follows the control plane and the node agent, renews

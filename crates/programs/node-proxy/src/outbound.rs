@@ -3,9 +3,9 @@
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
 use ambit_codec::Forwarded;
-use ambit_egress::Forbidden;
+use ambit_egress::ForbiddenAddress;
 use ambit_hbone::Tunnel;
-use ambit_model::{ArcStr, Reason, canonical_socket};
+use ambit_model::{ArcStr, FailureReason, canonical_socket_address};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionSetup, EstablishedConnection, LocalPod,
     RelayTransport, Report, ResolveError, TerminationReason,
@@ -42,9 +42,9 @@ pub(crate) enum OutboundError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error(transparent)]
-    Inner(#[from] InnerError),
+    InnerTunnel(#[from] InnerError),
     #[error("{0}, and the connection was made to another one (global.egress.allowedAddresses)")]
-    Forbidden(#[from] Forbidden),
+    Forbidden(#[from] ForbiddenAddress),
     #[error(transparent)]
     Terminated(#[from] TerminationReason),
 }
@@ -61,14 +61,14 @@ impl OutboundError {
 }
 
 impl ConnectionFailure for OutboundError {
-    fn reason(&self) -> Reason {
+    fn reason(&self) -> FailureReason {
         match self {
             Self::Connect(error) => error.reason(),
-            Self::Inner(error) => error.reason(),
+            Self::InnerTunnel(error) => error.reason(),
             Self::Route(error) => error.reason(),
             Self::Terminated(cut) => cut.reason(),
-            Self::NotRegistered(_) | Self::Forbidden(_) => Reason::Deny,
-            Self::OriginalDst(_) | Self::SelfCall | Self::Resolve(_) => Reason::Connect,
+            Self::NotRegistered(_) | Self::Forbidden(_) => FailureReason::Deny,
+            Self::OriginalDst(_) | Self::SelfCall | Self::Resolve(_) => FailureReason::Connect,
         }
     }
 }
@@ -86,13 +86,17 @@ async fn open_connection(
     shard: Arc<Shard>,
     accepted: AcceptedConnection,
 ) -> Option<EstablishedConnection> {
-    let AcceptedConnection { stream, peer, open } = accepted;
+    let AcceptedConnection {
+        stream,
+        peer,
+        drain_guard: open,
+    } = accepted;
     let pod = &shard.pod;
     let dst = match original_dst(pod, &stream, peer) {
         Ok(dst) => dst,
         Err(error) => {
-            let at = stream.local_addr().map_or(peer, canonical_socket);
-            let local = pod.local.current(Some(peer.ip()));
+            let at = stream.local_addr().map_or(peer, canonical_socket_address);
+            let local = pod.local_workload.current_pod(Some(peer.ip()));
             let error = format_error_chain(&error);
             flow::report_denied(
                 &pod.metrics,
@@ -104,23 +108,25 @@ async fn open_connection(
             return None;
         }
     };
-    let local = pod.local.current(Some(peer.ip()));
+    let local = pod.local_workload.current_pod(Some(peer.ip()));
     let mut opening = ConnectionSetup {
         report: Report::outbound(&pod.metrics, &local, peer, dst),
-        tracked: pod.connections().outbound(ConnectionDetails {
+        tracked_connection: pod.connections().add_outbound(ConnectionDetails {
             src: peer,
             original_dst: dst.to_string(),
             actual_dst: String::new(),
             protocol: "HBONE",
         }),
-        open,
+        drain_guard: open,
     };
     let ConnectionSetup {
-        report, tracked, ..
+        report,
+        tracked_connection: tracked,
+        ..
     } = &mut opening;
     let shown = tracked.handle();
     let connecting = async {
-        let mut wait = pod.dialer.waits.connection();
+        let mut wait = pod.dialer.waypoint_waits.begin_wait();
         loop {
             let connected = connect(&shard, &local, (peer, dst), report, &shown).await;
             match connected {
@@ -131,9 +137,9 @@ async fn open_connection(
     };
     let connected = tracked.run_until_terminated(pin!(connecting)).await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
-        Ok(far) => Some(opening.established(stream, far)),
+        Ok(far) => Some(opening.into_established(stream, far)),
         Err(error) => {
-            opening.failed(&error);
+            opening.report_failure(&error);
             refusal::reset_after_delay(stream).await;
             None
         }
@@ -173,8 +179,11 @@ fn original_dst(
         return Ok(dst);
     }
     // Neither translated nor given to the proxy by BPF programs: these leave the destination as it is.
-    let local = canonical_socket(stream.local_addr().map_err(OutboundError::OriginalDst)?);
-    let owns = || pod.owns(&pod.local.current(Some(peer.ip())), local.ip());
+    let local = canonical_socket_address(stream.local_addr().map_err(OutboundError::OriginalDst)?);
+    let owns = || {
+        let own = pod.local_workload.current_pod(Some(peer.ip()));
+        pod.owns_address(&own, local.ip())
+    };
     let is_untranslated = dst == local && (dst.ip() == peer.ip() || owns());
     if dst.ip().is_loopback() || is_untranslated {
         return Err(OutboundError::SelfCall);
@@ -182,7 +191,7 @@ fn original_dst(
     Ok(dst)
 }
 
-/// Routes the connection to an endpoint other than those in `failed`, and resolves its host name.
+/// Selects the connection's route to an endpoint other than those in `failed`, and resolves the route's host name.
 async fn select_resolved_route(
     pod: &Pod,
     local: &LocalPod,
@@ -191,11 +200,11 @@ async fn select_resolved_route(
 ) -> Result<Route, OutboundError> {
     let route = select_route(pod, local, dst, failed).await?;
     let route = resolve_route(pod, local, route).await?;
-    redirection::check_destination(&pod.guard, dst.ip(), &route)?;
+    redirection::check_redirected_address(&pod.redirect_guard, dst.ip(), &route)?;
     Ok(route)
 }
 
-/// Routes the connection to an endpoint other than those in `failed`, without resolving host names.
+/// Selects the connection's route to an endpoint other than those in `failed`, without resolving host names.
 pub(crate) async fn select_route(
     pod: &Pod,
     local: &LocalPod,
@@ -224,7 +233,7 @@ pub(crate) async fn resolve_route(
     match route {
         Route::NeedsDns(pending) => {
             pod.metrics
-                .count_on_demand_dns(&local.party, &pending.hostname);
+                .count_on_demand_dns(&local.metric_labels, &pending.hostname);
             let ip = resolve(&pending, pod.config.ipv6_enabled).await?;
             Ok(pending.resolve(ip))
         }
@@ -241,26 +250,27 @@ fn record_route(pod: &Pod, route: &Route, report: &mut Report, handle: &Connecti
         report.set_destination(&workload.to_model());
     }
     match route {
-        Route::Passthrough { dst, .. } => handle.connected_to(dst.to_string(), "TCP"),
-        Route::Plain(plain) => handle.connected_to(plain.addr.to_string(), "TCP"),
+        Route::Passthrough { dst, .. } => handle.record_destination(dst.to_string(), "TCP"),
+        Route::Plain(plain) => handle.record_destination(plain.addr.to_string(), "TCP"),
         Route::Hbone(hbone) => {
             report.set_tunnel(hbone.addr, hbone.authority.as_str().into());
-            report.set_mutual_tls_identities(Some(pod.identity()), hbone.expected.first());
+            report
+                .set_mutual_tls_identities(Some(pod.identity()), hbone.expected_identities.first());
             if let Some(waypoint) = &hbone.waypoint {
                 report.set_waypoint(waypoint);
             }
-            handle.connected_to(hbone.addr.to_string(), "HBONE");
+            handle.record_destination(hbone.addr.to_string(), "HBONE");
         }
         Route::DoubleHbone { outer, inner } => {
             report.set_tunnel(outer.addr, inner.authority.as_str().into());
             report.set_mutual_tls_identities(Some(pod.identity()), None);
-            handle.connected_to(outer.addr.to_string(), "HBONE");
+            handle.record_destination(outer.addr.to_string(), "HBONE");
         }
         Route::NeedsDns(_) => {}
     }
 }
 
-/// Opens the tunnel, nested tunnels or plain connection of a route.
+/// Opens the tunnel, the nested tunnels or the plain connection that a route demands.
 async fn dial(
     shard: &Shard,
     local: &LocalPod,
@@ -271,30 +281,34 @@ async fn dial(
     let Shard { pod, pool } = shard;
     let dialer = &pod.dialer;
     match route {
-        Route::Passthrough { dst, .. } => Ok(RelayTransport::Plain(dialer.plain(dst).await?)),
-        Route::Plain(plain) => Ok(RelayTransport::Plain(dialer.plain(plain.addr).await?)),
+        Route::Passthrough { dst, .. } => {
+            Ok(RelayTransport::Plain(dialer.connect_plain(dst).await?))
+        }
+        Route::Plain(plain) => Ok(RelayTransport::Plain(
+            dialer.connect_plain(plain.addr).await?,
+        )),
         Route::Hbone(hbone) => {
             let headers = connect_headers(local, peer, &hbone);
-            let tunnel = dialer.tunnel(pool, &hbone, peer.ip(), headers).await?;
+            let tunnel = dialer.open_tunnel(pool, &hbone, peer.ip(), headers).await?;
             Ok(RelayTransport::Tunnel(tunnel))
         }
         Route::DoubleHbone { outer, inner } => {
             let headers = connect_headers(local, peer, &outer);
             let tunnel = dialer
-                .tunnel(pool, &outer, peer.ip(), headers.clone())
+                .open_tunnel(pool, &outer, peer.ip(), headers.clone())
                 .await?;
             let (inner, far) = dialer
                 .open_nested_tunnel(tunnel, &inner, outer.addr, headers)
                 .await?;
             report.set_mutual_tls_identities(Some(pod.identity()), far.as_ref());
-            Ok(RelayTransport::Inner(Box::new(inner)))
+            Ok(RelayTransport::NestedTunnel(Box::new(inner)))
         }
         Route::NeedsDns(pending) => Err(ResolveError::Unresolved(pending.hostname).into()),
     }
 }
 
-/// Opens a tunnel to a pod of the waypoint, or to an endpoint of the service; if one fails, to another. Also returns
-/// the route that succeeded.
+/// Opens a tunnel to a pod of the waypoint or to an endpoint of the service; if that fails, to another one. Also
+/// returns the route that succeeded.
 async fn connect_replica(
     shard: &Shard,
     local: &LocalPod,
@@ -314,7 +328,7 @@ async fn connect_replica(
     let headers = connect_headers(local, peer, &route);
     let dialer = &pod.dialer;
     Ok(dialer
-        .replica_tunnel(pool, route, peer.ip(), headers, another)
+        .open_replica_tunnel(pool, route, peer.ip(), headers, another)
         .await?)
 }
 

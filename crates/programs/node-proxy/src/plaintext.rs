@@ -8,7 +8,7 @@ use std::{
 };
 
 use ambit_authz::Connection as Peer;
-use ambit_model::{INBOUND_PLAINTEXT_PORT, Reason};
+use ambit_model::{FailureReason, INBOUND_PLAINTEXT_PORT};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
     LocalPod, RelayTransport, Report, TerminationReason, connection::ConnectionFailure,
@@ -44,12 +44,12 @@ enum PlaintextError {
 }
 
 impl ConnectionFailure for PlaintextError {
-    fn reason(&self) -> Reason {
+    fn reason(&self) -> FailureReason {
         match self {
-            Self::ForeignAddress(_) | Self::Denied(_) => Reason::Deny,
+            Self::ForeignAddress(_) | Self::Denied(_) => FailureReason::Deny,
             Self::Terminated(cut) => cut.reason(),
             Self::Hairpin(error) => error.reason(),
-            Self::App(_) => Reason::Connect,
+            Self::App(_) => FailureReason::Connect,
         }
     }
 
@@ -73,11 +73,15 @@ async fn open_connection(
     shard: Arc<Shard>,
     accepted: AcceptedConnection,
 ) -> Option<EstablishedConnection> {
-    let AcceptedConnection { stream, peer, open } = accepted;
+    let AcceptedConnection {
+        stream,
+        peer,
+        drain_guard: open,
+    } = accepted;
     let pod = &shard.pod;
     let dst = original_dst(pod, &stream, peer)?;
     if let Err(error) = separate(&stream) {
-        let local = pod.local.current(None);
+        let local = pod.local_workload.current_pod(None);
         let error = format_error_chain(&error);
         flow::report_denied(
             &pod.metrics,
@@ -89,7 +93,7 @@ async fn open_connection(
         return None;
     }
     let _slot = admission::acquire_setup_permit(pod, peer, dst)?;
-    let Some(local) = pod.local.wait_until_known().await else {
+    let Some(local) = pod.local_workload.wait_until_published().await else {
         let error = "failed to fetch information about local workload";
         flow::report_denied(&pod.metrics, None, (peer, dst), Direction::Inbound, error);
         return None;
@@ -109,22 +113,25 @@ async fn open_connection(
     };
     let mut opening = ConnectionSetup {
         report,
-        tracked: pod.connections().inbound(shown, who.clone()),
-        open,
+        tracked_connection: pod.connections().add_inbound(shown, who.clone()),
+        drain_guard: open,
     };
-    let listed = opening.tracked.handle();
+    let listed = opening.tracked_connection.handle();
     let connecting = connect_target(&shard, &local, &who, peer, &listed);
-    let connected = opening.tracked.run_until_terminated(pin!(connecting)).await;
+    let connected = opening
+        .tracked_connection
+        .run_until_terminated(pin!(connecting))
+        .await;
     match connected.unwrap_or_else(|cut| Err(cut.into())) {
         // The application's bytes count as sent by the application.
         Ok(app) => {
             if matches!(app, RelayTransport::Tunnel(_)) {
                 opening.report.set_forwarded_to_waypoint(&local.workload);
             }
-            Some(opening.established(app, stream))
+            Some(opening.into_established(app, stream))
         }
         Err(error) => {
-            opening.failed(&error);
+            opening.report_failure(&error);
             refusal::reset_after_delay(stream).await;
             None
         }
@@ -135,7 +142,7 @@ async fn open_connection(
 /// proxy's own ports.
 fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
     let denied = |dst, error: &str| {
-        let local = pod.local.current(None);
+        let local = pod.local_workload.current_pod(None);
         flow::report_denied(
             &pod.metrics,
             Some(&local),
@@ -184,13 +191,13 @@ async fn connect_target(
     let (pod, dst) = (&shard.pod, who.destination);
     // The rules redirect no other connections; but one that arrives on another path would reach a
     // listener for the pod alone, or make the pod a relay.
-    if !pod.owns(local, dst.ip()) {
+    if !pod.owns_address(local, dst.ip()) {
         return Err(PlaintextError::ForeignAddress(dst.ip()));
     }
     match DenialReason::authorize(pod, who, listed)? {
         (local, ConnectionPath::ThroughWaypoint) => {
             let (tunnel, route) = hairpin::open_hairpin(shard, &local, who, peer, None).await?;
-            listed.connected_to(route.addr.to_string(), "HBONE");
+            listed.record_destination(route.addr.to_string(), "HBONE");
             Ok(tunnel.into())
         }
         (_, ConnectionPath::Direct) => Ok(application::connect(pod, dst, Some(peer.ip()))

@@ -63,30 +63,31 @@ pub struct Pod {
     pub netns: Netns,
     /// Capture by BPF programs, if the agent has prepared it.
     pub(crate) bpf: BpfCapture,
-    /// Whether connections to the application may have the client's address as their source.
+    /// Whether connections from the proxy to the application may have the client's address as their source.
     pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) gate: Gate,
     /// Workload record of the pod in the mesh state.
-    pub(crate) local: LocalWorkload,
+    pub(crate) local_workload: LocalWorkload,
     /// Guard that decides to which addresses the pod's outbound connections may be redirected.
-    pub(crate) guard: Guard,
+    pub(crate) redirect_guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
-    /// Number of connections whose setup is in flight, and its limits.
-    pub(crate) in_flight: SetupCounters,
-    /// Inode numbers of the pod's listeners, by which those of other processes are recognized.
-    listeners: HashSet<u64>,
-    /// Whether another proxy's own listeners accept the pod's connections: this proxy's are drained and closed.
+    /// Limits and number of the pod's connections whose setup is in flight.
+    pub(crate) setup_counters: SetupCounters,
+    /// Inode numbers of the pod's listeners in this process, by which listeners of other processes are recognized.
+    listener_inodes: HashSet<u64>,
+    /// Whether another proxy accepts the pod's connections on listeners of its own, so that this proxy's listeners are
+    /// drained and closed.
     is_surrendered: AtomicBool,
     lifecycle: Lifecycle,
 }
 
 impl Pod {
-    /// Opens the pod's listeners, one set a worker, and creates its proxy. Listeners among
-    /// `inherited` are used unchanged, also surplus ones: connections may wait in any of them.
+    /// Opens the pod's listeners, one set for each worker, and creates its proxy. Listeners among `inherited` are used
+    /// unchanged, also surplus ones: connections may wait in any of them.
     ///
     /// # Errors
     ///
@@ -159,13 +160,13 @@ impl Pod {
             },
             certificates,
             netns: Some(netns.clone()),
-            mark: config.packet_mark,
-            tuning: config.tuning,
-            http2: config.http2.clone(),
+            packet_mark: config.packet_mark,
+            tcp_tuning: config.tuning,
+            http2_settings: config.http2.clone(),
             node: config.local_node.clone(),
             network: config.network.clone(),
             state: state.clone(),
-            waits: WaypointWaits::default(),
+            waypoint_waits: WaypointWaits::default(),
         };
         let copies = listeners.first().and_then(|set| set.captured.as_ref());
         let copies = copies.and_then(|captured| captured.try_clone().ok());
@@ -174,11 +175,11 @@ impl Pod {
             bpf: BpfCapture::new(&config.bpf_pins, &netns, copies),
             netns,
             preserves_client_address,
-            local: LocalWorkload::new(state.clone(), name, addresses),
-            guard: Guard::new(config.allowed_addresses.clone()),
+            local_workload: LocalWorkload::new(state.clone(), name, addresses),
+            redirect_guard: Guard::new(config.allowed_addresses.clone()),
             dialer,
-            in_flight: SetupCounters::new(config.setup_limits),
-            listeners: listeners::listener_inodes(listeners),
+            setup_counters: SetupCounters::new(config.setup_limits),
+            listener_inodes: listeners::listener_inodes(listeners),
             is_surrendered: AtomicBool::new(false),
             lifecycle: Lifecycle::default(),
             config,
@@ -190,7 +191,7 @@ impl Pod {
 
     /// Creates a pod without listeners, for tests.
     #[cfg(test)]
-    pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
+    pub(crate) fn without_listeners(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
         Self::build(proxy, "".into(), name, Vec::new(), netns, false, &[])
     }
@@ -206,7 +207,7 @@ impl Pod {
 
     /// Returns the pod's name.
     pub fn name(&self) -> &PodName {
-        self.local.name()
+        self.local_workload.name()
     }
 
     /// Returns the identity of the pod's certificate.
@@ -226,14 +227,14 @@ impl Pod {
 
     /// Whether an address is the pod's own: in its workload record, its enrolment, or on one of its interfaces.
     /// Loopback addresses are not.
-    pub(crate) fn owns(&self, local: &LocalPod, ip: IpAddr) -> bool {
+    pub(crate) fn owns_address(&self, local: &LocalPod, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
             return false;
         }
         let named = |addresses: &[IpAddr]| addresses.iter().any(|own| own.to_canonical() == ip);
         named(&local.workload.workload_ips)
-            || self.local.is_enrolled_with(ip)
+            || self.local_workload.is_enrolled_with(ip)
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
@@ -247,25 +248,26 @@ impl Pod {
         self.lifecycle.drain_watcher()
     }
 
-    /// Whether another process listens on the pod's ports too, with sockets of its own instead of this proxy's.
-    pub(crate) fn others_listen(&self) -> io::Result<bool> {
+    /// Whether another process has opened listeners of its own on all of the pod's proxy ports.
+    pub(crate) fn has_foreign_listeners(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, TcpStateFilter::Listening)?;
         let others: HashSet<u16> = listening
             .iter()
-            .filter(|socket| !self.listeners.contains(&socket.inode))
+            .filter(|socket| !self.listener_inodes.contains(&socket.inode))
             .map(|socket| socket.local.port())
             .collect();
         let ports = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT];
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// Marks that another proxy's own listeners accept the pod's connections. Called before [`Self::drain_connections`].
+    /// Records that another proxy accepts the pod's connections on listeners of its own. Called before
+    /// [`Self::drain_connections`].
     pub(crate) fn surrender(&self) {
         self.is_surrendered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether connections in the accept queues must be served when the listeners close; not if a successor has the
-    /// same sockets and accepts them.
+    /// Whether this proxy must serve the connections in the accept queues when it closes the listeners; false if a
+    /// successor accepts them on the same sockets.
     pub(crate) fn serves_backlog(&self) -> bool {
         self.gate.is_open() || self.is_surrendered.load(Ordering::Relaxed)
     }
@@ -276,9 +278,9 @@ impl Pod {
         self.lifecycle.drain_connections(limit).await;
     }
 
-    /// Closes the pod's connections, see [`Lifecycle::stop_now`].
+    /// Closes the pod's connections, see [`Lifecycle::terminate_connections`].
     pub fn stop_now(&self) {
         self.bpf.close_listeners();
-        self.lifecycle.stop_now();
+        self.lifecycle.terminate_connections();
     }
 }

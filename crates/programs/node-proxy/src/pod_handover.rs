@@ -17,7 +17,7 @@ pub(crate) struct RestoredPod {
     pub(crate) info: WorkloadInfo,
     /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Sockets of the pod, of any kind; empty if they must be opened again.
+    /// Sockets of the pod, of any kind; empty if the proxy must open new ones.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
@@ -56,7 +56,7 @@ impl RestoredPod {
         let Request::Add {
             uid,
             info: Some(info),
-        } = decode_request(&item.about)?
+        } = decode_request(&item.metadata)?
         else {
             return Err(RestoreError::OtherNetns);
         };
@@ -96,7 +96,7 @@ mod tests {
         };
         let open = |path: &&str| std::fs::File::open(path).unwrap().into();
         HandoverItem {
-            about: encode_metadata(&uid.into(), &info).into(),
+            metadata: encode_metadata(&uid.into(), &info).into(),
             descriptors: descriptors.iter().map(open).collect(),
         }
     }

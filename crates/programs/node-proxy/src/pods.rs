@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_handover::{Accept, Supervisor};
+use ambit_handover::{AcceptCommand, Supervisor};
 use ambit_mesh_json::Json;
 use ambit_model::ArcStr;
 use ambit_proxy::{Workers, report::format_error_chain};
@@ -33,19 +33,19 @@ use crate::{
     pre_capture,
 };
 
-/// Interval at which a proxy with a successor checks whether that has opened listeners of its own.
+/// Interval at which a proxy with a successor checks whether the successor has opened listeners of its own.
 const LISTENER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pods that this proxy serves, for dumps and for the termination.
 #[derive(Clone, Debug, Default)]
 pub struct ServedPods {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<ServedPodsState>>,
     /// Pods that have left the mesh and still have open connections.
-    leaving: TaskTracker,
+    leaving_pods: TaskTracker,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ServedPodsState {
     running: BTreeMap<PodUid, (Generation, Arc<Pod>)>,
     pending: BTreeMap<PodUid, WorkloadInfo>,
 }
@@ -69,30 +69,30 @@ impl ServedPods {
     }
 
     /// Returns the pod with this UID, if its listeners are open.
-    fn running(&self, uid: &PodUid) -> Option<Arc<Pod>> {
+    fn running_pod(&self, uid: &PodUid) -> Option<Arc<Pod>> {
         let inner = self.inner.lock();
         inner.running.get(uid).map(|(_, pod)| pod.clone())
     }
 
-    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`, since the end of
-    /// the process terminates them.
+    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`: the end of the
+    /// process terminates them.
     pub async fn wait_until_drained(&self, limit: Duration) {
-        self.leaving.close();
-        let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
+        self.leaving_pods.close();
+        let _late = tokio::time::timeout(limit, self.leaving_pods.wait()).await;
     }
 
     fn drain_pod(&self, pod: Arc<Pod>, limit: Option<Duration>) {
-        let leaving = self.leaving.token();
+        let leaving = self.leaving_pods.token();
         ambit_rt::spawn_essential("pod drain", async move {
             pod.drain_connections(limit).await;
             drop(leaving);
         });
     }
 
-    /// Whether the end of this proxy would leave a pod without a proxy: false if a successor that cannot take over
-    /// sockets has opened its own for all pods.
+    /// Whether a pod would be without a proxy if this process ended. False if a successor that cannot take over sockets
+    /// has opened its own for all pods.
     pub(crate) fn is_needed(&self) -> bool {
-        let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
+        let others_listen = |pod: &Arc<Pod>| pod.has_foreign_listeners().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
     }
 
@@ -130,7 +130,7 @@ pub struct EnrolmentClient {
     protocol: ProxySide<Netns>,
     served: ServedPods,
     ready: ReadyTask,
-    path: PathBuf,
+    agent_socket: PathBuf,
 }
 
 /// Error of the connection to the agent.
@@ -168,7 +168,7 @@ impl EnrolmentClient {
             protocol: ProxySide::new(),
             served: ServedPods::default(),
             ready,
-            path,
+            agent_socket: path,
         }
     }
 
@@ -200,7 +200,7 @@ impl EnrolmentClient {
         let mut reported: Option<String> = None;
         loop {
             self.wait_for_successor().await;
-            let error = match SeqPacket::connect(&self.path).await {
+            let error = match SeqPacket::connect(&self.agent_socket).await {
                 Ok(link) => {
                     reported = None;
                     let began = Instant::now();
@@ -211,7 +211,7 @@ impl EnrolmentClient {
                     error
                 }
                 Err(source) => LinkError::Connect {
-                    path: self.path.clone(),
+                    path: self.agent_socket.clone(),
                     source,
                 },
             };
@@ -227,7 +227,7 @@ impl EnrolmentClient {
             }
             let _none = self.handle_event(ProxyEvent::Disconnected);
             let wait = backoff.next_delay(rand::random());
-            self.wait_ticking(wait).await;
+            self.wait_with_ticks(wait).await;
         }
     }
 
@@ -235,10 +235,10 @@ impl EnrolmentClient {
     /// alone: this process would not act on messages. Pods for which the successor opens listeners of its own are
     /// surrendered, so that no connections wait at this proxy's.
     async fn wait_for_successor(&mut self) {
-        let mut accept = self.supervisor.accept();
-        while *accept.borrow_and_update() == Accept::Paused {
+        let mut accept = self.supervisor.accept_commands();
+        while *accept.borrow_and_update() == AcceptCommand::Paused {
             for pod in self.served.pods() {
-                if pod.others_listen().is_ok_and(|others| others) {
+                if pod.has_foreign_listeners().is_ok_and(|others| others) {
                     for effect in self.protocol.surrender(&pod.uid) {
                         self.apply_stop(effect);
                     }
@@ -262,8 +262,8 @@ impl EnrolmentClient {
         }
     }
 
-    /// Waits for this time; meanwhile retries the start of pods that failed.
-    async fn wait_ticking(&mut self, wait: Duration) {
+    /// Waits for `wait`; meanwhile retries the start of pods that failed to start.
+    async fn wait_with_ticks(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {
             let tick = self.protocol.deadline().map(tokio::time::Instant::from_std);
@@ -281,10 +281,10 @@ impl EnrolmentClient {
         if let Err(error) = link.send(&encode_hello(), None).await {
             return LinkError::Exchange(error);
         }
-        tracing::info!(path = %self.path.display(), "connected to the node agent");
+        tracing::info!(path = %self.agent_socket.display(), "connected to the node agent");
         let mut reply = self.handle_event(ProxyEvent::Connected);
         let mut buffer = [0; MAX_RECORD_BYTES];
-        let mut accept = self.supervisor.accept();
+        let mut accept = self.supervisor.accept_commands();
         loop {
             for ack in reply.acks.drain(..) {
                 if let Err(error) = link.send(&encode_ack(&ack), None).await {
@@ -307,7 +307,7 @@ impl EnrolmentClient {
                     Err(error) => return LinkError::Exchange(error),
                 },
                 () = ambit_rt::sleep_until(tick) => ProxyEvent::Tick,
-                Ok(_) = accept.wait_for(|accept| *accept == Accept::Paused) => {
+                Ok(_) = accept.wait_for(|accept| *accept == AcceptCommand::Paused) => {
                     return LinkError::Superseded;
                 }
             };
@@ -322,7 +322,7 @@ impl EnrolmentClient {
             ProxyEvent::Request(Request::Add { uid, .. }, _) => Some(uid.clone()),
             _ => None,
         };
-        let announced = announced.and_then(|uid| self.served.running(&uid));
+        let announced = announced.and_then(|uid| self.served.running_pod(&uid));
         let mut events = std::collections::VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for effect in self.protocol.on_event(event, Instant::now()) {
@@ -339,7 +339,7 @@ impl EnrolmentClient {
                         self.supervisor
                             .update_item(&uid, &pod_handover::encode_metadata(&uid, &info));
                         if let Some((_, pod)) = self.served.inner.lock().running.get(&uid) {
-                            pod.local.update_addresses(info.addresses);
+                            pod.local_workload.update_addresses(info.addresses);
                         }
                     }
                     ProxyEffect::Stop {
@@ -360,12 +360,12 @@ impl EnrolmentClient {
         }
         // A successor that took over needs none of this; and if it ends, this process is ready
         // again as soon as it is needed.
-        if *self.supervisor.accept().borrow() != Accept::Paused {
+        if *self.supervisor.accept_commands().borrow() != AcceptCommand::Paused {
             self.ready.set(self.protocol.is_ready());
         }
         let pending: BTreeMap<_, _> = self
             .protocol
-            .pending()
+            .pending_pods()
             .map(|(uid, info, _)| (uid.clone(), info.clone()))
             .collect();
         let metrics = &self.proxy.metrics;

@@ -1,6 +1,6 @@
-//! Pre-capture connections of a pod, which the proxy does not carry. They continue in plaintext, and are listed. A
-//! setting closes all of them; inbound ones are closed when a policy begins to deny them, and, like the proxy's own,
-//! when all connections to the pod must pass its waypoint.
+//! Pre-capture connections of a pod: opened before the pod was captured, and not carried by the proxy. They continue in
+//! plaintext, and are listed in dumps. A setting closes all of them; inbound ones are closed when a policy begins to
+//! deny them, and, like the proxy's own, when all connections to the pod must pass its waypoint.
 
 use std::{
     collections::BTreeMap,
@@ -14,14 +14,14 @@ use std::{
 use ambit_authz::{Connection as Peer, Decision, DecisionReason};
 use ambit_model::Workload;
 use ambit_proxy::{
-    Bypass, ConnectionDetails,
+    ConnectionDetails, WaypointBypass,
     recheck::{WaypointGraceCheck, WaypointGracePeriod},
 };
 use ambit_sys::{
     addresses::gateways_of,
     tcp_sockets::{self, Direction, TcpSocket, TcpStateFilter, UnproxiedSocket},
 };
-use ambit_telemetry::ReplacedConnectionCause;
+use ambit_telemetry::PreCaptureCloseCause;
 use tokio::time::Instant;
 
 use crate::pod::Pod;
@@ -64,7 +64,7 @@ pub(crate) fn connection_details(pod: &Pod) -> Vec<ConnectionDetails> {
 
 /// Closes a pod's pre-capture connections, repeatedly while some may still be established.
 pub(crate) async fn close_connections(pod: Arc<Pod>) {
-    let pod = weak(pod);
+    let pod = to_weak(pod);
     for pause in CLOSE_DELAYS {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
@@ -76,7 +76,7 @@ pub(crate) async fn close_connections(pod: Arc<Pod>) {
             }
         };
         for UnproxiedSocket { socket, .. } in found {
-            if destroy(&pod, &socket, ReplacedConnectionCause::Setting) {
+            if destroy(&pod, &socket, PreCaptureCloseCause::Setting) {
                 let TcpSocket { local, remote, .. } = socket;
                 tracing::info!(
                     pod = %pod.name(), %local, %remote,
@@ -95,7 +95,7 @@ pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.terminated());
     let mut grace = WaypointGracePeriod::new(pod.config.waypoint_grace);
-    let pod = weak(pod);
+    let pod = to_weak(pod);
     let mut earlier = PreCaptureConnections::default();
     let mut looks = CHECK_DELAYS.into_iter();
     let mut next = Some(Duration::ZERO);
@@ -108,7 +108,7 @@ pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
                 Err(_) => return,
             },
             () = ambit_rt::sleep_until(grace.deadline()) => true,
-            () = sleep(next), if next.is_some() => false,
+            () = sleep_if_some(next), if next.is_some() => false,
         };
         if !is_change {
             next = looks.next();
@@ -140,7 +140,7 @@ pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
             earlier.newly_denied(sockets, &mut look, may_be_probe, evaluate)
         };
         for (socket, evaluation) in refused {
-            if destroy(&pod, &socket, ReplacedConnectionCause::Policy) {
+            if destroy(&pod, &socket, PreCaptureCloseCause::Policy) {
                 let TcpSocket { local, remote, .. } = socket;
                 let Evaluation { decision, .. } = evaluation;
                 let policy = decision.decided_by.as_ref().map(ToString::to_string);
@@ -161,8 +161,9 @@ pub(crate) async fn enforce_policies(pod: Arc<Pod>) {
     }
 }
 
-/// Downgrades the reference, for a task that waits and must not keep a removed pod and its namespace alive.
-fn weak(pod: Arc<Pod>) -> Weak<Pod> {
+/// Downgrades the reference to the pod for a task that waits, so that the task does not keep a removed pod and its
+/// namespace alive.
+fn to_weak(pod: Arc<Pod>) -> Weak<Pod> {
     Arc::downgrade(&pod)
 }
 
@@ -173,7 +174,7 @@ fn kubelet_addresses(pod: &Pod) -> Vec<IpAddr> {
     addresses
 }
 
-async fn sleep(pause: Option<Duration>) {
+async fn sleep_if_some(pause: Option<Duration>) {
     match pause {
         Some(pause) => tokio::time::sleep(pause).await,
         None => std::future::pending().await,
@@ -183,7 +184,7 @@ async fn sleep(pause: Option<Duration>) {
 /// Policy decision about a pre-capture connection, and whether the connection bypasses a required waypoint.
 struct Evaluation {
     decision: Decision,
-    bypass: Option<Bypass>,
+    bypass: Option<WaypointBypass>,
 }
 
 /// Evaluates a pre-capture connection as if the proxy had just accepted it, from a peer without a principal.
@@ -195,11 +196,11 @@ fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     };
     Evaluation {
         decision: pod.state.authorize(workload, &peer),
-        bypass: pod.state.bypass(workload, &peer),
+        bypass: pod.state.waypoint_bypass(workload, &peer),
     }
 }
 
-/// Inbound pre-capture connections: whether each, by its socket cookie, was allowed at the last check.
+/// Inbound pre-capture connections by socket cookie, each with whether it was allowed at the last check.
 #[derive(Debug, Default)]
 struct PreCaptureConnections(BTreeMap<u64, bool>);
 
@@ -208,8 +209,8 @@ impl PreCaptureConnections {
         self.0.is_empty()
     }
 
-    /// Returns open connections that were allowed at the last check and are denied now, except for those that
-    /// `is_spared`.
+    /// Returns open connections that were allowed at the last check and are denied now, except for connections for
+    /// which `is_spared` is true.
     fn newly_denied(
         &mut self,
         found: Vec<TcpSocket>,
@@ -247,17 +248,17 @@ impl PreCaptureConnections {
 }
 
 /// Destroys the application's socket of a pre-capture connection, and counts it. Returns whether it was open.
-fn destroy(pod: &Pod, socket: &TcpSocket, cause: ReplacedConnectionCause) -> bool {
+fn destroy(pod: &Pod, socket: &TcpSocket, cause: PreCaptureCloseCause) -> bool {
     let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {
         Ok(()) => {
-            metrics.count_earlier_connection(cause, true);
+            metrics.count_pre_capture_connection(cause, true);
             true
         }
         // The connection has ended by itself.
         Err(error) if error.kind() == io::ErrorKind::NotFound => false,
         Err(error) => {
-            metrics.count_earlier_connection(cause, false);
+            metrics.count_pre_capture_connection(cause, false);
             let TcpSocket { local, remote, .. } = socket;
             tracing::warn!(
                 pod = %pod.name(), %local, %remote, %error,
@@ -270,7 +271,7 @@ fn destroy(pod: &Pod, socket: &TcpSocket, cause: ReplacedConnectionCause) -> boo
 
 fn find_sockets(pod: &Pod, state: TcpStateFilter) -> io::Result<Vec<UnproxiedSocket>> {
     let mark = pod.config.packet_mark.unwrap_or_default();
-    tcp_sockets::unproxied(&pod.netns, mark, state)
+    tcp_sockets::unproxied_sockets(&pod.netns, mark, state)
 }
 
 #[cfg(test)]
@@ -289,7 +290,7 @@ mod tests {
             allowed,
             decided_by: None,
             reason: why,
-            dry_run: Vec::new(),
+            dry_run_matches: Vec::new(),
         }
     }
 
@@ -313,7 +314,7 @@ mod tests {
     fn new_waypoint_closes_bypassing_connections_after_a_grace() {
         let evaluate = |passes_by: bool| {
             move |_: &TcpSocket| Evaluation {
-                bypass: passes_by.then_some(Bypass::RulesUnknown),
+                bypass: passes_by.then_some(WaypointBypass::RulesUnknown),
                 ..evaluation(true, DecisionReason::NoPolicies)
             }
         };
@@ -354,9 +355,9 @@ mod tests {
                 .newly_denied(vec![socket()], &mut look, |_| false, evaluate)
                 .len()
         };
-        assert_eq!(refused(0, Bypass::NoRuleApplies), 0);
-        assert_eq!(refused(3600, Bypass::NoRuleApplies), 0);
-        assert_eq!(refused(3600, Bypass::RuleMayApply), 1);
+        assert_eq!(refused(0, WaypointBypass::NoRuleApplies), 0);
+        assert_eq!(refused(3600, WaypointBypass::NoRuleApplies), 0);
+        assert_eq!(refused(3600, WaypointBypass::RuleMayApply), 1);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Guards the destinations that a pod's connections are redirected to: never loopback, link-local, or a cloud's
+//! Checks the destinations that a pod's connections are redirected to: never loopback, link-local, or a cloud's
 //! metadata service, unless the administrator's settings allow it.
 //!
 //! The sockets are opened in the pod's own namespace, so that the pod cannot reach more than by
@@ -10,19 +10,19 @@
 
 use std::net::IpAddr;
 
-use ambit_egress::{Forbidden, Guard};
+use ambit_egress::{ForbiddenAddress, Guard};
 use ambit_route::Route;
 
 /// Checks the route of a connection that the application opened to the address `address`.
 ///
 /// # Errors
 ///
-/// The reason, if the route leads to a forbidden address other than `address`.
-pub(crate) fn check_destination(
+/// [`ForbiddenAddress`] if the route's next hop is a forbidden address other than `address`.
+pub(crate) fn check_redirected_address(
     guard: &Guard,
     address: IpAddr,
     route: &Route,
-) -> Result<(), Forbidden> {
+) -> Result<(), ForbiddenAddress> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),
         Route::Hbone(hbone) => hbone.addr.ip(),

@@ -11,8 +11,8 @@ use tokio::{net::TcpStream, time::timeout};
 /// Delay of the reset for a silent client: long enough for its `connect` to return.
 const RESET_DELAY: Duration = Duration::from_millis(100);
 
-/// Resets an application's connection once `connect` has certainly returned: after the first byte that it sends, or
-/// after [`RESET_DELAY`].
+/// Resets an application's connection once the application's `connect` has certainly returned: after the first byte
+/// that it sends, or after [`RESET_DELAY`].
 pub(crate) async fn reset_after_delay(stream: TcpStream) {
     // An earlier reset may be faster than the application's thread, whose `connect` would fail
     // then.

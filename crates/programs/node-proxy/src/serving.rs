@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use ambit_hbone::Pool;
 use ambit_proxy::{
     AcceptedConnection, Listeners, Workers,
-    recheck::{GracePeriods, Recheck},
+    recheck::{ConnectionRecheck, GracePeriods},
 };
 use tokio::net::TcpListener;
 
@@ -36,15 +36,15 @@ impl Pod {
             ..
         } = *self.config;
         let graces = GracePeriods::new(missing_policy_grace, waypoint_grace);
-        let recheck = Recheck::new(&self.local, self.connections(), graces);
+        let recheck = ConnectionRecheck::new(&self.local_workload, self.connections(), graces);
         if let Some(first) = listeners.first() {
-            workers.steer(&first.hbone);
+            workers.steer_local_tunnels(&first.hbone);
         }
-        workers.assign(listeners.into_iter().map(|listeners| {
+        workers.assign_jobs(listeners.into_iter().map(|listeners| {
             let pod = self.clone();
             move || {
                 let name = pod.name().clone();
-                if let Err(error) = serve(pod, listeners) {
+                if let Err(error) = serve_on_worker(pod, listeners) {
                     tracing::error!(pod = %name, %error, "cannot serve the pod");
                 }
             }
@@ -56,7 +56,7 @@ impl Pod {
 }
 
 /// Accepts connections of a pod on the current worker while the gate is open, until the pod drains.
-fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
+fn serve_on_worker(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
     let PodListeners {
         captured,
         hbone,
@@ -78,13 +78,13 @@ fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
         }
     }
     let pool = Pool::new(pod.config.http2.clone());
-    pod.state.close_departed_in(&pool);
+    pod.state.close_departed_connections(&pool);
     let shard = Arc::new(Shard { pod, pool });
-    ambit_rt::spawn_essential("listeners", accept(shard, Listeners::new(all)));
+    ambit_rt::spawn_essential("listeners", accept_connections(shard, Listeners::new(all)));
     Ok(())
 }
 
-async fn accept(shard: Arc<Shard>, mut listeners: Listeners<PortKind>) {
+async fn accept_connections(shard: Arc<Shard>, mut listeners: Listeners<PortKind>) {
     let pod = &shard.pod;
     let (mut gate, mut drain) = (pod.gate.clone(), pod.drain_watcher());
     listeners
@@ -93,12 +93,12 @@ async fn accept(shard: Arc<Shard>, mut listeners: Listeners<PortKind>) {
             &mut gate,
             &mut drain,
             || pod.serves_backlog(),
-            |accepted, port| handle(shard.clone(), accepted, port),
+            |accepted, port| handle_accepted(shard.clone(), accepted, port),
         )
         .await;
 }
 
-fn handle(shard: Arc<Shard>, accepted: AcceptedConnection, port: PortKind) {
+fn handle_accepted(shard: Arc<Shard>, accepted: AcceptedConnection, port: PortKind) {
     // Each kind of connection has a task type of its own, of the size that it needs.
     match port {
         PortKind::Outbound => {

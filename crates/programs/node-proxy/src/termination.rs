@@ -29,21 +29,22 @@ pub(crate) struct Termination {
     pub(crate) config: Arc<Config>,
     pub(crate) served: ServedPods,
     pub(crate) supervisor: Supervisor,
-    /// The proxy's own pod.
-    pub(crate) own: Option<Arc<Pod>>,
-    /// Task of the agent's client, which ends when the drain begins.
-    pub(crate) enrolment: AbortOnDrop<()>,
+    /// Proxy instance of the node proxy's own pod, if it is served.
+    pub(crate) own_pod: Option<Arc<Pod>>,
+    /// Task of the client of the node agent, which ends when the drain begins.
+    pub(crate) enrolment_task: AbortOnDrop<()>,
 }
 
 impl Termination {
-    /// Waits for a successor if necessary, and drains: completes when no connections are open, or at the deadline.
+    /// Waits for a successor if pods need one, and drains the pods; completes when no connections are open, or at the
+    /// deadline.
     pub(crate) async fn run(self, cause: &str) {
         let Self {
             config,
             served,
             supervisor,
-            own,
-            enrolment,
+            own_pod: own,
+            enrolment_task: enrolment,
         } = self;
         let limit = config.self_termination_deadline;
         let ends = Instant::now() + limit;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_netlab::Host;
-use ambit_testkit::{OTLP_VARIABLES, OtlpCollector, until};
+use ambit_testkit::{OTLP_VARIABLES, OtlpCollector, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn program() -> Command {
@@ -33,12 +33,12 @@ impl Testbed {
         }
     }
 
-    /// Starts one supervisor of a pair, with its worker.
-    fn start(&self) -> Running {
+    /// Starts a supervisor that may become active or standby of the pair, with its worker.
+    fn start(&self) -> RunningSupervisor {
         self.start_with(&[])
     }
 
-    fn start_with(&self, more: &[(&str, &str)]) -> Running {
+    fn start_with(&self, more: &[(&str, &str)]) -> RunningSupervisor {
         let mut command = program();
         command
             .env("LOCAL_XDS", "{}")
@@ -47,12 +47,12 @@ impl Testbed {
             .env("AMBIT_PAIR_UDS", self.start_pair())
             .envs(more.iter().copied())
             .stdout(Stdio::null());
-        Running {
+        RunningSupervisor {
             supervisor: self.host.run(|| command.spawn()).unwrap().unwrap(),
         }
     }
 
-    async fn start_serving(&self) -> Running {
+    async fn start_serving(&self) -> RunningSupervisor {
         let running = self.start();
         running.wait_until_serving().await;
         running
@@ -81,20 +81,20 @@ impl Testbed {
 }
 
 /// Running supervisor with its worker.
-struct Running {
+struct RunningSupervisor {
     supervisor: Child,
 }
 
-impl Running {
+impl RunningSupervisor {
     async fn wait_until_serving(&self) {
-        until("the worker serves", || self.serves().unwrap_or(false)).await;
+        wait_until("the worker serves", || self.is_serving().unwrap_or(false)).await;
     }
 
     fn pid(&self) -> Pid {
         Pid::from_child(&self.supervisor)
     }
 
-    fn serves(&self) -> Option<bool> {
+    fn is_serving(&self) -> Option<bool> {
         let worker = self.worker()?;
         let path = format!("/proc/{}/net/tcp6", worker.as_raw_nonzero());
         // The readiness port, 15021, is opened last.
@@ -109,7 +109,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSupervisor {
     fn drop(&mut self) {
         // The test has ended the process already.
         let _ended = self.supervisor.kill();
@@ -147,13 +147,13 @@ async fn killed_worker_is_replaced_and_its_exit_code_passed_on() {
     let first = running.worker().unwrap();
     kill_process(first, Signal::KILL).unwrap();
     let another = || running.worker().filter(|worker| *worker != first);
-    until("a second worker", || another().is_some()).await;
+    wait_until("a second worker", || another().is_some()).await;
     let second = running.worker().unwrap();
     let supervisor = running.pid();
     kill_process(supervisor, Signal::KILL).unwrap();
     let status = running.supervisor.wait().unwrap();
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-    until("the worker is gone", || has_exited(second)).await;
+    wait_until("the worker is gone", || has_exited(second)).await;
 }
 
 #[tokio::test]
@@ -172,7 +172,7 @@ async fn standby_takes_over_from_every_killed_supervisor() {
     let mut serving = testbed.start_serving().await;
     for _ in 0..3 {
         let standby = testbed.start();
-        until("it stands by", || testbed.has_standby()).await;
+        wait_until("it stands by", || testbed.has_standby()).await;
         assert_eq!(standby.worker(), None);
         kill_process(serving.pid(), Signal::KILL).unwrap();
         standby.wait_until_serving().await;
@@ -185,7 +185,7 @@ async fn standby_ends_when_terminated() {
     let testbed = Testbed::new().await;
     let _serving = testbed.start_serving().await;
     let mut standby = testbed.start();
-    until("it stands by", || testbed.has_standby()).await;
+    wait_until("it stands by", || testbed.has_standby()).await;
     kill_process(standby.pid(), Signal::TERM).unwrap();
     assert_eq!(standby.supervisor.wait().unwrap().code(), Some(0));
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use ambit_mesh_json::Json;
-use ambit_model::{Reason, Service, Workload};
+use ambit_model::{FailureReason, Service, Workload};
 use ambit_node_proxy::pods::ServedPods;
 use ambit_proxy::{
     ConnectionTable, Workers,
@@ -26,23 +26,24 @@ use ambit_proxy::{
 };
 use ambit_rt::logging::{LogFormat, capture};
 use ambit_telemetry::{
-    AccessLog, Direction, Metrics, Party, Reporter, SecurityPolicy, ServiceName, TrafficLabels,
+    AccessLog, Direction, Metrics, Reporter, SecurityPolicy, ServiceName, TrafficLabels,
+    WorkloadLabels,
 };
 use ambit_wire::decode::{self, AddressRecord};
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
-fn text(file: &str) -> String {
+fn read_text(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors");
     fs::read_to_string(path.join(file)).unwrap()
 }
 
-fn json(file: &str) -> Value {
-    serde_json::from_str(&text(file)).unwrap()
+fn read_json(file: &str) -> Value {
+    serde_json::from_str(&read_text(file)).unwrap()
 }
 
 /// Reads recorded xDS resources from a file: names and protobuf bytes.
-fn records(file: &str) -> Vec<(String, Vec<u8>)> {
+fn read_records(file: &str) -> Vec<(String, Vec<u8>)> {
     let record = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
         let hex = line["hex"].as_str().unwrap();
@@ -50,10 +51,10 @@ fn records(file: &str) -> Vec<(String, Vec<u8>)> {
         let bytes = (0..hex.len()).step_by(2).map(byte).collect();
         (line["name"].as_str().unwrap().to_owned(), bytes)
     };
-    text(file).lines().map(record).collect()
+    read_text(file).lines().map(record).collect()
 }
 
-/// Workloads by UID and services by host name, from the recorded resources.
+/// Mesh of the recorded resources: workloads by UID, and services by host name.
 #[derive(Default)]
 struct Mesh {
     workloads: BTreeMap<String, Workload>,
@@ -63,7 +64,7 @@ struct Mesh {
 impl Mesh {
     fn read() -> Self {
         let mut mesh = Self::default();
-        for (_, bytes) in records("address.jsonl") {
+        for (_, bytes) in read_records("address.jsonl") {
             match AddressRecord::decode(&bytes).unwrap() {
                 AddressRecord::Workload(workload) => {
                     drop(mesh.workloads.insert(workload.uid.to_string(), *workload))
@@ -89,8 +90,10 @@ impl Mesh {
                 .values()
                 .map(|one| MeshUpdate::Service(Box::new(one.clone()))),
         );
-        for (name, bytes) in records("authorization.jsonl") {
-            updates.push(MeshUpdate::Policy(decode::policy(&name, &bytes).unwrap()));
+        for (name, bytes) in read_records("authorization.jsonl") {
+            updates.push(MeshUpdate::Policy(
+                decode::decode_policy(&name, &bytes).unwrap(),
+            ));
         }
         state.apply(&mut updates);
         state
@@ -109,7 +112,7 @@ fn dump_of_the_same_records_is_equal() {
     let keys =
         |dump: &Value| -> BTreeSet<String> { dump.as_object().unwrap().keys().cloned().collect() };
     for file in DUMP_FILES {
-        let theirs = json(file);
+        let theirs = read_json(file);
         assert_eq!(keys(&ours), keys(&theirs));
         for list in ["workloads", "services", "policies", "stagedServices"] {
             let mut found = Vec::new();
@@ -185,7 +188,7 @@ fn differences(at: &str, theirs: &Value, ours: &Value, found: &mut Vec<String>) 
 
 #[test]
 fn other_parts_of_a_dump_have_the_same_shape() {
-    let theirs = json("config_dump-n1.json");
+    let theirs = read_json("config_dump-n1.json");
     // `config` differs between the proxies; istioctl prints it unchanged.
     assert!(theirs["config"].is_object());
     let version = ambit_proxy::admin::version();
@@ -214,7 +217,7 @@ fn other_parts_of_a_dump_have_the_same_shape() {
 #[tokio::test]
 async fn certificate_is_dumped_in_the_same_shape() {
     use ambit_certificates::{Certificates, CertificatesOptions};
-    let theirs = &json("config_dump-n1.json")["certificates"][0];
+    let theirs = &read_json("config_dump-n1.json")["certificates"][0];
     let identity: ambit_model::Identity = theirs["identity"].as_str().unwrap().parse().unwrap();
     let pki = Arc::new(ambit_testkit::Pki::new());
     let ca = ambit_testkit::FakeCa::new(pki, Duration::from_secs(3600));
@@ -266,7 +269,7 @@ fn metric_types(scrape: &str) -> BTreeMap<String, String> {
     scrape.lines().filter_map(of).collect()
 }
 
-fn labels(line: &str) -> BTreeMap<String, String> {
+fn parse_labels(line: &str) -> BTreeMap<String, String> {
     let inside = line.split_once('{').unwrap().1.rsplit_once('}').unwrap().0;
     let pair = |pair: &str| {
         let (key, value) = pair.split_once("=\"").unwrap();
@@ -276,8 +279,8 @@ fn labels(line: &str) -> BTreeMap<String, String> {
 }
 
 /// Parses the labels of a line of Istio's metrics, with workloads and services from the recorded resources.
-fn traffic(mesh: &Mesh, line: &str) -> TrafficLabels {
-    let labels = labels(line);
+fn parse_traffic_labels(mesh: &Mesh, line: &str) -> TrafficLabels {
+    let labels = parse_labels(line);
     let workload = |side: &str| {
         let name = &labels[&format!("{side}_workload")];
         mesh.workloads
@@ -291,8 +294,10 @@ fn traffic(mesh: &Mesh, line: &str) -> TrafficLabels {
             "source" => Reporter::Source,
             _ => Reporter::Destination,
         },
-        source: Some(Arc::new(Party::new(workload("source"), proven))),
-        destination: Some(Arc::new(Party::destination(workload("destination")))),
+        source: Some(Arc::new(WorkloadLabels::new(workload("source"), proven))),
+        destination: Some(Arc::new(WorkloadLabels::destination(workload(
+            "destination",
+        )))),
         service: mesh
             .services
             .get(&labels["destination_service"])
@@ -314,7 +319,7 @@ fn scrape(registry: &Registry) -> String {
 async fn same_connections_have_the_same_metrics() {
     let mesh = Mesh::read();
     for file in ["metrics-n1.txt", "metrics-n2.txt"] {
-        let theirs = text(file);
+        let theirs = read_text(file);
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         ambit_rt::metrics::register_build(&mut registry, "ztunnel", "unknown");
@@ -334,13 +339,15 @@ async fn same_connections_have_the_same_metrics() {
         let traffic_lines = |prefix| theirs.lines().filter(move |line| line.starts_with(prefix));
         assert!(traffic_lines(opened).next().is_some());
         for line in traffic_lines(closed) {
-            let reason = match labels(line)["response_flags"].as_str() {
-                "-" => Reason::None,
-                "DENY" => Reason::Deny,
-                "CONNECT" => Reason::Connect,
+            let reason = match parse_labels(line)["response_flags"].as_str() {
+                "-" => FailureReason::None,
+                "DENY" => FailureReason::Deny,
+                "CONNECT" => FailureReason::Connect,
                 other => panic!("{other} in {line}"),
             };
-            let connection = metrics.traffic().open(&traffic(&mesh, line));
+            let connection = metrics
+                .traffic()
+                .open_connection(&parse_traffic_labels(&mesh, line));
             connection.close(reason);
         }
         let ours = scrape(&registry);
@@ -370,9 +377,9 @@ async fn same_connections_have_the_same_metrics() {
 // === the access log ===
 
 #[derive(Clone, Default)]
-struct Output(Arc<Mutex<Vec<u8>>>);
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Output {
+impl io::Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -383,7 +390,7 @@ impl io::Write for Output {
 }
 
 /// Parses the `key=value` fields of an access log line; none of the recorded values has a space before a `=`.
-fn fields(line: &str) -> BTreeMap<&str, &str> {
+fn parse_fields(line: &str) -> BTreeMap<&str, &str> {
     let mut fields = BTreeMap::new();
     let mut rest = line;
     while let Some((key, after)) = rest.split_once('=') {
@@ -401,9 +408,9 @@ fn fields(line: &str) -> BTreeMap<&str, &str> {
 fn same_connections_have_the_same_access_log() {
     let mut directions = BTreeSet::new();
     for file in ["access-log-n1.txt", "access-log-n2.txt"] {
-        for theirs in text(file).lines() {
+        for theirs in read_text(file).lines() {
             let (_time, theirs) = theirs.split_once('\t').unwrap();
-            let fields = fields(theirs.rsplit_once('\t').unwrap().1);
+            let fields = parse_fields(theirs.rsplit_once('\t').unwrap().1);
             let known = |key: &str| fields.get(key).map(|text| (*text).into());
             let direction = match fields["direction"] {
                 "inbound" => Direction::Inbound,
@@ -428,7 +435,7 @@ fn same_connections_have_the_same_access_log() {
             };
             let bytes = |key: &str| fields[key].parse().unwrap();
             let millis = fields["duration"].trim_end_matches("ms").parse().unwrap();
-            let output = Output::default();
+            let output = LogBuffer::default();
             capture(LogFormat::Text, "info", output.clone(), || {
                 log.log_completed(
                     bytes("bytes_sent"),

@@ -45,13 +45,14 @@ use ambit_waypoint_engine::{
 
 /// Time for which connections wait in the accept queues during [`prepare`]. After that they are accepted, and rejected
 /// with the missing prerequisite as the reason.
-const QUEUE_TIME: Duration = Duration::from_secs(5);
+const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
 
-/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves.
+/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves
+/// requests.
 const LAST_REQUEST_GRACE: Duration = Duration::from_secs(5);
 
-/// Multiple of [`Config::linger`] for which a terminating pod keeps serving while no other pod of the waypoint does,
-/// even without callers.
+/// Multiple of [`Config::linger`] for which a terminating pod continues to serve while the waypoint has no other
+/// serving pod, even without callers.
 const STAND_IN_LINGER_FACTOR: u32 = 15;
 
 /// Timeout of the last export of metrics and logs before the process ends.
@@ -73,7 +74,7 @@ pub enum StartedBy {
 /// When the process cannot start; later errors are retried and logged.
 pub fn run(env: &Env, started_by: StartedBy) -> anyhow::Result<()> {
     if started_by == StartedBy::Supervisor {
-        supervisor::end_with_supervisor(c"ambit-waypoint")
+        supervisor::die_with_supervisor(c"ambit-waypoint")
             .context("cannot follow the supervisor's end")?;
     }
     let exporter = Exporter::from_env(env, "ambit-waypoint")?;
@@ -127,12 +128,12 @@ async fn run_with(
     let mut shutdown = Shutdown::on_signals().context("cannot follow signals")?;
     let (supervisor, mut held) = match by {
         StartedBy::Supervisor => Supervisor::connect().await?,
-        StartedBy::Unsupervised => (Supervisor::none(), Handover::default()),
+        StartedBy::Unsupervised => (Supervisor::unsupervised(), Handover::default()),
     };
     let config = Arc::new(config);
     let readiness = Readiness::new();
-    let known = readiness.pending("control plane");
-    let own = readiness.pending("own workload and certificate");
+    let known = readiness.add_pending_task("control plane");
+    let own = readiness.add_pending_task("own workload and certificate");
     let mut registry = Registry::default();
     let metrics = register_metrics(env, &config, &mut registry);
     let left = warm_start::take_over_caches(&mut held, &supervisor, Some(Role::Waypoint));
@@ -170,7 +171,7 @@ async fn run_with(
     ambit_rt::spawn("telemetry", telemetry_export::run(waypoint.clone()));
     ambit_rt::spawn("own workload", prepare(waypoint.clone(), own, gate_control));
     let (servers, watcher) = drain::channel();
-    let admin = admin(env, &waypoint, logs, shutdown.trigger())?;
+    let admin = admin_pages(env, &waypoint, logs, shutdown.trigger())?;
     let (registry, exporting) = exporter.start_with(registry);
     let ports = AdminPorts {
         admin: config.admin_port,
@@ -188,7 +189,7 @@ async fn run_with(
         cause,
         "ending: connections are taken until clients have turned to other pods"
     );
-    let left = serve_until_idle(&waypoint, || drop(readiness.pending("ending"))).await;
+    let left = serve_until_idle(&waypoint, || drop(readiness.add_pending_task("ending"))).await;
     listeners::release(&supervisor);
     waypoint.lifecycle.drain_connections(Some(left)).await;
     servers.start(DrainMode::graceful(Duration::from_secs(1)));
@@ -196,8 +197,8 @@ async fn run_with(
     Ok(())
 }
 
-/// Creates the admin server's pages of a waypoint.
-fn admin(
+/// Creates the pages of a waypoint's admin server.
+fn admin_pages(
     env: &Env,
     waypoint: &Arc<Waypoint>,
     logs: LogHandle,
@@ -213,19 +214,19 @@ fn admin(
             let published = waypoint.published.clone();
             move || published.dump()
         }),
-        explain: {
+        explain_handler: {
             let explainer = Arc::new(Explainer::new(waypoint.clone()));
             Box::new(move |body| {
                 let explainer = explainer.clone();
                 Box::pin(async move { explainer.respond(&body).await })
             })
         },
-        logs: Some(logs),
-        quit,
+        log_handle: Some(logs),
+        shutdown_trigger: quit,
         static_config: Value::Null,
         flow_access: config.flow_access(),
         flows: waypoint.metrics.flows().clone(),
-        pages: Some({
+        extra_pages: Some({
             let id = xds_settings(config).node.id();
             let envoy_admin = EnvoyAdmin::new(waypoint.clone(), id, version(env).to_owned());
             Box::new(move |request| envoy_admin.respond(request))
@@ -279,7 +280,7 @@ fn build_waypoint(
             ca: config.ca.clone(),
             auth_token: config.auth_token.clone(),
             cluster_id: config.cluster_id.clone(),
-            own: Some(config.identity()),
+            proxy_identity: Some(config.identity()),
             ttl: config.secret_ttl,
             crl_path: config.crl_path.clone(),
             trust_domains_path: config.trust_domains_path.clone(),
@@ -298,7 +299,7 @@ fn build_waypoint(
         published: published.clone(),
         metrics: metrics.clone(),
         http_metrics: http_metrics.clone(),
-        known,
+        readiness: known,
         cache: cache.clone(),
     };
     let options = client_options(env, &xds_settings(config), InvalidPolicyMode::Deny)?;
@@ -366,7 +367,7 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     dialer.certificates.prefetch(&dialer.identity);
     let all = async {
         waypoint.published.wait_until_complete().await;
-        while waypoint.local.wait_until_known().await.is_none() {
+        while waypoint.local.wait_until_published().await.is_none() {
             tracing::info!("waiting for the control plane to publish the waypoint's own pod");
         }
         dialer
@@ -375,8 +376,8 @@ async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
             .await;
     };
     let mut all = std::pin::pin!(all);
-    let in_time = tokio::time::timeout(QUEUE_TIME, &mut all).await.is_ok();
-    gate.set(true);
+    let in_time = tokio::time::timeout(MAX_QUEUE_TIME, &mut all).await.is_ok();
+    gate.set_open(true);
     if !in_time {
         all.await;
     }

@@ -1,6 +1,6 @@
 //! Parses the command line, which selects the role of the process: supervisor or worker.
 
-use ambit_handover::{Program, SupervisorSockets};
+use ambit_handover::{SupervisorSockets, WorkerProgram};
 use ambit_proxy::admin;
 use ambit_rt::Env;
 use anyhow::Context as _;
@@ -55,7 +55,7 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<CommandOutcome> {
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
     ambit_rt::panics::install_hook(ambit_rt::panics::PanicScope::Process);
-    Ok(ambit_handover::run(Program {
+    Ok(ambit_handover::run(WorkerProgram {
         name: "ambit-waypoint",
         arguments: vec![WORKER.into()],
         sockets: SupervisorSockets::default(),

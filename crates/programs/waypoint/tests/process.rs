@@ -12,8 +12,8 @@ use std::{
 use ambit_model::Identity;
 use ambit_netlab::Host;
 use ambit_testkit::{
-    ISTIO_CSR_NAME, IstioCsr, OTLP_VARIABLES, OtlpCollector, Pki, SpiffeAgent, until,
-    until_blocking,
+    ISTIO_CSR_NAME, IstioCsr, OTLP_VARIABLES, OtlpCollector, Pki, SpiffeAgent, wait_until,
+    wait_until_blocking,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -27,12 +27,12 @@ fn program() -> Command {
 }
 
 /// Running supervisor with its worker, in a separate network namespace. The control plane is unavailable.
-struct Running {
+struct RunningSupervisor {
     host: Host,
     supervisor: Child,
 }
 
-impl Running {
+impl RunningSupervisor {
     async fn start() -> Self {
         let host = Host::new("waypoint").await.unwrap();
         Self::start_on(host, &[])
@@ -54,9 +54,9 @@ impl Running {
             .stdout(Stdio::null());
         let supervisor = host.run(|| command.spawn()).unwrap().unwrap();
         let running = Self { host, supervisor };
-        until_blocking("it listens", || running.connect().is_ok());
+        wait_until_blocking("it listens", || running.connect().is_ok());
         // This port is opened last.
-        until_blocking("it serves", || running.try_connect(15021).is_ok());
+        wait_until_blocking("it serves", || running.try_connect(15021).is_ok());
         running
     }
 
@@ -83,7 +83,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSupervisor {
     fn drop(&mut self) {
         // The test has ended the process already.
         let _ended = self.supervisor.kill();
@@ -107,7 +107,7 @@ fn invalid_configuration_ends_the_process_once() {
 
 #[tokio::test]
 async fn no_connection_is_refused_while_workers_are_killed() {
-    let running = Running::start().await;
+    let running = RunningSupervisor::start().await;
     let (over, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let (opening, over, opened) = (&running, &over, &opened);
@@ -118,7 +118,7 @@ async fn no_connection_is_refused_while_workers_are_killed() {
             }
         });
         let go_on = |from: usize| {
-            until_blocking("openings go on", || {
+            wait_until_blocking("openings go on", || {
                 clients.is_finished() || opened.load(Relaxed) > from + 20
             });
         };
@@ -127,7 +127,7 @@ async fn no_connection_is_refused_while_workers_are_killed() {
             let worker = running.worker().unwrap();
             kill_process(worker, Signal::KILL).unwrap();
             go_on(opened.load(Relaxed));
-            until_blocking("another worker serves", || {
+            wait_until_blocking("another worker serves", || {
                 running.worker().is_some_and(|next| next != worker)
                     && running.try_connect(15021).is_ok()
             });
@@ -138,7 +138,7 @@ async fn no_connection_is_refused_while_workers_are_killed() {
 
 #[tokio::test]
 async fn termination_is_passed_on_and_closes_the_listeners() {
-    let mut running = Running::start().await;
+    let mut running = RunningSupervisor::start().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.supervisor.wait().unwrap().code(), Some(0));
@@ -148,32 +148,44 @@ async fn termination_is_passed_on_and_closes_the_listeners() {
 
 #[tokio::test]
 async fn worker_ends_with_its_supervisor() {
-    let mut running = Running::start().await;
+    let mut running = RunningSupervisor::start().await;
     let worker = running.worker().unwrap();
     kill_process(running.pid(), Signal::KILL).unwrap();
     let _killed = running.supervisor.wait().unwrap();
-    until_blocking("the worker is gone", || has_exited(worker));
+    wait_until_blocking("the worker is gone", || has_exited(worker));
 }
 
 #[tokio::test]
 async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     let host = Host::new("waypoint").await.unwrap();
     let collector = host.run(OtlpCollector::start).unwrap().unwrap();
-    let running = Running::start_on(host, &OTLP_VARIABLES);
+    let running = RunningSupervisor::start_on(host, &OTLP_VARIABLES);
     collector.wait_until_exported("ambit-waypoint", "istio_build", "serving");
     collector.wait_until_exported("shop.waypoint-1", "process_open_fds", "gateway");
     drop(running);
 }
 
-/// Requests a page of the waypoint's process with this host name, and returns the HTTP status.
-fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
-    let answer = respond(running, port, method, path, name);
+/// Requests a page of the waypoint's process with the host name `name`, and returns the HTTP status.
+fn request_status(
+    running: &RunningSupervisor,
+    port: u16,
+    method: &str,
+    path: &str,
+    name: &str,
+) -> u16 {
+    let answer = request_text(running, port, method, path, name);
     let status = answer.split(' ').nth(1).unwrap_or_default();
     status.parse().unwrap()
 }
 
-/// Requests a page of the waypoint's process with this host name, and returns the response as text.
-fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
+/// Requests a page of the waypoint's process with the host name `name`, and returns the response as text.
+fn request_text(
+    running: &RunningSupervisor,
+    port: u16,
+    method: &str,
+    path: &str,
+    name: &str,
+) -> String {
     let mut stream = running.try_connect(port).unwrap();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {name}\r\nAuthorization: Bearer any\r\nConnection: close\r\n\r\n"
@@ -186,7 +198,7 @@ fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -
 
 #[tokio::test]
 async fn dumps_and_log_levels_are_for_the_pod_only() {
-    let running = Running::start().await;
+    let running = RunningSupervisor::start().await;
     let pages = [
         ("GET", "/config_dump"),
         ("GET", "/workload_state"),
@@ -198,12 +210,12 @@ async fn dumps_and_log_levels_are_for_the_pod_only() {
     // The port on the pod's address serves none of these pages.
     for port in [15020, 15021] {
         for (method, path) in pages {
-            let answered = status(&running, port, method, path, "localhost");
+            let answered = request_status(&running, port, method, path, "localhost");
             assert_eq!(answered, 404, "{port} {method} {path}");
         }
     }
     assert_eq!(
-        status(&running, 15020, "GET", "/stats/prometheus", "any"),
+        request_status(&running, 15020, "GET", "/stats/prometheus", "any"),
         200
     );
     // The admin port is on loopback, and rejects host names of web pages.
@@ -219,12 +231,12 @@ async fn dumps_and_log_levels_are_for_the_pod_only() {
     assert_eq!(admin, Some("0100007F:3A98"));
     for (method, path) in pages {
         for name in ["waypoint.shop.svc", "10.0.0.3", "attacker.example:15000"] {
-            let answered = status(&running, 15000, method, path, name);
+            let answered = request_status(&running, 15000, method, path, name);
             assert_eq!(answered, 403, "{method} {path} of {name}");
         }
     }
     assert_eq!(
-        status(&running, 15000, "GET", "/config_dump", "localhost:15000"),
+        request_status(&running, 15000, "GET", "/config_dump", "localhost:15000"),
         200
     );
 }
@@ -253,15 +265,15 @@ async fn certificates_come_from_the_ca_at_ca_address() {
         ("CA_ROOT_CA", &roots),
         ("AUTH_TOKEN", &token),
     ];
-    let running = Running::start_on(host, &variables);
+    let running = RunningSupervisor::start_on(host, &variables);
 
-    until("the waypoint has a certificate", || {
+    wait_until("the waypoint has a certificate", || {
         !csr.issued().is_empty()
     })
     .await;
     assert_eq!(csr.issued(), std::slice::from_ref(&own));
-    until("the certificate is used", || {
-        let dump = respond(&running, 15000, "GET", "/config_dump", "localhost");
+    wait_until("the certificate is used", || {
+        let dump = request_text(&running, 15000, "GET", "/config_dump", "localhost");
         let dump = dump.replace(char::is_whitespace, "");
         dump.contains(&own.to_string()) && dump.contains("\"state\":\"Available\"")
     })
@@ -276,9 +288,9 @@ async fn certificates_come_from_the_spiffe_workload_api() {
     let own = Identity::new("cluster.local", "shop", "waypoint");
     let (agent, pki) = (SpiffeAgent::start(), Pki::new());
     let socket = agent.workload_socket();
-    let running = Running::start_on(host, &[("SPIFFE_ENDPOINT_SOCKET", &socket)]);
-    let dump = || respond(&running, 15000, "GET", "/config_dump", "localhost");
-    until("the missing entry is reported", || {
+    let running = RunningSupervisor::start_on(host, &[("SPIFFE_ENDPOINT_SOCKET", &socket)]);
+    let dump = || request_text(&running, 15000, "GET", "/config_dump", "localhost");
+    wait_until("the missing entry is reported", || {
         dump().contains("no identity issued; create a registration entry")
     })
     .await;
@@ -288,9 +300,9 @@ async fn certificates_come_from_the_spiffe_workload_api() {
     agent.change(|entries| {
         let domain = "cluster.local".to_owned();
         entries.bundles.insert(domain, pki.bundle());
-        entries.own = vec![svid];
+        entries.workload_svids = vec![svid];
     });
-    until("the certificate is used", || {
+    wait_until("the certificate is used", || {
         let dump = dump().replace(char::is_whitespace, "");
         dump.contains(&own.to_string()) && dump.contains("\"state\":\"Available\"")
     })

@@ -11,8 +11,7 @@ use arcstr::ArcStr;
 /// Maximum length of a DNS name in bytes (RFC 1035).
 const MAX_HOST_BYTES: usize = 253;
 
-/// Destination that a CONNECT request names in its authority. Proxies build only [`Authority::Ip`], except towards a
-/// network gateway.
+/// Destination in the authority of a CONNECT request. Proxies send [`Authority::Ip`], except to a network gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Authority {
     /// IP address and port; IPv4-mapped addresses become IPv4.
@@ -114,9 +113,9 @@ fn parse_port(digits: &[u8]) -> Result<u16, ParseAuthorityError> {
     }
 }
 
-/// Parses a DNS name as Kubernetes and ServiceEntry hosts use it: labels of letters, digits, `-`
-/// and `_`. A name whose last label has only digits is refused, so that no text that some resolver
-/// may take for an address (`127.1`, `010.0.0.1`) is accepted as a name.
+/// Parses a DNS name as Kubernetes Services and ServiceEntries use it: labels of letters, digits, `-` and `_`. Rejects
+/// a name whose last label has only digits, since some resolvers take such a text for an address (`127.1`,
+/// `010.0.0.1`).
 pub(crate) fn parse_host(text: &str) -> Result<ArcStr, ParseAuthorityError> {
     let text = text.strip_suffix('.').unwrap_or(text);
     if text.is_empty() || text.len() > MAX_HOST_BYTES {

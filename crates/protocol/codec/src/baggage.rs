@@ -1,7 +1,7 @@
 //! `baggage` header of a tunnel: describes the sender's workload, for telemetry only.
 //!
-//! `key=value` joined by commas, without spaces or percent-encoding, empty values omitted, in a fixed order. Its
-//! contents are never used to authorize.
+//! Entries have the form `key=value`, joined by commas in a fixed order, without spaces or percent-encoding; empty
+//! values are omitted. The contents are never used for authorization.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use arcstr::ArcStr;
 
 /// Maximum length of an accepted header, in bytes.
 const MAX_BAGGAGE_BYTES: usize = 8 * 1024;
-/// Maximum number of entries in an accepted header; other implementations may send more keys than this one.
+/// Maximum number of entries in an accepted header. Other implementations may send more keys than this one does.
 const MAX_BAGGAGE_ENTRIES: usize = 64;
 
-/// Description of the sender's workload. Empty texts are unknown.
+/// Description of the sender's workload in a `baggage` header. Empty texts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baggage {
     /// Value of `k8s.cluster.name`.
@@ -47,7 +47,7 @@ pub enum ParseBaggageError {
 }
 
 impl Baggage {
-    /// Returns the description of `workload`.
+    /// Builds the baggage that describes `workload`.
     pub fn from_workload(workload: &Workload) -> Self {
         Self {
             cluster: workload.cluster_id.clone(),
@@ -61,7 +61,7 @@ impl Baggage {
         }
     }
 
-    /// Encodes the header. Values that the format cannot represent are omitted.
+    /// Encodes the header. Omits values that the format cannot represent.
     pub fn encode(&self) -> String {
         let mut out = String::with_capacity(192);
         let mut put = |key: &str, value: &str| {
@@ -84,8 +84,7 @@ impl Baggage {
         out
     }
 
-    /// Parses one header. Unknown keys and properties (after `;`) are ignored; of a repeated key the last entry
-    /// counts.
+    /// Parses one header. Ignores unknown keys and properties (after `;`); the last entry of a repeated key applies.
     ///
     /// # Errors
     ///
@@ -166,8 +165,8 @@ fn workload_key(kind: WorkloadKind) -> &'static str {
     }
 }
 
-/// Whether a byte may be in a value: printable ASCII except the separators `,` and `;` (RFC 9110 `baggage-octet`,
-/// loosely).
+/// Whether a byte may be in a value: printable ASCII except the separators `,` and `;` (more lenient than
+/// `baggage-octet` in W3C Baggage).
 fn is_value_byte(b: u8) -> bool {
     (b'!'..=b'~').contains(&b) && b != b',' && b != b';'
 }
@@ -178,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    fn sample() -> Baggage {
+    fn sample_baggage() -> Baggage {
         Baggage {
             cluster: "Kubernetes".into(),
             namespace: "a".into(),
@@ -192,7 +191,7 @@ mod tests {
     #[test]
     fn it_is_written_in_the_contract_s_order() {
         assert_eq!(
-            sample().encode(),
+            sample_baggage().encode(),
             "k8s.cluster.name=Kubernetes,k8s.namespace.name=a,k8s.pod.name=client-abc,\
              service.name=client,service.version=v1"
         );

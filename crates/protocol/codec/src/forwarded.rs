@@ -36,7 +36,7 @@ pub enum ParseForwardedError {
 }
 
 impl Forwarded {
-    /// Parses a header. If it has several elements (a chain of proxies), the first, the client's, counts.
+    /// Parses a header. Of several elements (a chain of proxies), the first applies, since the client's proxy added it.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! gRPC message framing: a compression flag, the length in four bytes, the message ("Length-Prefixed-Message" of gRPC
 //! over HTTP/2).
 
-/// Frames a message without compression; `None` if it exceeds the maximum length of a frame.
+/// Encodes a gRPC message as an uncompressed frame; `None` if it exceeds the maximum length of a frame.
 pub fn encode_grpc_frame(message: &[u8]) -> Option<Vec<u8>> {
     let length = u32::try_from(message.len()).ok()?;
     let mut framed = Vec::with_capacity(message.len() + 5);

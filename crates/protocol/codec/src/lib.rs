@@ -1,8 +1,8 @@
-//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, the original peer of a
-//! redirected connection, gRPC message framing, PROXY v2, traceparent.
+//! Parsers and encoders of small wire formats: CONNECT authority, baggage, Forwarded, the original peer of a redirected
+//! connection, gRPC message framing, PROXY protocol v2, traceparent.
 //!
-//! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every format that is
-//! parsed here is also built here. The crate knows nothing of sockets, HTTP libraries or time.
+//! Every parser reads from bytes, is bounded, never panics, and allocates at most what it returns. Every format has an
+//! encoder, too. The crate does not depend on sockets, HTTP libraries or a clock.
 #![forbid(unsafe_code)]
 
 pub mod authority;
@@ -18,6 +18,6 @@ pub use authority::{Authority, ParseAuthorityError};
 pub use baggage::{Baggage, ParseBaggageError};
 pub use forwarded::{Forwarded, ParseForwardedError};
 pub use original_peer::{ORIGINAL_PEER_HEADER, OriginalPeer, ParseOriginalPeerError};
-pub use printable::{push_json, push_text};
+pub use printable::{push_escaped_text, push_json_string};
 pub use proxy_v2::{ParseProxyError, ProxyHeader};
 pub use traceparent::{ParseTraceParentError, TraceParent};

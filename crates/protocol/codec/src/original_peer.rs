@@ -1,21 +1,22 @@
-//! `x-ambit-original-peer` header: identifies the peer of a connection to a pod that bypassed the pod's waypoint, and
-//! that the pod's node proxy redirects to the waypoint in a tunnel.
+//! `x-ambit-original-peer` header: identifies the client of a connection that bypassed the waypoint of the destination
+//! pod, and that the pod's node proxy therefore redirects to the waypoint in a tunnel.
 //!
-//! Value: the SPIFFE ID that mTLS proved, or `none`. Receivers must verify who sends the header before they trust it.
+//! Value: the SPIFFE ID that mTLS verified, or `none`. Receivers must verify that the header's sender is the pod's node
+//! proxy before they trust it.
 
 use std::fmt;
 
 use ambit_model::Identity;
 
-/// Name of the header.
+/// Name of the `x-ambit-original-peer` header.
 pub const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
 
-/// Maximum length of an accepted header, in bytes: that of a SPIFFE ID.
+/// Maximum length of an accepted header in bytes: the maximum length of a SPIFFE ID.
 const MAX_ORIGINAL_PEER_BYTES: usize = 2048;
 
 const NO_IDENTITY_VALUE: &str = "none";
 
-/// Identity of the original peer, if mTLS proved it.
+/// Identity of the original client, if mTLS verified it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginalPeer(pub Option<Identity>);
 

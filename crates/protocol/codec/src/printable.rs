@@ -1,14 +1,14 @@
-//! Escapes texts of requests for log lines: limits their length and writes them in printable ASCII, so that nothing
-//! that a peer sends can end a field or a line.
+//! Escapes text of requests for log lines: truncates it and encodes it in printable ASCII, so that no peer can end a
+//! field or a line.
 
 use std::fmt::Write as _;
 
-/// Maximum length of a text in bytes; a longer one is truncated and ends with dots.
+/// Maximum length of a logged text in bytes. A longer text is truncated and ends with dots.
 const MAX_PRINTED_BYTES: usize = 1024;
 
-/// Appends a text to a line, with `"`, `\`, control characters and non-ASCII bytes as `\xNN`; with `is_bare`, for
-/// fields without quotation marks, spaces as well.
-pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
+/// Appends a text to a log line, with `"`, `\`, control characters and non-ASCII bytes escaped as `\xNN`. With
+/// `is_bare`, for fields without quotation marks, spaces are escaped, too.
+pub fn push_escaped_text(line: &mut String, value: &[u8], is_bare: bool) {
     let (prefix, is_cut) = truncate_to_printed_bytes(value);
     for &byte in prefix {
         match byte {
@@ -28,8 +28,8 @@ fn escape(line: &mut String, byte: u8) {
     let _ = write!(line, "\\x{byte:02x}");
 }
 
-/// Appends a text as a JSON string. Invalid UTF-8 is replaced.
-pub fn push_json(line: &mut String, value: &[u8]) {
+/// Appends a text to a log line as a JSON string. Replaces invalid UTF-8.
+pub fn push_json_string(line: &mut String, value: &[u8]) {
     let (prefix, is_cut) = truncate_to_printed_bytes(value);
     line.push('"');
     for c in String::from_utf8_lossy(prefix).chars() {
@@ -65,13 +65,13 @@ mod tests {
 
     fn text(value: &[u8], is_bare: bool) -> String {
         let mut line = String::new();
-        push_text(&mut line, value, is_bare);
+        push_escaped_text(&mut line, value, is_bare);
         line
     }
 
     fn json(value: &[u8]) -> String {
         let mut line = String::new();
-        push_json(&mut line, value);
+        push_json_string(&mut line, value);
         line
     }
 

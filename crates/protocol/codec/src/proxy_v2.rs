@@ -1,23 +1,23 @@
-//! PROXY protocol version 2, which precedes connections in tunnels from a node proxy to a waypoint, and those of a
-//! waypoint to endpoints if a `DestinationRule` requires it; for the latter also version 1.
+//! PROXY protocol version 2, as a header of connections in tunnels from a node proxy to a waypoint, and of a waypoint's
+//! connections to endpoints if a `DestinationRule` requires it. To endpoints, version 1 can be sent as well.
 //!
-//! TCP over IPv4 or IPv6 only, with the client's SPIFFE ID in TLV 0xD0 if known.
+//! Supports only TCP over IPv4 or IPv6. The TLV 0xD0 contains the client's SPIFFE ID, if known.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
+const V2_SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const VERSION_2_COMMAND_PROXY: u8 = 0x21;
-const TCP4: u8 = 0x11;
-const TCP6: u8 = 0x21;
+const TCP_OVER_IPV4: u8 = 0x11;
+const TCP_OVER_IPV6: u8 = 0x21;
 /// Type of the TLV that contains the client's SPIFFE ID.
 const TLV_IDENTITY: u8 = 0xd0;
 /// Maximum length of a SPIFFE ID (SPIFFE-ID specification, section 2).
 const MAX_IDENTITY_BYTES: usize = 2048;
-/// Maximum length that a header may declare, in bytes: more than any SPIFFE ID and the other fields need.
-const MAX_DECLARED_BYTES: usize = 4096;
+/// Maximum accepted length of a header after its fixed part, in bytes: more than the addresses and any SPIFFE ID need.
+const MAX_DECLARED_LENGTH: usize = 4096;
 const FIXED_HEADER_BYTES: usize = 16;
 
-/// Connection that a PROXY header describes.
+/// Addresses and client identity that a PROXY protocol header describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
     /// Address of the client.
@@ -39,31 +39,31 @@ pub enum ParseProxyError {
     NotProxy,
     /// The address family is not TCP over IPv4 or IPv6.
     #[error("the PROXY header's family {0:#04x} is not TCP over IPv4 or IPv6")]
-    Family(u8),
+    UnsupportedFamily(u8),
     /// The header declares this length, which exceeds 4 KiB.
     #[error("the PROXY header declares {0} bytes, more than 4096")]
     TooLong(usize),
-    /// Addresses or TLVs do not fit the declared length, or there are several SPIFFE IDs or an invalid one (1 to 2048
-    /// bytes of text).
+    /// The addresses or TLVs do not fit the declared length, a SPIFFE ID is repeated, or it is not 1 to 2048 bytes of
+    /// text.
     #[error("the PROXY header's contents do not fit its length")]
     Malformed,
 }
 
 impl ProxyHeader {
-    /// Encodes the header. If the addresses are of different families, both are written as IPv6. An identity that is
-    /// too long for the format is omitted.
+    /// Encodes a header of version 2. If the addresses have different families, both are written as IPv6. An identity
+    /// that is too long for the format is omitted.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(128);
         let family = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 body.extend(src.octets());
                 body.extend(dst.octets());
-                TCP4
+                TCP_OVER_IPV4
             }
             (src, dst) => {
                 body.extend(to_ipv6(src).octets());
                 body.extend(to_ipv6(dst).octets());
-                TCP6
+                TCP_OVER_IPV6
             }
         };
         body.extend(self.source.port().to_be_bytes());
@@ -78,7 +78,7 @@ impl ProxyHeader {
             _ => {}
         }
         let mut out = Vec::with_capacity(FIXED_HEADER_BYTES + body.len());
-        out.extend(SIGNATURE);
+        out.extend(V2_SIGNATURE);
         out.extend([VERSION_2_COMMAND_PROXY, family]);
         // At most 36 bytes of addresses and a TLV bounded above.
         out.extend(u16::try_from(body.len()).unwrap_or(u16::MAX).to_be_bytes());
@@ -86,9 +86,9 @@ impl ProxyHeader {
         out
     }
 
-    /// Encodes a header of version 1, which has no identity. If the addresses are of different families, both are
-    /// written as IPv6.
-    pub fn encode_text(&self) -> String {
+    /// Encodes a header of version 1, which has no identity. If the addresses have different families, both are written
+    /// as IPv6.
+    pub fn encode_v1(&self) -> String {
         let (source, destination) = (self.source, self.destination);
         let (family, from, to) = match (source.ip(), destination.ip()) {
             (from @ IpAddr::V4(_), to @ IpAddr::V4(_)) => ("TCP4", from, to),
@@ -98,20 +98,20 @@ impl ProxyHeader {
         format!("PROXY {family} {from} {to} {source} {destination}\r\n")
     }
 
-    /// Parses a header at the beginning of a stream; also returns its length.
+    /// Parses a header of version 2 at the beginning of a stream. Also returns the header's length in bytes.
     ///
     /// # Errors
     ///
     /// [`ParseProxyError::Incomplete`] when more bytes may complete the header, others when none can.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseProxyError> {
         let signature = bytes
-            .get(..SIGNATURE.len().min(bytes.len()))
+            .get(..V2_SIGNATURE.len().min(bytes.len()))
             .unwrap_or_default();
-        if !SIGNATURE.starts_with(signature) {
+        if !V2_SIGNATURE.starts_with(signature) {
             return Err(ParseProxyError::NotProxy);
         }
         let head = bytes
-            .get(SIGNATURE.len()..FIXED_HEADER_BYTES)
+            .get(V2_SIGNATURE.len()..FIXED_HEADER_BYTES)
             .ok_or(ParseProxyError::Incomplete)?;
         let &[command, family, high, low] = head else {
             return Err(ParseProxyError::Incomplete);
@@ -120,22 +120,22 @@ impl ProxyHeader {
             return Err(ParseProxyError::NotProxy);
         }
         let length = usize::from(u16::from_be_bytes([high, low]));
-        if length > MAX_DECLARED_BYTES {
+        if length > MAX_DECLARED_LENGTH {
             return Err(ParseProxyError::TooLong(length));
         }
         let mut body = bytes
             .get(FIXED_HEADER_BYTES..FIXED_HEADER_BYTES + length)
             .ok_or(ParseProxyError::Incomplete)?;
         let (source, destination) = match family {
-            TCP4 => (
+            TCP_OVER_IPV4 => (
                 IpAddr::from(split_off_bytes::<4>(&mut body)?),
                 IpAddr::from(split_off_bytes::<4>(&mut body)?),
             ),
-            TCP6 => (
+            TCP_OVER_IPV6 => (
                 IpAddr::from(split_off_bytes::<16>(&mut body)?),
                 IpAddr::from(split_off_bytes::<16>(&mut body)?),
             ),
-            other => return Err(ParseProxyError::Family(other)),
+            other => return Err(ParseProxyError::UnsupportedFamily(other)),
         };
         let source_port = u16::from_be_bytes(split_off_bytes(&mut body)?);
         let destination_port = u16::from_be_bytes(split_off_bytes(&mut body)?);
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    fn sample() -> ProxyHeader {
+    fn sample_header() -> ProxyHeader {
         ProxyHeader {
             source: "10.0.1.5:41234".parse().unwrap(),
             destination: "10.96.0.9:80".parse().unwrap(),
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_the_contract_s() {
-        let bytes = sample().encode();
+        let bytes = sample_header().encode();
         assert_eq!(&bytes[..12], b"\r\n\r\n\0\r\nQUIT\n");
         assert_eq!(&bytes[12..16], &[0x21, 0x11, 0, 12 + 3 + 37]);
         assert_eq!(
@@ -213,18 +213,18 @@ mod tests {
     #[test]
     fn the_line_of_version_1_names_both_ends() {
         let line = "PROXY TCP4 10.0.1.5 10.96.0.9 41234 80\r\n";
-        assert_eq!(sample().encode_text(), line);
+        assert_eq!(sample_header().encode_v1(), line);
         let mixed = ProxyHeader {
             source: "[fd00::1]:7".parse().unwrap(),
-            ..sample()
+            ..sample_header()
         };
         let line = "PROXY TCP6 fd00::1 ::ffff:10.96.0.9 7 80\r\n";
-        assert_eq!(mixed.encode_text(), line);
+        assert_eq!(mixed.encode_v1(), line);
     }
 
     #[test]
     fn a_header_is_read_from_a_stream() {
-        let mut bytes = sample().encode();
+        let mut bytes = sample_header().encode();
         let length = bytes.len();
         for cut in 0..length {
             assert_eq!(
@@ -233,18 +233,18 @@ mod tests {
             );
         }
         bytes.extend(b"GET /");
-        assert_eq!(ProxyHeader::parse(&bytes), Ok((sample(), length)));
+        assert_eq!(ProxyHeader::parse(&bytes), Ok((sample_header(), length)));
     }
 
     #[test]
     fn hostile_lengths_are_refused() {
-        let mut bytes = sample().encode();
+        let mut bytes = sample_header().encode();
         bytes[14] = 0xff;
         assert!(matches!(
             ProxyHeader::parse(&bytes),
             Err(ParseProxyError::TooLong(_))
         ));
-        let mut bytes = sample().encode();
+        let mut bytes = sample_header().encode();
         bytes[29] = 0xff;
         assert_eq!(ProxyHeader::parse(&bytes), Err(ParseProxyError::Malformed));
         assert_eq!(
@@ -256,7 +256,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsing_arbitrary_bytes_never_panics(tail in prop::collection::vec(any::<u8>(), 0..120)) {
-            let mut bytes = SIGNATURE.to_vec();
+            let mut bytes = V2_SIGNATURE.to_vec();
             bytes.extend(&tail);
             let _any = ProxyHeader::parse(&bytes);
             let _any = ProxyHeader::parse(&tail);

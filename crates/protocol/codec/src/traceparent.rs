@@ -1,11 +1,11 @@
-//! `traceparent` header of tunnels: a random id for each connection, which both proxies log.
+//! `traceparent` header of tunnels, with random ids for each connection that both proxies log.
 
 use std::fmt;
 
-/// `00-<trace id>-<span id>-00`: 2+1+32+1+16+1+2 characters.
+/// Length of a `traceparent` header in bytes: `00-<trace id>-<span id>-00`, with 32 and 16 hexadecimal digits.
 const TRACEPARENT_BYTES: usize = 55;
 
-/// Trace id and span id of one connection in a tunnel.
+/// Trace id and span id of one tunnelled connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceParent {
     /// Id of the trace, never 0.
@@ -28,11 +28,11 @@ impl TraceParent {
         }
     }
 
-    /// Parses a header. Flags are accepted and ignored.
+    /// Parses a `traceparent` header of version 00. Flags are accepted and ignored.
     ///
     /// # Errors
     ///
-    /// When the bytes are not exactly of that form, or an id is 0.
+    /// When the bytes are not exactly in the format of the header, or an id is 0.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseTraceParentError> {
         if bytes.len() != TRACEPARENT_BYTES {
             return Err(ParseTraceParentError);

@@ -1,14 +1,13 @@
-//! Restricts flow events for users who may read some namespaces only.
+//! Restricts flow events for users who may read only some namespaces.
 //!
-//! Such a reader sees what proxies do for workloads of those namespaces; of the peers of those workloads, only what
-//! the traffic itself reveals to them.
+//! Such a reader sees the events of proxies that act for workloads in these namespaces. Of the peers of these
+//! workloads, the reader sees only the attributes that the traffic itself reveals to them.
 
 use crate::{Flow, Peer, ReporterKind};
 
 impl Flow {
-    /// Whether the reporter acts for a workload, or for a service outside of the cluster, of one of
-    /// `namespaces`: the client's node proxy acts for the client, the server's and a waypoint for
-    /// the server.
+    /// Whether the reporting proxy acts for a workload in one of `namespaces`, or for an external service of one. The
+    /// client's node proxy acts for the client; the server's node proxy and a waypoint act for the server.
     pub fn concerns_namespaces(&self, namespaces: &[String]) -> bool {
         let is_readable = |namespace: &String| namespaces.contains(namespace);
         let destination = self.destination.namespace.as_ref();
@@ -24,9 +23,10 @@ impl Flow {
         }
     }
 
-    /// Returns the event as seen by readers of `namespaces` only, for events that [concern
-    /// them](Self::concerns_namespaces). Peers of other namespaces are reduced to what the traffic reveals: a client's
-    /// namespace, identity and address; a server's namespace, and its address if the client called it.
+    /// Returns the event as readers of `namespaces` may see it, for events that [concern
+    /// them](Self::concerns_namespaces). Of peers in other namespaces only attributes that the traffic reveals remain:
+    /// a client's namespace, identity and address; a server's namespace, and its address if the client called it
+    /// directly.
     #[must_use]
     pub fn reduced_to_namespaces(&self, namespaces: &[String]) -> Self {
         let is_foreign = |peer: &Peer| {
@@ -55,7 +55,7 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Event, Filter, Reporter, ServiceName};
+    use crate::{Filter, FlowEventKind, Reporter, ServiceName};
 
     fn peer(namespace: Option<&str>, name: &str) -> Peer {
         Peer {
@@ -87,11 +87,11 @@ mod tests {
                 namespace: namespace.to_owned(),
                 hostname: format!("server.{namespace}.svc.cluster.local"),
             }),
-            ..Flow::new(Event::Opened, reporter)
+            ..Flow::new(FlowEventKind::Opened, reporter)
         }
     }
 
-    fn mine() -> Vec<String> {
+    fn own_namespaces() -> Vec<String> {
         vec!["mine".to_owned()]
     }
 
@@ -117,7 +117,7 @@ mod tests {
                         };
                         let flow = flow(kind, source, destination, service);
                         let filter = Filter {
-                            namespaces: mine(),
+                            namespaces: own_namespaces(),
                             confined: true,
                             ..Filter::default()
                         };
@@ -147,7 +147,7 @@ mod tests {
             Some("mine"),
             Some("mine"),
         );
-        let confined = called.reduced_to_namespaces(&mine());
+        let confined = called.reduced_to_namespaces(&own_namespaces());
         assert_eq!(confined.source.name(), None);
         assert_eq!(confined.source.namespace.as_deref(), Some("theirs"));
         assert_eq!(confined.source.identity, called.source.identity);
@@ -160,7 +160,7 @@ mod tests {
             Some("theirs"),
             Some("theirs"),
         );
-        let confined = calls.reduced_to_namespaces(&mine());
+        let confined = calls.reduced_to_namespaces(&own_namespaces());
         assert_eq!(confined.source, calls.source);
         let namespace = Peer {
             namespace: Some("theirs".to_owned()),
@@ -180,8 +180,8 @@ mod tests {
         );
         for (from, is_found) in [("theirs/client", false), ("theirs/", true)] {
             let mut filter = Filter {
-                namespaces: mine(),
-                from: Some(from.parse().unwrap()),
+                namespaces: own_namespaces(),
+                client: Some(from.parse().unwrap()),
                 ..Filter::default()
             };
             assert!(filter.matches(&called), "{from}");
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn address_that_the_client_called_itself_stays() {
         let calls = flow(ReporterKind::Source, Some("mine"), Some("theirs"), None);
-        let confined = calls.reduced_to_namespaces(&mine());
+        let confined = calls.reduced_to_namespaces(&own_namespaces());
         assert_eq!(confined.destination.address, calls.destination.address);
         assert_eq!(confined.destination.identity, None);
         assert_eq!(confined.destination.name(), None);
@@ -203,7 +203,7 @@ mod tests {
     fn own_and_outside_traffic_is_shown_in_full() {
         for destination in [Some("mine"), None] {
             let flow = flow(ReporterKind::Source, Some("mine"), destination, None);
-            assert_eq!(flow.reduced_to_namespaces(&mine()), flow);
+            assert_eq!(flow.reduced_to_namespaces(&own_namespaces()), flow);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! JSON of flow events, one object a line.
+//! Flow events in JSON, one object per line.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum StreamItem {
-    /// Event of a connection or request.
+    /// Flow event of a connection or request.
     Flow(Box<Flow>),
-    /// Numbers of events that matched the filter but were dropped since the previous line.
+    /// Numbers of events that matched the filter, but were dropped since the previous line.
     #[serde(rename_all = "camelCase")]
     Lost {
         /// Number of dropped traffic events: opened, closed, requests.
         sampled: u64,
-        /// Number of dropped refusals and failures, which happens only if too many different ones occur at once.
+        /// Number of dropped refusals and failures. They are dropped only if too many different ones occur at once.
         refusals: u64,
     },
 }
 
-/// State of one proxy, in the control plane's streams, which merge those of many proxies.
+/// State of one proxy's stream, in the control plane's streams, which merge those of many proxies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum ProxyState {
@@ -27,7 +27,7 @@ pub enum ProxyState {
         /// Name of the proxy.
         proxy: String,
     },
-    /// The proxy's stream failed or ended. It is retried.
+    /// The proxy's stream failed or ended. The control plane opens it again.
     Ended {
         /// Name of the proxy.
         proxy: String,
@@ -39,26 +39,27 @@ pub enum ProxyState {
 /// Kind of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Event {
+pub enum FlowEventKind {
     /// A connection is established.
     Opened,
-    /// A waypoint has finished a request, with its own or an upstream's response; refused requests are `Refused`.
+    /// A waypoint has finished a request with its own or an upstream's response. Refused requests are reported as
+    /// `Refused` instead.
     Request,
     /// A policy, a token or a limit refused a connection or a request.
     Refused,
     /// A connection could not be established.
     Failed,
-    /// An established connection has ended; its error is set if it failed.
+    /// An established connection has ended. The flow's `error` is set if the connection failed.
     Closed,
 }
 
-impl Event {
-    /// Whether the event is a refusal, which is never sampled away.
+impl FlowEventKind {
+    /// Whether the event is a refusal or failure, which sampling never drops.
     pub fn is_refusal(self) -> bool {
         matches!(self, Self::Refused | Self::Failed)
     }
 
-    /// Returns the kind's value in JSON.
+    /// Returns the value of the event kind in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Opened => "opened",
@@ -106,7 +107,7 @@ pub struct Reporter {
     pub node: String,
 }
 
-/// Client or server of a connection. Unknown attributes are absent.
+/// Client or server of a connection. Unknown attributes are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Peer {
@@ -122,7 +123,7 @@ pub struct Peer {
     /// SPIFFE ID, if mTLS proved it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// Address and port. Of a tunnel's destination, the address inside the tunnel, which may be a host name.
+    /// Address and port. For the destination of a tunnel, the address inside the tunnel, which may be a host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }
@@ -139,12 +140,12 @@ pub struct ServiceName {
     pub hostname: String,
 }
 
-/// Reason why a connection or request was refused.
+/// Reason why a policy, token or limit refused a connection or request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Refusal {
-    /// Policy (`namespace/name`) that denied it. `None` if ALLOW policies apply and none matches, or if a token or
-    /// limit refused it.
+    /// Policy (`namespace/name`) that denied the connection or request. `None` if ALLOW policies apply and none
+    /// matches, or if a token or limit caused the refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Reason of the refusal, for display.
@@ -159,7 +160,7 @@ pub struct RequestSummary {
     pub method: String,
     /// Path without its query, truncated to 1 KiB.
     pub path: String,
-    /// Authority, truncated to 256 bytes.
+    /// Authority of the request, truncated to 256 bytes.
     pub authority: String,
     /// `HTTP/1.1`, `HTTP/2` or `gRPC`.
     pub protocol: String,
@@ -175,32 +176,31 @@ pub struct RequestSummary {
     pub flags: String,
 }
 
-/// Flow event: one event of one connection or request.
+/// Flow event: what one proxy reports about one connection or request at one time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Flow {
     /// Time of the event in RFC 3339 format, UTC, with microseconds.
     pub time: String,
     /// Kind of the event.
-    pub event: Event,
-    /// Number of similar events that this one represents: equal except for time, connection,
-    /// addresses, bytes and duration. More than one only for refusals and failures that occurred
-    /// faster than the reader read.
+    pub event: FlowEventKind,
+    /// Number of events that this one represents, all equal except for time, connection, addresses, bytes and duration.
+    /// More than 1 only for refusals and failures that occurred faster than the reader read them.
     #[serde(default = "default_count")]
     pub count: u64,
-    /// Number of the connection, unique for the life of the reporter's process.
+    /// Number of the connection, unique within the reporting process.
     pub connection: u64,
     /// Proxy that reports the event.
     pub reporter: Reporter,
     /// Client of the connection.
     pub source: Peer,
-    /// Server of the connection; the waypoint's own address where a client's node proxy reports a connection through
-    /// a waypoint.
+    /// Server of the connection. If a client's node proxy reports a connection through a waypoint, the waypoint's own
+    /// address.
     pub destination: Peer,
     /// Service that the client addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceName>,
-    /// Transport between the two proxies, or between a client outside the mesh and the reporter.
+    /// Transport between the two proxies, or between the reporting proxy and a client outside the mesh.
     pub transport: Transport,
     /// Waypoint (`namespace/name`) on the connection's path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,15 +230,15 @@ fn default_count() -> u64 {
 }
 
 impl Peer {
-    /// Returns the name that users know: the owner's, or the workload's if it has no owner.
+    /// Returns the name that users know the peer by: the owner's name, or the workload's if it has no owner.
     pub fn name(&self) -> Option<&str> {
         self.owner.as_deref().or(self.workload.as_deref())
     }
 }
 
 impl Flow {
-    /// Creates an event of a reporter, without further attributes.
-    pub fn new(event: Event, reporter: Reporter) -> Self {
+    /// Creates an event of a reporting proxy, without further attributes.
+    pub fn new(event: FlowEventKind, reporter: Reporter) -> Self {
         Self {
             time: String::new(),
             event,
@@ -304,7 +304,7 @@ mod tests {
                 reason: "explicitly denied".to_owned(),
             }),
             duration_ms: 0.5,
-            ..Flow::new(Event::Refused, reporter)
+            ..Flow::new(FlowEventKind::Refused, reporter)
         }
     }
 

@@ -1,4 +1,4 @@
-//! Filters of flow events, as query parameters: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
+//! Filters of flow events as query parameters: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
 
 use std::{fmt, str::FromStr};
 
@@ -7,21 +7,21 @@ use crate::{Flow, Peer, ServiceName, Transport};
 /// Maximum number of namespaces in one filter.
 const MAX_NAMESPACES: usize = 1024;
 
-/// Filter of a reader's flow events. The default matches all.
+/// Filter that selects flow events for a reader. The default selects all events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Whether only refusals and failures match.
-    pub refused: bool,
-    /// Whether only plaintext traffic matches.
-    pub plaintext: bool,
-    /// Client that must match; `None` matches all.
-    pub from: Option<PeerFilter>,
-    /// Server or service that must match; `None` matches all.
-    pub to: Option<PeerFilter>,
-    /// Namespaces, one of which the client, server or service must be in; any if empty.
+    /// Whether only refusals and failures are selected.
+    pub only_refused: bool,
+    /// Whether only plaintext traffic is selected.
+    pub only_plaintext: bool,
+    /// Filter on the client; `None` selects every client.
+    pub client: Option<PeerFilter>,
+    /// Filter on the server or service; `None` selects every server.
+    pub server: Option<PeerFilter>,
+    /// Namespaces, of which the client, server or service must be in one; every namespace is selected if empty.
     pub namespaces: Vec<String>,
-    /// Whether the reader may read only `namespaces`: see [`Flow::reduced_to_namespaces`]. Without namespaces it
-    /// reads nothing.
+    /// Whether the reader may read only `namespaces`, see [`Flow::reduced_to_namespaces`]. If `namespaces` is empty,
+    /// the reader sees no events.
     pub confined: bool,
 }
 
@@ -43,9 +43,9 @@ pub enum PeerFilter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterError {
     /// The parameter's name is unknown.
-    Unknown(String),
-    /// The parameter's value has no name of a workload or service.
-    Empty(String),
+    UnknownParameter(String),
+    /// The value of `from` or `to` names no workload or service.
+    EmptyValue(String),
     /// The filter has more than `MAX_NAMESPACES` namespaces.
     TooManyNamespaces,
 }
@@ -53,11 +53,11 @@ pub enum FilterError {
 impl fmt::Display for FilterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unknown(name) => write!(
+            Self::UnknownParameter(name) => write!(
                 f,
                 "unknown parameter {name:?}: use refused, plaintext, from, to, namespace or confined"
             ),
-            Self::Empty(text) => write!(
+            Self::EmptyValue(text) => write!(
                 f,
                 "{text:?} names no workload: use NAMESPACE/NAME, NAMESPACE/, NAME, an address or a SPIFFE id"
             ),
@@ -79,10 +79,10 @@ impl FromStr for PeerFilter {
             return Ok(Self::Address(address));
         }
         match text.split_once('/') {
-            Some(("", _)) => Err(FilterError::Empty(text.to_owned())),
+            Some(("", _)) => Err(FilterError::EmptyValue(text.to_owned())),
             Some((namespace, "")) => Ok(Self::Namespace(namespace.to_owned())),
             Some((namespace, name)) => Ok(Self::Name(Some(namespace.to_owned()), name.to_owned())),
-            None if text.is_empty() => Err(FilterError::Empty(text.to_owned())),
+            None if text.is_empty() => Err(FilterError::EmptyValue(text.to_owned())),
             None => Ok(Self::Name(None, text.to_owned())),
         }
     }
@@ -143,16 +143,16 @@ impl Filter {
         let mut filter = Self::default();
         for (name, value) in parameters {
             match name {
-                "refused" => filter.refused = value != "false",
-                "plaintext" => filter.plaintext = value != "false",
-                "from" => filter.from = Some(value.parse()?),
-                "to" => filter.to = Some(value.parse()?),
+                "refused" => filter.only_refused = value != "false",
+                "plaintext" => filter.only_plaintext = value != "false",
+                "from" => filter.client = Some(value.parse()?),
+                "to" => filter.server = Some(value.parse()?),
                 "confined" => filter.confined = value != "false",
                 "namespace" if filter.namespaces.len() == MAX_NAMESPACES => {
                     return Err(FilterError::TooManyNamespaces);
                 }
                 "namespace" => filter.namespaces.push(value.to_owned()),
-                _ => return Err(FilterError::Unknown(name.to_owned())),
+                _ => return Err(FilterError::UnknownParameter(name.to_owned())),
             }
         }
         Ok(filter)
@@ -161,14 +161,14 @@ impl Filter {
     /// Returns the filter as query parameters, not percent-encoded.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
-        if self.refused {
+        if self.only_refused {
             all.push(("refused", "true".to_owned()));
         }
-        if self.plaintext {
+        if self.only_plaintext {
             all.push(("plaintext", "true".to_owned()));
         }
-        all.extend(self.from.iter().map(|party| ("from", party.to_string())));
-        all.extend(self.to.iter().map(|party| ("to", party.to_string())));
+        all.extend(self.client.iter().map(|party| ("from", party.to_string())));
+        all.extend(self.server.iter().map(|party| ("to", party.to_string())));
         all.extend(self.namespaces.iter().map(|one| ("namespace", one.clone())));
         if self.confined {
             all.push(("confined", "true".to_owned()));
@@ -198,14 +198,14 @@ impl Filter {
             || is_named(flow.destination.namespace.as_ref())
             || is_named(flow.service.as_ref().map(|service| &service.namespace));
         is_within
-            && (!self.refused || flow.event.is_refusal())
-            && (!self.plaintext || flow.transport == Transport::Plaintext)
+            && (!self.only_refused || flow.event.is_refusal())
+            && (!self.only_plaintext || flow.transport == Transport::Plaintext)
             && self
-                .from
+                .client
                 .as_ref()
                 .is_none_or(|party| party.matches(&flow.source, None))
             && self
-                .to
+                .server
                 .as_ref()
                 .is_none_or(|party| party.matches(&flow.destination, flow.service.as_ref()))
     }
@@ -214,7 +214,7 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Event, Reporter, ReporterKind};
+    use crate::{FlowEventKind, Reporter, ReporterKind};
 
     fn flow() -> Flow {
         let reporter = Reporter {
@@ -242,7 +242,7 @@ mod tests {
                 hostname: "db.store.svc.cluster.local".to_owned(),
             }),
             transport: Transport::Hbone,
-            ..Flow::new(Event::Opened, reporter)
+            ..Flow::new(FlowEventKind::Opened, reporter)
         }
     }
 
@@ -285,10 +285,10 @@ mod tests {
     #[test]
     fn filter_survives_its_parameters() {
         let filter = Filter {
-            refused: true,
-            plaintext: true,
-            from: Some("shop/".parse().unwrap()),
-            to: Some("10.0.0.1".parse().unwrap()),
+            only_refused: true,
+            only_plaintext: true,
+            client: Some("shop/".parse().unwrap()),
+            server: Some("10.0.0.1".parse().unwrap()),
             namespaces: vec!["a".to_owned(), "b".to_owned()],
             confined: true,
         };

@@ -1,5 +1,5 @@
-//! The JSON of `POST /explain`: queries about a connection or request to the admin servers of node proxies and
-//! waypoints, and the steps with which they predict its result.
+//! JSON of `POST /explain`: queries to the admin servers of node proxies and waypoints about a connection or request,
+//! and the steps by which the proxies predict its result.
 
 use std::{
     fmt,
@@ -8,10 +8,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Path of predictions on the admin servers of proxies.
+/// HTTP path of `explain` queries on the admin servers of proxies.
 pub const EXPLAIN_PATH: &str = "/explain";
 
-/// Query to a node proxy about a connection from or to a pod.
+/// Query to a node proxy about a connection that a pod opens or receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum NodeProxyQuery {
@@ -27,7 +27,7 @@ pub enum NodeProxyQuery {
 pub struct OutboundQuery {
     /// Pod that opens the connection, `namespace/name`.
     pub pod: String,
-    /// Address or host name that the pod connects to, the latter as in its DNS query.
+    /// Address or host name that the pod connects to, the host name as in the pod's DNS query.
     pub host: String,
     /// Port that the pod connects to.
     pub port: u16,
@@ -43,13 +43,13 @@ pub struct InboundQuery {
     pub peer: Peer,
     /// Address of the pod that the peer connects to.
     pub address: IpAddr,
-    /// Authority of the CONNECT request; for plaintext, the destination address and port.
+    /// Authority of the tunnel's CONNECT request; for plaintext, the destination's address and port.
     pub authority: String,
     /// Whether the connection is plaintext, without a tunnel.
     pub plaintext: bool,
 }
 
-/// Query to a waypoint about a request in a tunnel to it.
+/// Query to a waypoint about a request inside a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WaypointQuery {
@@ -57,14 +57,15 @@ pub struct WaypointQuery {
     pub authority: String,
     /// Peer that opens the tunnel.
     pub peer: Peer,
-    /// Original client, if the destination pod's node proxy redirects its connection to the waypoint.
+    /// Original client of a connection that bypassed the waypoint, and that the destination pod's node proxy redirects
+    /// to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
     /// HTTP request inside the tunnel.
     pub request: HttpQuery,
 }
 
-/// Peer of a connection, with its identity and address.
+/// Peer of a connection: identity and address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Peer {
@@ -74,13 +75,13 @@ pub struct Peer {
     pub address: IpAddr,
 }
 
-/// HTTP request without a body.
+/// HTTP request to explain, without a body.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HttpQuery {
     /// Method of the request.
     pub method: String,
-    /// Path of the request, with the query.
+    /// Path of the request, including the query string.
     pub path: String,
     /// Value of the `Host` header.
     pub host: String,
@@ -98,25 +99,25 @@ impl fmt::Debug for HttpQuery {
     }
 }
 
-/// Prediction how one proxy would handle a connection or request.
+/// Prediction of how one proxy would handle a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// Decisions in order of evaluation.
+    /// Decisions of the proxy in order of evaluation.
     pub steps: Vec<Step>,
     /// Final result at this proxy, such as the next hop.
     pub end: ExplainedResult,
 }
 
-/// Decision about a connection or request.
+/// One decision of a proxy about a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
-    /// Aspect of the handling that is decided.
+    /// Aspect of the handling that the proxy decides.
     pub step: StepKind,
     /// Result of the decision.
     pub result: StepResult,
-    /// Object that decides, as `Kind namespace/name`; `None` if no object does.
+    /// Object that determines the decision, as `Kind namespace/name`; `None` if no object does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
     /// Explanation of the decision for users.
@@ -127,7 +128,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Creates a decision that no object made.
+    /// Creates a step whose decision no object determines.
     pub fn new(step: StepKind, result: StepResult, why: impl Into<String>) -> Self {
         Self {
             step,
@@ -138,7 +139,7 @@ impl Step {
         }
     }
 
-    /// Sets the object that decided.
+    /// Sets the object that determines the decision.
     #[must_use]
     pub fn with_object(self, object: impl Into<String>) -> Self {
         Self {
@@ -147,7 +148,7 @@ impl Step {
         }
     }
 
-    /// Sets the objects that were evaluated.
+    /// Sets the objects and rules that were evaluated for the decision.
     #[must_use]
     pub fn with_evaluated_objects(self, considered: Vec<EvaluatedObject>) -> Self {
         Self { considered, ..self }
@@ -203,10 +204,10 @@ pub enum StepResult {
     Passed,
     /// The connection or request is refused.
     Refused,
-    /// The proxy responds itself, with a redirect or an injected fault.
+    /// The proxy responds without an upstream, with a redirect or an injected fault.
     #[serde(rename = "answered")]
     Responded,
-    /// The decision was not evaluated, and may change the result.
+    /// The proxy does not evaluate the decision, which may change the result.
     #[serde(rename = "open")]
     NotEvaluated,
 }
@@ -215,12 +216,12 @@ pub enum StepResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvaluatedObject {
-    /// Name of the object, `namespace/name`, or of the route's rule.
+    /// Object as `namespace/name`, or the name of a route rule.
     pub object: String,
-    /// Effect of the object if it matches: the action of a policy, with `dry run` if it is one.
+    /// Effect of the object if it matches: the action of a policy, with `dry run` if the policy is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub effect: String,
-    /// Whether the object matches, by which rule, or why it does not.
+    /// Result of the evaluation: whether the object matches, by which rule, or why it does not match.
     pub result: String,
 }
 
@@ -232,9 +233,9 @@ pub struct EvaluatedObject {
     tag = "kind"
 )]
 pub enum ExplainedResult {
-    /// The proxy forwards it to the next hop.
+    /// The proxy forwards the connection or request to the next hop.
     Forwarded(Hop),
-    /// The proxy delivers it to the pod's application.
+    /// The proxy delivers the connection to the pod's application.
     Delivered {
         /// Address of the application.
         address: String,
@@ -268,9 +269,9 @@ pub struct Hop {
     pub address: SocketAddr,
     /// Authority of the CONNECT request; for plaintext, the destination address.
     pub authority: String,
-    /// Peer that the next hop sees as the sender.
+    /// Client that the next hop sees as the connection's peer.
     pub peer: Peer,
-    /// Original client, if a pod's node proxy redirects its connection to a waypoint.
+    /// Original client of a connection that bypassed a waypoint, and that a pod's node proxy redirects to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
 }

@@ -1,8 +1,8 @@
-//! JSON of workloads, services and policies: in a node proxy's `/config_dump`, in files at `LOCAL_XDS_PATH`, and the
-//! fields that the command line reads of both (Istio's keys, camelCase); and the file of accepted trust domains.
+//! JSON of workloads, services and policies: in a node proxy's `/config_dump` and in files at `LOCAL_XDS_PATH` (Istio's
+//! keys, camelCase). Also the JSON of `explain` queries, and the file of accepted trust domains.
 //!
-//! [`Json`] serializes a type of the model. Each JSON form mirrors the model's type for serde alone
-//! (`#[serde(remote)]`), so that a field added to the model does not compile until it has a JSON form.
+//! [`Json`] serializes a type of the model. Each JSON form mirrors a type of the model for serde (`#[serde(remote)]`),
+//! so that a field added to the model does not compile until its JSON form has it, too.
 #![forbid(unsafe_code)]
 
 pub mod explain;
@@ -17,7 +17,7 @@ pub use workload::PodNameForm;
 
 use serde::{Deserialize, Deserializer};
 
-/// A value of the model in its JSON form: a workload, a service, a policy or a part of one.
+/// Value of the model that is serialized in its JSON form: a workload, a service, a policy or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Json<T>(pub T);
 
@@ -36,7 +36,8 @@ where
     Ok(elements.into_iter().map(|Json(element)| element).collect())
 }
 
-/// Implements what makes JSON forms usable inside other forms' lists and options, and as [`Json`].
+/// Implements `serde_with` conversions for JSON forms, so that other forms can use them in lists and options, and
+/// serialization of the model's types as [`Json`].
 macro_rules! forms {
     ($($form:ident of $model:ty),* $(,)?) => {$(
         impl SerializeAs<$model> for $form {

@@ -1,8 +1,8 @@
-//! JSON forms of gateway addresses and ports. Names are strings, as they display.
+//! JSON forms of gateway addresses and port maps. Names are serialized as strings, as they display.
 
 use std::collections::BTreeMap;
 
-use ambit_model::{Destination, GatewayAddress, PortMap};
+use ambit_model::{GatewayAddress, GatewayDestination, PortMap};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_with::{DeserializeAs, DisplayFromStr, SerializeAs, serde_as};
 
@@ -14,12 +14,12 @@ use crate::forms;
 #[serde(remote = "GatewayAddress", rename_all = "camelCase")]
 pub(crate) struct GatewayJson {
     #[serde_as(as = "DisplayFromStr")]
-    destination: Destination,
+    destination: GatewayDestination,
     hbone_mtls_port: u16,
 }
 forms!(GatewayJson of GatewayAddress);
 
-/// JSON form of a map of ports. If a service has a port twice (TCP and UDP), the last one counts.
+/// JSON form of a map of ports. If a service lists a port twice (TCP and UDP), the last entry applies.
 pub(crate) struct PortsJson;
 
 impl SerializeAs<PortMap> for PortsJson {

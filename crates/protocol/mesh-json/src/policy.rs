@@ -110,7 +110,7 @@ pub(crate) enum StringMatchForm {
     Presence,
 }
 
-/// JSON form of missing values: the empty list that Istio's ztunnel prints.
+/// Serializes a variant without data as an empty list, as Istio's ztunnel does.
 mod empty_list {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

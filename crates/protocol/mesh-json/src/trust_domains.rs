@@ -1,4 +1,4 @@
-//! File of trust domains, which the control plane writes and proxies watch.
+//! File of accepted trust domains, which the control plane writes and proxies watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,19 +8,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustDomains {
-    /// Aliases of the mesh's own trust domain. The mesh's roots verify their certificates, unless `roots` has others
-    /// for an alias.
+    /// Aliases of the mesh's own trust domain. The mesh's roots verify certificates of an alias, unless `roots` has an
+    /// entry for it.
     #[serde(default)]
     pub aliases: BTreeSet<String>,
-    /// Root certificates (PEM) by trust domain. Those of the mesh's own trust domain are used in addition to the
-    /// CA's.
+    /// Root certificates (PEM) by trust domain. An entry for the mesh's own trust domain is added to the CA's roots.
     #[serde(default)]
     pub roots: BTreeMap<String, String>,
 }
 
 impl TrustDomains {
     /// Name of the file of trust domains.
-    pub const FILE: &str = "trust-domains.json";
+    pub const FILE_NAME: &str = "trust-domains.json";
 
     /// Whether only the mesh's own trust domain is accepted, with the roots of its CA.
     pub fn is_empty(&self) -> bool {

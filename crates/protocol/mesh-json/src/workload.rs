@@ -123,7 +123,7 @@ fn default_true() -> bool {
     true
 }
 
-/// JSON form of [`PodName`]. For fields too: `#[serde(with = "ambit_mesh_json::PodNameForm")]`.
+/// JSON form of [`PodName`], also for fields of other types: `#[serde(with = "ambit_mesh_json::PodNameForm")]`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(remote = "PodName", rename_all = "camelCase")]
 pub struct PodNameForm {
@@ -201,12 +201,12 @@ forms!(
     WorkloadForm of Workload,
 );
 
-/// JSON form of `services`: `/config_dump` prints a list of names and leaves the ports to the endpoints; local files
-/// have a map from name to ports. Both are accepted.
+/// JSON form of a workload's `services`. `/config_dump` prints a list of names, since the endpoints have the ports;
+/// local files have a map from name to ports. Both are accepted.
 struct ServicesJson;
 
 type Services = BTreeMap<NamespacedHostname, PortMap>;
-type Name = DeserializeAsWrap<NamespacedHostname, DisplayFromStr>;
+type HostnameJson = DeserializeAsWrap<NamespacedHostname, DisplayFromStr>;
 type Ports = DeserializeAsWrap<PortMap, PortsJson>;
 
 impl SerializeAs<Services> for ServicesJson {
@@ -222,7 +222,7 @@ impl<'de> DeserializeAs<'de, Services> for ServicesJson {
     }
 }
 
-/// Deserializer of `services`, in place of an untagged enum, which would misread YAML's numeric keys.
+/// Visitor that deserializes `services`. An untagged enum would misread YAML's numeric keys.
 struct ServicesVisitor;
 
 impl<'de> Visitor<'de> for ServicesVisitor {
@@ -234,7 +234,7 @@ impl<'de> Visitor<'de> for ServicesVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Services, A::Error> {
         let mut services = Services::new();
-        while let Some(name) = list.next_element::<Name>()? {
+        while let Some(name) = list.next_element::<HostnameJson>()? {
             services.insert(name.into_inner(), PortMap::new());
         }
         Ok(services)
@@ -242,7 +242,7 @@ impl<'de> Visitor<'de> for ServicesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Services, A::Error> {
         let mut services = Services::new();
-        while let Some((name, ports)) = map.next_entry::<Name, Ports>()? {
+        while let Some((name, ports)) = map.next_entry::<HostnameJson, Ports>()? {
             services.insert(name.into_inner(), ports.into_inner());
         }
         Ok(services)

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, PolicyKey, json};
 
-/// RequestAuthentication at a waypoint. A token must be valid; a request without a token passes.
+/// RequestAuthentication at a waypoint. An invalid token is rejected; a request without a token passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Authentication {
@@ -15,7 +15,7 @@ pub struct Authentication {
     pub for_gateway: bool,
     /// Services to which the object is attached.
     pub services: Vec<NamespacedHostname>,
-    /// Rules, one for each issuer.
+    /// JWT rules, one for each issuer.
     pub rules: Vec<JwtRule>,
     /// Reason why the RequestAuthentication could not be decoded in full, set on its fail-closed substitute, which
     /// rejects every request.
@@ -28,7 +28,7 @@ pub struct Authentication {
 pub struct JwtRule {
     /// Issuer of tokens, as in the claim `iss`.
     pub issuer: ArcStr,
-    /// Audiences, of which the claim `aud` must contain one; any audience if empty.
+    /// Accepted audiences: the claim `aud` must contain one of them. Any audience is accepted if empty.
     pub audiences: Vec<ArcStr>,
     /// Keys that tokens are verified with.
     pub keys: JwtKeys,
@@ -57,9 +57,9 @@ pub struct JwtRule {
 pub enum JwtKeys {
     /// JSON Web Key Set (RFC 7517).
     Known(#[serde(serialize_with = "json::secret")] ArcStr),
-    /// Keys that have not been fetched yet. A waypoint that has earlier keys continues to use them.
+    /// Keys that have not been fetched yet. A waypoint continues to use earlier keys of the issuer, if it has any.
     Pending,
-    /// Reason why the keys cannot be fetched: no token is valid.
+    /// Reason why the control plane cannot fetch the keys. Every token of the issuer is invalid meanwhile.
     Unavailable(ArcStr),
 }
 

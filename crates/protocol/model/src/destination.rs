@@ -1,7 +1,7 @@
 //! Traffic policies of services at a waypoint, derived from `DestinationRule`s: load balancing, connection pools,
 //! outlier detection and TLS.
 //!
-//! A limit of zero means no limit, unless the field is an `Option`.
+//! A limit of zero means that there is no limit, unless the field is an `Option`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +42,7 @@ pub struct DestinationSubset {
 
 impl WaypointDestination {
     /// Returns a destination that applies no traffic policy to the service.
-    pub fn without_rules(service: NamespacedHostname) -> Self {
+    pub fn without_policy(service: NamespacedHostname) -> Self {
         Self {
             service,
             policy: DestinationPolicy::default(),
@@ -103,7 +103,7 @@ pub enum ProxyProtocol {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum DestinationHttpVersion {
-    /// Version that the service's port declares; without a declaration, the client's version.
+    /// HTTP version that the service's port declares, or the client's version if the port declares none.
     #[default]
     AsDeclared,
     /// Version of the client's request (`useClientProtocol`).
@@ -112,7 +112,7 @@ pub enum DestinationHttpVersion {
     AlwaysHttp2,
 }
 
-/// Settings of TLS that a waypoint originates to the endpoints of a service.
+/// Settings for TLS connections that a waypoint originates to the endpoints of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationTls {
@@ -227,7 +227,7 @@ impl Default for HashTable {
     }
 }
 
-/// Slow start: a new endpoint receives a growing share of the requests that other endpoints receive.
+/// Slow start: a new endpoint receives a growing share of requests until the end of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Warmup {
@@ -269,7 +269,7 @@ pub struct LocalityDistribution {
     pub to: Vec<(LocalityPattern, u32)>,
 }
 
-/// Locality pattern `region/zone/subzone`. Each part may be left out or `*`.
+/// Locality pattern `region/zone/subzone`. Each part may be omitted or `*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalityPattern {
@@ -309,7 +309,7 @@ pub enum LocalityKey {
     Cluster,
 }
 
-/// Connection-pool limits and timeouts of one destination.
+/// Connection-pool limits and timeouts of one service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DestinationLimits {
@@ -358,7 +358,7 @@ pub struct TcpKeepalive {
     pub interval: Option<Duration>,
 }
 
-/// Retry budget: limit of active retries in proportion to active requests.
+/// Retry budget: maximum number of active retries as a share of the active requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RetryBudget {

@@ -36,7 +36,7 @@ pub struct WaypointExtension {
     pub pull_secret: Vec<u8>,
     /// Whether requests bypass the plugin when it fails.
     pub fail_open: bool,
-    /// Name of the plugin in a module with several (root ID).
+    /// Name of the plugin within the module (root ID), for modules with several plugins.
     pub plugin_name: ArcStr,
     /// Configuration that the module reads at start.
     #[serde(serialize_with = "json::secret")]
@@ -90,8 +90,8 @@ impl WaypointExtension {
         service.namespace == self.namespace || self.callees.iter().any(is_granted)
     }
 
-    /// Returns the sort key by which plugins run.
-    pub fn order(&self) -> impl Ord + '_ {
+    /// Returns the sort key of the order in which plugins run.
+    pub fn sort_key(&self) -> impl Ord + '_ {
         (
             self.phase,
             std::cmp::Reverse(self.priority),

@@ -1,8 +1,8 @@
 //! L7 authorization policies that waypoints evaluate (Istio's AuthorizationPolicy with `targetRefs`).
 //!
 //! A rule matches if one of its sources, one of its operations and all of its conditions match; an empty list of
-//! sources or operations matches anything. In a source or operation, all fields that are set must match; the values of
-//! a field are alternatives; a `not_` field matches when none of its values does.
+//! sources or operations always matches. A source or operation matches if all fields that are set match; a field
+//! matches if one of its values does. A `not_` field matches if none of its values does.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, PolicyKey, Provider, ServiceAccountMatch, StringMatch};
 
-/// Action on requests that match.
+/// Action of a policy on the requests that it matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAction {
@@ -21,7 +21,7 @@ pub enum HttpAction {
     Allow,
     /// Requests that match are denied.
     Deny,
-    /// Requests that match are marked in the access log.
+    /// Requests that match are marked in the access log; the action allows or denies none.
     Audit,
     /// The external authorizer [`HttpPolicy::provider`] decides about requests that match.
     Custom,
@@ -49,19 +49,19 @@ pub struct HttpPolicy {
     pub provider: Option<Arc<Provider>>,
 }
 
-/// Rule of a policy; the module describes how its fields combine.
+/// Rule of an L7 authorization policy: sources, operations and conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpRule {
-    /// Sources, of which one must match; any caller if empty.
+    /// Sources, of which one must match; every source matches if empty.
     pub sources: Vec<HttpSource>,
-    /// Operations, of which one must match; any request if empty.
+    /// Operations, of which one must match; every request matches if empty.
     pub operations: Vec<HttpOperation>,
     /// Conditions that must all match.
     pub conditions: Vec<HttpCondition>,
 }
 
-/// Source of a request. All fields that are set must match.
+/// Source of a request in a policy rule (`from`). All fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -86,7 +86,7 @@ pub struct HttpSource {
     pub not_request_principals: Vec<StringMatch>,
 }
 
-/// Operation of a request. All fields that are set must match.
+/// Operation of a request in a policy rule (`to`). All fields that are set must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -104,11 +104,11 @@ pub struct HttpOperation {
     pub not_paths: Vec<PathPattern>,
 }
 
-/// Path match of a policy.
+/// Pattern that a policy compares with a request's path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum PathPattern {
-    /// String match of the path.
+    /// Exact, prefix, suffix or presence match of the path.
     Text(StringMatch),
     /// Path template with `{*}` and `{**}`, see [`crate::PathTemplate`].
     Template(ArcStr),
@@ -154,9 +154,9 @@ pub enum HttpAttribute {
 pub struct HttpCondition {
     /// Attribute to match.
     pub attribute: HttpAttribute,
-    /// Values, of which one must match; any value if empty.
+    /// Values, of which the attribute must match one; any value matches if empty.
     pub values: Vec<HttpValue>,
-    /// Values that must not match.
+    /// Values, of which the attribute must match none.
     pub not_values: Vec<HttpValue>,
 }
 
@@ -164,10 +164,10 @@ pub struct HttpCondition {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValue {
-    /// String match of the attribute.
+    /// Exact, prefix, suffix or presence match of the attribute.
     Text(StringMatch),
-    /// CIDR range that contains the address.
+    /// CIDR range that must contain the attribute's address.
     Net(IpNet),
-    /// Number of a port.
+    /// Port number that the attribute must equal.
     Port(u16),
 }

@@ -10,8 +10,8 @@ use crate::{NamespacedHostname, RouteName, json};
 /// Maximum memory of one compiled regular expression of a route, in bytes.
 pub const MAX_COMPILED_REGEX_BYTES: usize = 1 << 18;
 
-/// Headers that no route may change: hop-by-hop headers, message framing, and client identity. [`HttpRewrite`] changes
-/// the host.
+/// Headers that no route may change: hop-by-hop headers, message framing, host, and client identity. Only
+/// [`HttpRewrite`] changes the host.
 const RESERVED_HEADERS: &[&str] = &[
     "connection",
     "content-length",
@@ -28,13 +28,13 @@ const RESERVED_HEADERS: &[&str] = &[
     "x-forwarded-for",
 ];
 
-/// Prefixes of header names that only proxies of the mesh set: client identity and routing controls.
+/// Prefixes of header names that only proxies of the mesh may set: client identity and routing controls.
 const MESH_HEADER_PREFIXES: &[&str] = &["x-ambit-", "x-envoy-", "x-forwarded-client-cert"];
 
 /// Headers in which TLS-terminating proxies forward the client certificate (RFC 9440).
 const CLIENT_CERT_HEADERS: &[&str] = &["client-cert", "client-cert-chain"];
 
-/// Prefix of session-persistence headers, which clients send.
+/// Prefix of the names of session-persistence headers, which clients may send although they begin with `x-ambit-`.
 const SESSION_HEADER_PREFIX: &str = "x-ambit-session-";
 
 /// Whether only proxies of the mesh may set this header. Underscores count as hyphens, since CGI-style applications
@@ -48,7 +48,8 @@ pub fn is_mesh_header(name: &str) -> bool {
             && beginnings.any(|begin| folded.starts_with(begin))
 }
 
-/// Whether routes must not change this header, or a header that CGI-style applications cannot tell from it.
+/// Whether routes must not change this header. Underscores count as hyphens, since CGI-style applications cannot tell
+/// them apart.
 pub fn is_reserved_header(name: &str) -> bool {
     let folded = name.replace('_', "-");
     let mut reserved = RESERVED_HEADERS.iter();
@@ -65,14 +66,14 @@ pub struct HttpRoute {
     pub ports: Vec<u16>,
     /// Rules in the order of the object.
     pub rules: Vec<HttpRouteRule>,
-    /// Consumer namespace: if set, the route applies only to clients of this namespace, for which it replaces the
-    /// routes for all clients.
+    /// Consumer namespace: if set, the route applies only to clients in this namespace, and replaces the routes without
+    /// a consumer namespace for them.
     pub clients: Option<ArcStr>,
-    /// Whether the first rule that matches applies, in the order of the routes and of their rules, as with
-    /// VirtualServices; else the most specific match.
+    /// Whether the first rule that matches applies, in the order of routes and rules, as in VirtualServices. If not,
+    /// the most specific match applies, as in HTTPRoutes.
     pub first_match: bool,
-    /// Whether the service's owner wrote the route although it applies only to clients of one namespace: rules of a
-    /// VirtualService with a `sourceNamespace`, as opposed to a consumer route (GAMMA).
+    /// Whether the service's owner wrote the route although it applies only to clients of one namespace. True for
+    /// VirtualService rules with a `sourceNamespace`, false for consumer routes (GAMMA).
     pub of_service: bool,
 }
 
@@ -94,7 +95,7 @@ pub struct HttpRouteRule {
     pub retry: Option<HttpRetry>,
     /// Session persistence, which sends a client's requests to one endpoint.
     pub session: Option<HttpSession>,
-    /// Unsupported part of the rule. Matching requests get a 500 response with this reason.
+    /// Unsupported part of the rule, if any. Matching requests get a 500 response with this reason.
     pub unsupported: Option<ArcStr>,
 }
 
@@ -128,7 +129,7 @@ pub struct HttpRouteMatch {
     pub headers: Vec<(ArcStr, HttpValueMatch)>,
     /// Matches on query parameters. Of several entries with one name, the first applies.
     pub query_params: Vec<(ArcStr, HttpValueMatch)>,
-    /// Headers that the request must not have with such a value, by lower-case name. Only VirtualServices have them.
+    /// Headers that the request must not have with a matching value, by lower-case name. Only VirtualServices set them.
     pub without_headers: Vec<(ArcStr, HttpValueMatch)>,
 }
 
@@ -198,13 +199,16 @@ pub enum HttpFilter {
 pub struct HttpFault {
     /// Delay, and the fraction of requests that is delayed.
     #[serde(serialize_with = "delay")]
-    pub delay: Option<(Duration, Share)>,
+    pub delay: Option<(Duration, RequestFraction)>,
     /// Response status of aborted requests, and the fraction of requests that is aborted, after any delay.
-    pub abort: Option<(FaultStatus, Share)>,
+    pub abort: Option<(FaultStatus, RequestFraction)>,
 }
 
 /// Serializes a fault delay and its fraction of requests.
-fn delay<S: Serializer>(of: &Option<(Duration, Share)>, serializer: S) -> Result<S::Ok, S::Error> {
+fn delay<S: Serializer>(
+    of: &Option<(Duration, RequestFraction)>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let of = of.map(|(duration, share)| (format!("{duration:?}"), share));
     of.serialize(serializer)
 }
@@ -222,7 +226,7 @@ pub enum FaultStatus {
 /// Fraction of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct RequestFraction {
     /// Numerator of the fraction.
     pub numerator: u32,
     /// Denominator of the fraction, not zero.
@@ -249,7 +253,8 @@ pub enum PathChange {
     Full(ArcStr),
     /// Replacement of the prefix that the rule matched.
     Prefix(ArcStr),
-    /// Replacement of the text prefix that the rule matched, else of the full path, as in VirtualServices.
+    /// Replacement of the text prefix that the rule matched, or of the full path if the rule matched no prefix, as in
+    /// VirtualServices.
     Matched(ArcStr),
 }
 
@@ -324,7 +329,7 @@ pub struct HttpCors {
     pub max_age: u32,
 }
 
-/// Retry policy for all methods: a request is retried if no response came, or one with a status in `codes`. Requests
+/// Retry policy for all methods: a request is retried if no response arrives, or one with a status in `codes`. Requests
 /// whose bodies exceed the replay buffer are not retried.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]

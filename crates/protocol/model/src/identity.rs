@@ -20,12 +20,12 @@ pub struct Identity {
 #[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
 pub struct ParseIdentityError(String);
 
-/// Service account in the identity of waypoints' own calls on behalf of a namespace's objects. No ServiceAccount can
-/// have this name, since Kubernetes names contain no underscore.
+/// Service account in the identity that waypoints use for their own calls on behalf of a namespace's objects. No
+/// ServiceAccount can have this name, since Kubernetes names contain no underscore.
 pub const WAYPOINT_CALLS_ACCOUNT: &str = "waypoint_calls";
 
 impl Identity {
-    /// Returns the identity of waypoints' own calls on behalf of a namespace's objects.
+    /// Returns the identity that waypoints use for their own calls on behalf of objects in a namespace.
     pub fn for_waypoint_calls(
         trust_domain: impl Into<ArcStr>,
         namespace: impl Into<ArcStr>,
@@ -33,12 +33,12 @@ impl Identity {
         Self::new(trust_domain, namespace, WAYPOINT_CALLS_ACCOUNT)
     }
 
-    /// Whether this is the identity of waypoints' own calls. No pod has it.
+    /// Whether this is the identity that waypoints use for their own calls. No pod has the identity.
     pub fn is_for_waypoint_calls(&self) -> bool {
         self.service_account == WAYPOINT_CALLS_ACCOUNT
     }
 
-    /// Builds an identity from its parts.
+    /// Creates an identity from trust domain, namespace and service account.
     pub fn new(
         trust_domain: impl Into<ArcStr>,
         namespace: impl Into<ArcStr>,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Placeholder for a redacted secret.
-const SECRET: &str = "(secret)";
+const REDACTED: &str = "(secret)";
 
 macro_rules! as_text {
     ($($name:ident),*) => {
@@ -48,40 +48,40 @@ pub(crate) fn duration<S: Serializer>(of: &Duration, serializer: S) -> Result<S:
 }
 
 pub(crate) fn optional_duration<S: Serializer>(
-    of: &Option<Duration>,
+    duration_or_none: &Option<Duration>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    match of {
+    match duration_or_none {
         Some(of) => duration(of, serializer),
         None => serializer.serialize_none(),
     }
 }
 
-/// Serializes a secret as a placeholder, or as null if it is empty.
+/// Serializes a secret as the redaction placeholder, or as null if it is empty.
 pub(crate) fn secret<T: AsRef<[u8]>, S: Serializer>(
-    of: &T,
+    secret_value: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    match of.as_ref() {
+    match secret_value.as_ref() {
         [] => serializer.serialize_none(),
-        _ => serializer.serialize_str(SECRET),
+        _ => serializer.serialize_str(REDACTED),
     }
 }
 
-/// Serializes names with redacted values.
+/// Serializes pairs of name and secret value with redacted values.
 pub(crate) fn secret_values<S: Serializer>(
-    of: &[(ArcStr, ArcStr)],
+    pairs: &[(ArcStr, ArcStr)],
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(of.iter().map(|(name, _)| (name, SECRET)))
+    serializer.collect_map(pairs.iter().map(|(name, _)| (name, REDACTED)))
 }
 
-/// Serializes a map with redacted values, like [`secret_values`].
+/// Serializes a map of secret values with redacted values.
 pub(crate) fn secret_map<S: Serializer>(
-    of: &BTreeMap<ArcStr, ArcStr>,
+    map: &BTreeMap<ArcStr, ArcStr>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.collect_map(of.keys().map(|name| (name, SECRET)))
+    serializer.collect_map(map.keys().map(|name| (name, REDACTED)))
 }
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
         HttpProvider, OtlpCollector, RateLimit, WaypointExtension, WaypointGateway, WaypointRecord,
     };
 
-    fn shown(record: impl Into<WaypointRecord>) -> Value {
+    fn to_json(record: impl Into<WaypointRecord>) -> Value {
         serde_json::to_value(record.into()).unwrap()
     }
 
@@ -119,7 +119,7 @@ mod tests {
             ..HttpProvider::default()
         };
         for value in [
-            shown(extension),
+            to_json(extension),
             serde_json::to_value(collector).unwrap(),
             serde_json::to_value(provider).unwrap(),
         ] {
@@ -136,7 +136,7 @@ mod tests {
             services: vec![NamespacedHostname::new("ns", "host")],
             ..RateLimit::default()
         };
-        let shown = shown(limit);
+        let shown = to_json(limit);
         assert_eq!(shown["key"], "ns/l");
         assert_eq!(shown["services"], json!(["ns/host"]));
         let gateway = serde_json::to_value(WaypointGateway::default()).unwrap();

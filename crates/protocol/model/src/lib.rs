@@ -1,6 +1,7 @@
-//! The model of the mesh: identities, names, addresses, workloads, services, policies.
+//! Data model of the mesh: identities, names, addresses, workloads, services, policies.
 //!
-//! Pure data with its invariants. Knows nothing of protobuf, Kubernetes, sockets, tasks or time.
+//! The types are pure data with their invariants. The crate does not depend on protobuf, Kubernetes, sockets, tasks or
+//! a clock.
 #![forbid(unsafe_code)]
 
 mod authentication;
@@ -42,13 +43,13 @@ pub use http_policy::{
 pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpSession, HttpTimeouts, HttpValueMatch, MAX_COMPILED_REGEX_BYTES, PathChange, Share,
-    is_mesh_header, is_reserved_header,
+    HttpSession, HttpTimeouts, HttpValueMatch, MAX_COMPILED_REGEX_BYTES, PathChange,
+    RequestFraction, is_mesh_header, is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError, WAYPOINT_CALLS_ACCOUNT};
 pub use names::{
-    Destination, GatewayAddress, GatewayName, NamespacedHostname, NetworkAddress, ParseNameError,
-    RouteName, WorkloadUid, canonical_ip, canonical_socket,
+    GatewayAddress, GatewayDestination, GatewayName, NamespacedHostname, NetworkAddress,
+    ParseNameError, RouteName, WorkloadUid, canonical_ip, canonical_socket_address,
 };
 pub use path_template::{PathTemplate, PathTemplateError};
 pub use policy::{
@@ -60,7 +61,7 @@ pub use ports::{
 };
 pub use provider::{HttpProvider, Provider, ProviderBody, ProviderProtocol};
 pub use rate_limit::{GlobalLimit, LimitDescriptor, LimitKey, LimitValue, LocalLimit, RateLimit};
-pub use reason::Reason;
+pub use reason::FailureReason;
 pub use service::{
     AppProtocol, CidrVip, HealthPolicy, IpFamilies, LbMode, LbScope, LoadBalancing, Service,
     Visibility, WeightedWaypoint,

@@ -17,7 +17,7 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 }
 
 /// Converts the IP address of a socket address like [`canonical_ip`].
-pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
+pub fn canonical_socket_address(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
@@ -38,7 +38,7 @@ impl ParseNameError {
     }
 }
 
-/// Address in a network, formatted as `network/ip`; the default network is empty (`/10.0.0.1`).
+/// Address in a network, formatted as `network/ip`. The default network has an empty name (`/10.0.0.1`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkAddress {
     /// Name of the network; empty for the cluster's default network.
@@ -48,7 +48,7 @@ pub struct NetworkAddress {
 }
 
 impl NetworkAddress {
-    /// Builds an address and converts IPv4-mapped addresses to IPv4.
+    /// Creates an address; converts an IPv4-mapped address to IPv4.
     pub fn new(network: impl Into<ArcStr>, address: IpAddr) -> Self {
         Self {
             network: network.into(),
@@ -83,7 +83,7 @@ pub struct NamespacedHostname {
 }
 
 impl NamespacedHostname {
-    /// Builds a name from its parts.
+    /// Creates a service name from namespace and hostname.
     pub fn new(namespace: impl Into<ArcStr>, hostname: impl Into<ArcStr>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -111,16 +111,16 @@ impl FromStr for NamespacedHostname {
     }
 }
 
-/// Destination of a [`GatewayAddress`].
+/// Destination in a [`GatewayAddress`]: an address or the name of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Destination {
+pub enum GatewayDestination {
     /// Address of a service (VIP) or workload.
     Address(NetworkAddress),
     /// Name of a service.
     Hostname(NamespacedHostname),
 }
 
-impl fmt::Display for Destination {
+impl fmt::Display for GatewayDestination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => address.fmt(f),
@@ -129,7 +129,7 @@ impl fmt::Display for Destination {
     }
 }
 
-impl FromStr for Destination {
+impl FromStr for GatewayDestination {
     type Err = ParseNameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -144,7 +144,7 @@ impl FromStr for Destination {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayAddress {
     /// Address or service name of the gateway.
-    pub destination: Destination,
+    pub destination: GatewayDestination,
     /// HBONE port of the gateway, normally 15008.
     pub hbone_mtls_port: u16,
 }
@@ -176,7 +176,7 @@ pub struct GatewayName {
 }
 
 impl GatewayName {
-    /// Builds a name from its parts.
+    /// Creates the name of a Gateway from namespace and name.
     pub fn new(namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -217,9 +217,15 @@ mod tests {
             "net/fd00::1",
             "default/echo.default.svc.cluster.local",
         ] {
-            assert_eq!(text.parse::<Destination>().unwrap().to_string(), text);
+            assert_eq!(
+                text.parse::<GatewayDestination>().unwrap().to_string(),
+                text
+            );
         }
-        assert!(matches!("/10.0.0.1".parse(), Ok(Destination::Address(_))));
+        assert!(matches!(
+            "/10.0.0.1".parse(),
+            Ok(GatewayDestination::Address(_))
+        ));
     }
 
     #[test]

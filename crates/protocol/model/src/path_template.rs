@@ -4,14 +4,14 @@ use std::str::FromStr;
 
 use arcstr::ArcStr;
 
-/// Path template. `{*}` and `{**}` are whole segments; only text may follow `{**}`, and no other asterisk or brace is
-/// allowed (Istio's rules). `{**}` matches any text between its neighbours, including none.
+/// Path template with Istio's rules: `{*}` and `{**}` must be whole segments, only text may follow `{**}`, and no other
+/// asterisk or brace is allowed. `{**}` matches any text between its neighbours, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTemplate {
     /// Segments before `{**}`, or all segments if there is no `{**}`.
     segments: Vec<Segment>,
     /// Text that follows `{**}`, if the template has one.
-    rest: Option<ArcStr>,
+    suffix: Option<ArcStr>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +28,10 @@ pub enum PathTemplateError {
     NoSlash,
     /// A segment is neither text nor exactly one operator.
     #[error("{0:?}: a segment is {{*}}, {{**}} or has neither braces nor asterisks")]
-    Segment(String),
-    /// An operator follows `{**}`, which must be the last one.
+    InvalidSegment(String),
+    /// Another operator follows `{**}`, although `{**}` must be the last operator.
     #[error("{{**}} is the last operator of a path template")]
-    NotLast,
+    OperatorAfterDoubleStar,
 }
 
 impl PathTemplate {
@@ -40,17 +40,17 @@ impl PathTemplate {
         text.contains("{*}") || text.contains("{**}")
     }
 
-    /// Returns the template with its literal segments mapped, for instance to the normalized form in which paths are
-    /// compared.
+    /// Returns the template with each literal text replaced by `map` of it, for instance to normalize the text like
+    /// paths.
     #[must_use]
-    pub fn map_text(self, map: impl Fn(&str) -> ArcStr) -> Self {
+    pub fn map_literal_text(self, map: impl Fn(&str) -> ArcStr) -> Self {
         let segments = self.segments.into_iter().map(|segment| match segment {
             Segment::Any => Segment::Any,
             Segment::Text(text) => Segment::Text(map(&text)),
         });
         Self {
             segments: segments.collect(),
-            rest: self.rest.map(|text| map(&text)),
+            suffix: self.suffix.map(|text| map(&text)),
         }
     }
 
@@ -71,7 +71,7 @@ impl PathTemplate {
             }
             path = rest;
         }
-        match &self.rest {
+        match &self.suffix {
             None => path.is_empty(),
             Some(end) => path
                 .strip_prefix('/')
@@ -96,15 +96,15 @@ impl FromStr for PathTemplate {
                 "{**}" => {
                     let end = rest.strip_prefix("{**}").unwrap_or_default();
                     return match has_operator(end) {
-                        true => Err(PathTemplateError::NotLast),
+                        true => Err(PathTemplateError::OperatorAfterDoubleStar),
                         false => Ok(Self {
                             segments,
-                            rest: Some(end.into()),
+                            suffix: Some(end.into()),
                         }),
                     };
                 }
                 text if has_operator(text) => {
-                    return Err(PathTemplateError::Segment(text.to_owned()));
+                    return Err(PathTemplateError::InvalidSegment(text.to_owned()));
                 }
                 text => segments.push(Segment::Text(text.into())),
             }
@@ -113,7 +113,7 @@ impl FromStr for PathTemplate {
                 None => {
                     return Ok(Self {
                         segments,
-                        rest: None,
+                        suffix: None,
                     });
                 }
             }
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn literal_segments_can_be_mapped() {
         let template: PathTemplate = "/a/{*}/b/{**}/c".parse().unwrap();
-        let upper = template.map_text(|text| text.to_uppercase().into());
+        let upper = template.map_literal_text(|text| text.to_uppercase().into());
         assert!(upper.matches("/A/x/B/y/C") && !upper.matches("/a/x/b/y/c"));
     }
 }

@@ -1,7 +1,7 @@
 //! L4 authorization policies as the control plane sends them (`istio.security`).
 //!
-//! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
-//! OR; a `not_` field matches when none of its values does.
+//! A policy matches if one of its rules does; a rule if all of its clauses do; a clause if one of its matches does; a
+//! match if all of its fields do; a field if one of its values does. A `not_` field matches if none of its values does.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ impl fmt::Display for PolicyKey {
     }
 }
 
-/// Workloads to which a policy applies.
+/// Scope of a policy: the workloads to which it applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// All workloads of the mesh.
@@ -46,7 +46,7 @@ pub enum Scope {
     WorkloadSelector,
 }
 
-/// Action on connections that match.
+/// Action of a policy on the connections that it matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Connections that match are allowed.
@@ -69,7 +69,7 @@ pub struct Authorization {
     pub action: Action,
     /// Rules, of which one must match; a policy without rules never matches.
     pub rules: Vec<Rule>,
-    /// Whether decisions are logged and not enforced.
+    /// Whether the policy's decisions are only logged and not enforced.
     pub dry_run: bool,
     /// Reason why the original policy could not be decoded in full, set on its fail-closed substitute, which denies
     /// every connection in its scope.
@@ -91,7 +91,8 @@ impl Authorization {
         }
     }
 
-    /// Whether a clause has no matches. The API never sends such a clause and does not define its meaning.
+    /// Whether any clause of the policy has no matches. The API never sends such a clause and does not define its
+    /// meaning.
     pub fn has_empty_clause(&self) -> bool {
         self.rules.iter().flatten().any(Vec::is_empty)
     }
@@ -186,12 +187,12 @@ impl StringMatch {
         }
     }
 
-    /// Whether the pattern matches the concatenated pieces.
+    /// Whether the pattern matches the concatenation of the pieces.
     pub fn matches_concatenated<const N: usize>(&self, pieces: [&str; N]) -> bool {
         self.matches_concatenated_by(&pieces, u8::eq)
     }
 
-    /// Whether the pattern matches the concatenated pieces, ignoring ASCII case.
+    /// Whether the pattern matches the concatenation of the pieces, ignoring ASCII case.
     pub fn matches_ignoring_case<const N: usize>(&self, pieces: [&str; N]) -> bool {
         self.matches_concatenated_by(&pieces, u8::eq_ignore_ascii_case)
     }

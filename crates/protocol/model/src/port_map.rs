@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, ops::Index};
 
-/// Target ports of a service or of one of its endpoints by service port, in the order of the message
-/// (`istio.workload.PortList`), so that every encoder produces the same bytes and thus the same version. A number may
-/// occur twice, for TCP and UDP; lookups return the last entry.
+/// Target ports by service port, of a service or of one of its endpoints. Keeps the order of the message
+/// (`istio.workload.PortList`), so that every encoder produces the same bytes and thus the same version. A service port
+/// may occur twice, for TCP and UDP; lookups return the last entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PortMap(Vec<(u16, u16)>);
 
@@ -27,7 +27,7 @@ impl PortMap {
         self.0.iter().map(|(service, target)| (service, target))
     }
 
-    /// Returns each service port once, sorted by number.
+    /// Returns the target ports by service port, each service port once.
     pub fn sorted(&self) -> BTreeMap<u16, u16> {
         self.0.iter().copied().collect()
     }

@@ -24,17 +24,17 @@ pub struct Provider {
     pub status_on_error: u16,
     /// Whether requests are allowed when their check fails.
     pub fail_open: bool,
-    /// Request bodies in checks; `None` sends no body.
+    /// Limits of request bodies in checks; `None` sends no body.
     pub body: Option<ProviderBody>,
     /// Protocol of the provider's checks.
     pub protocol: ProviderProtocol,
 }
 
-/// Limits of request bodies in checks.
+/// How much of a request body a check carries, and in which form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderBody {
-    /// Maximum bytes of a body in a check.
+    /// Maximum length of a body in a check, in bytes.
     pub max_bytes: u32,
     /// Whether a larger body is truncated to the limit; if not, the request is rejected with 413.
     pub allow_partial: bool,
@@ -52,14 +52,14 @@ pub enum ProviderProtocol {
     Http(HttpProvider),
 }
 
-/// Settings of an HTTP provider: headers that it receives, and response headers that are copied from it. Header names
+/// Settings of an HTTP provider: headers of its checks, and headers that are copied from its responses. Header names
 /// are in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpProvider {
-    /// Prefix of the original path.
+    /// Prefix that checks add to the original path.
     pub path_prefix: ArcStr,
-    /// Request headers that checks carry besides the ones that every check carries.
+    /// Request headers that are included in checks, in addition to those that every check includes.
     pub headers: Vec<StringMatch>,
     /// Fixed headers that are added to checks.
     #[serde(serialize_with = "json::secret_values")]
@@ -68,7 +68,7 @@ pub struct HttpProvider {
     pub to_application: Vec<StringMatch>,
     /// Response headers of the provider that are copied to the client's response when the request is allowed.
     pub to_client_allowed: Vec<StringMatch>,
-    /// Response headers of the provider that are copied to the client's response on a denial, besides the ones that
-    /// always are; all headers if empty.
+    /// Response headers of the provider that are copied to the client's response on a denial, in addition to those that
+    /// always are. All headers if empty.
     pub to_client_denied: Vec<StringMatch>,
 }

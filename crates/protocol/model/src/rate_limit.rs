@@ -28,7 +28,7 @@ pub struct RateLimit {
     /// Whether responses have rate-limit headers (remaining quota and time until reset).
     #[serde(rename = "tells")]
     pub sends_headers: bool,
-    /// Reason why the original could not be decoded in full, set on its substitute, which evaluates no limit.
+    /// Reason why the RateLimit could not be decoded in full, set on its substitute, which evaluates no limit.
     pub not_understood: Option<ArcStr>,
 }
 
@@ -38,7 +38,8 @@ pub struct RateLimit {
 pub struct LocalLimit {
     /// Matches of counted requests, of which one must apply; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Attributes with a bucket for each combination of values; one bucket for all requests if empty.
+    /// Request attributes that form the bucket key: each combination of values has a bucket. One bucket serves all
+    /// requests if empty.
     #[serde(rename = "by")]
     pub bucket_keys: Vec<LimitKey>,
     /// Requests in each interval.
@@ -48,19 +49,19 @@ pub struct LocalLimit {
     pub per: Duration,
     /// Capacity of a bucket: requests that may pass at once after an idle period.
     pub burst: u32,
-    /// Maximum number of separate buckets; requests beyond it share one bucket.
+    /// Maximum number of separate buckets; requests with further keys share one bucket.
     pub buckets: u32,
 }
 
-/// Request attribute that selects a rate-limit bucket or descriptor value.
+/// Request attribute that selects a rate-limit bucket, or is the value of a descriptor entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum LimitKey {
-    /// Identity of the caller; callers without an identity share a value.
+    /// Principal of the caller; callers without an identity share a value.
     Principal,
     /// Namespace of the caller's identity.
     Namespace,
-    /// Address of the original client behind trusted proxies.
+    /// Address of the original client, as trusted proxies forward it.
     Address,
     /// Header by lower-case name; requests without the header share a value.
     Header(ArcStr),
@@ -84,7 +85,7 @@ pub struct GlobalLimit {
     pub timeout: Duration,
     /// Hits that one request counts as (`hits_addend`).
     pub hits: u32,
-    /// Descriptors of a request. A descriptor with an entry that has no value is left out.
+    /// Descriptors that a check sends for a request. A descriptor with an entry that has no value is omitted.
     pub descriptors: Vec<LimitDescriptor>,
 }
 
@@ -94,7 +95,7 @@ pub struct GlobalLimit {
 pub struct LimitDescriptor {
     /// Matches of requests, of which one must apply; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Entries (key, value) in the order that the rate-limit service's configuration has.
+    /// Entries (key, value) in the same order as in the rate-limit service's configuration.
     pub entries: Vec<(ArcStr, LimitValue)>,
 }
 

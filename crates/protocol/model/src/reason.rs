@@ -1,10 +1,10 @@
-//! Reasons why a connection ended: a small set of values for metrics, access logs and callers.
+//! Reasons why a connection failed, as a small set of values for metrics, access logs and callers.
 
 use std::fmt;
 
 /// Reason why a connection failed; its text is the response flag in metrics and access logs of Istio's ztunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum FailureReason {
     /// The connection did not fail.
     #[default]
     None,
@@ -24,7 +24,7 @@ pub enum Reason {
     Connect,
 }
 
-impl Reason {
+impl FailureReason {
     /// Returns the response flag for metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for FailureReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

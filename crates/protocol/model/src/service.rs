@@ -1,4 +1,4 @@
-//! A service: a name, its virtual addresses and ports, and how endpoints are chosen.
+//! Services of the mesh: name, virtual addresses, ports and load balancing.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,7 +19,7 @@ pub enum IpFamilies {
 }
 
 impl IpFamilies {
-    /// Whether an address is of a permitted family.
+    /// Whether an address has one of the permitted families.
     pub fn accepts(self, ip: IpAddr) -> bool {
         match self {
             Self::Ipv4 => ip.is_ipv4(),
@@ -39,7 +39,7 @@ pub enum Visibility {
     Namespace,
 }
 
-/// Topology scope that a client and an endpoint may share.
+/// Topology scope that load balancing compares between client and endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LbScope {
     /// Endpoints in the same region.
@@ -56,7 +56,7 @@ pub enum LbScope {
     Network,
 }
 
-/// Load-balancing mode: how scopes restrict the candidate endpoints.
+/// Load-balancing mode: how the topology scopes restrict the candidate endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LbMode {
     /// Endpoints of any topology scope.
@@ -64,7 +64,7 @@ pub enum LbMode {
     Standard,
     /// Only endpoints that match every scope.
     Strict,
-    /// Endpoints that match the most leading scopes, then others.
+    /// Endpoints that match the most leading scopes first, then others.
     Failover,
     /// No load balancing: the original destination address.
     Passthrough,
@@ -109,7 +109,7 @@ pub enum AppProtocol {
     Tcp,
 }
 
-/// Virtual CIDR range, all of whose addresses belong to the service.
+/// Virtual CIDR range of a service, which receives connections to any address in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CidrVip {
     /// Name of the network.
@@ -118,7 +118,7 @@ pub struct CidrVip {
     pub cidr: IpNet,
 }
 
-/// Waypoint of a service with several, and its share of connections.
+/// One of several waypoints of a service, with its share of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightedWaypoint {
     /// Address of the waypoint.
@@ -140,7 +140,7 @@ pub struct Service {
     pub vips: Vec<NetworkAddress>,
     /// Virtual CIDR ranges of the service.
     pub cidr_vips: Vec<CidrVip>,
-    /// Service port to target port; target 0 is a named port that each endpoint maps itself.
+    /// Target port by service port. The target port 0 is a named port, which each endpoint maps itself.
     pub ports: PortMap,
     /// Application protocols of the ports that declare one.
     pub app_protocols: BTreeMap<u16, AppProtocol>,
@@ -148,7 +148,7 @@ pub struct Service {
     pub subject_alt_names: Vec<ArcStr>,
     /// Waypoint for traffic that is addressed to the service.
     pub waypoint: Option<GatewayAddress>,
-    /// Waypoints by weight (canary).
+    /// Waypoints among which connections are split by weight (canary).
     pub weighted_waypoints: Vec<WeightedWaypoint>,
     /// Load balancing among the service's endpoints.
     pub load_balancing: Option<LoadBalancing>,
@@ -156,7 +156,7 @@ pub struct Service {
     pub session_affinity: bool,
     /// Address families that clients may use; `None` means the family of the original destination.
     pub ip_families: Option<IpFamilies>,
-    /// Whether clients of other namespaces use this record when several share a hostname or address.
+    /// Whether clients in other namespaces use this service if several share a hostname or address.
     pub canonical: bool,
     /// Clients to which the service is visible.
     pub visibility: Visibility,

@@ -13,15 +13,15 @@ pub struct StreamRoute {
     pub name: RouteName,
     /// Ports of the service to which the route applies; all of them if empty.
     pub ports: Vec<u16>,
-    /// Consumer namespace: if set, the route applies only to clients of this namespace, for which it replaces the
-    /// routes for all clients.
+    /// Consumer namespace: if set, the route applies only to clients in this namespace, and replaces the routes without
+    /// a consumer namespace for them.
     pub clients: Option<ArcStr>,
     /// Server names (SNI) of a TLSRoute in lower case, exact or with a leading `*.` that matches all subdomains. All
     /// connections match if empty.
     pub hostnames: Vec<ArcStr>,
     /// Weighted backends. Without a backend, or with a total weight of zero, connections are rejected.
     pub backends: Vec<StreamBackend>,
-    /// Unsupported part of the route. Matching connections are rejected.
+    /// Unsupported part of the route, if any. Matching connections are rejected.
     pub unsupported: Option<ArcStr>,
 }
 

@@ -34,7 +34,7 @@ pub struct WaypointTelemetry {
     pub metrics: Vec<TelemetryMetric>,
 }
 
-/// OpenTelemetry collector of a provider.
+/// OpenTelemetry collector of an extension provider in MeshConfig.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OtlpCollector {
@@ -58,9 +58,9 @@ pub struct OtlpCollector {
 pub struct TelemetryTracing {
     /// Collector that receives spans.
     pub collector: OtlpCollector,
-    /// Number of sampled requests in ten thousand, for requests without a sampling decision.
+    /// Number of sampled requests per 10000, for requests without a sampling decision.
     pub sampling: u32,
-    /// Whether a UUID in `x-request-id` decides about sampling.
+    /// Whether a UUID in `x-request-id` determines the sampling decision.
     pub by_request_id: bool,
     /// Whether spans carry Istio's tags of source and destination.
     pub istio_tags: bool,

@@ -1,5 +1,6 @@
-//! Settings of a waypoint and the services that it serves, sent besides workloads and services. Routes are in
-//! [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
+//! Settings of a waypoint, and the services that it serves, which a waypoint receives in addition to WDS.
+//!
+//! Routes are in [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -23,11 +24,11 @@ pub struct WaypointGateway {
     /// Whether applications receive the client's identity in `x-forwarded-client-cert`
     /// (`ambient.istio.io/xfcc-include-client-identity`).
     pub client_identity_header: bool,
-    /// Addresses of the API server and the nodes, which the waypoint never calls on behalf of an object (SSRF
+    /// Addresses of the API server and the nodes. The waypoint never calls them on behalf of an object (SSRF
     /// protection).
     pub cluster_addresses: BTreeSet<IpAddr>,
-    /// Addresses that the administrator allows waypoints to call on behalf of objects, although their range is blocked
-    /// by default.
+    /// Address ranges that waypoints may call on behalf of objects, although they are blocked by default. The
+    /// administrator allows them.
     pub allowed_addresses: Vec<IpNet>,
     /// Whether service-attached policies and routes apply only to requests to the services, and not to requests to
     /// their pods.
@@ -51,13 +52,14 @@ pub enum PathNormalization {
     DecodeAndMergeSlashes,
 }
 
-/// Service that a waypoint serves, bound to it by itself or by one of its endpoints.
+/// Service that a waypoint serves because the service or one of its endpoints is bound to the waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaypointService {
     /// Name of the service in WDS.
     pub service: NamespacedHostname,
-    /// HTTP routes, oldest first and then by name. Without any, requests go to the service itself.
+    /// HTTP routes of the service, oldest first and then by name. Without HTTP routes, requests are forwarded to the
+    /// service itself.
     pub routes: Vec<HttpRoute>,
     /// TCP routes for ports without HTTP routes, oldest first and then by name.
     pub tcp_routes: Vec<StreamRoute>,
@@ -65,7 +67,7 @@ pub struct WaypointService {
     pub tls_routes: Vec<StreamRoute>,
     /// Whether the hostname is a wildcard, so that the waypoint resolves the hostname of each request.
     pub resolves_hosts: bool,
-    /// Grants by which policies and routes of this service apply to pods of other namespaces that are its endpoints.
+    /// Grants that let policies and routes of this service apply to its endpoints in other namespaces.
     pub grantors: Vec<PodGrant>,
 }
 
@@ -73,7 +75,7 @@ pub struct WaypointService {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodGrant {
-    /// Namespace of the pods, which gives the grant.
+    /// Namespace of the pods, whose owner gives the grant.
     pub namespace: ArcStr,
     /// Name of the pod; all pods of the namespace if empty.
     pub pod: ArcStr,

@@ -1,4 +1,4 @@
-//! Records that the control plane sends to waypoints: a table of their types, and an enum over them.
+//! Records that the control plane sends to waypoints: their types in push order, and an enum over all of them.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ macro_rules! for_each_waypoint_record {
 
 macro_rules! define {
     ($($variant:ident($record:ident),)*) => {
-        /// Type of a waypoint record, ordered as records are pushed.
+        /// Type of a waypoint record. The order of the types is the order in which they are pushed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum WaypointRecordType {
             $(
@@ -87,8 +87,8 @@ macro_rules! define {
 for_each_waypoint_record!(define);
 
 impl WaypointRecordType {
-    /// Returns the key of the type's records in config dumps.
-    pub fn section(self) -> &'static str {
+    /// Returns the key under which config dumps list records of this type.
+    pub fn config_dump_key(self) -> &'static str {
         match self {
             Self::Policy => "policies",
             Self::Gateway => "gateway",
@@ -102,7 +102,7 @@ impl WaypointRecordType {
     }
 }
 
-/// Type that is a waypoint record.
+/// Type of the model that is sent as a waypoint record.
 pub trait IsWaypointRecord: Sized + 'static {
     /// Record type of the implementing type.
     const TYPE: WaypointRecordType;
@@ -112,7 +112,8 @@ pub trait IsWaypointRecord: Sized + 'static {
 }
 
 impl WaypointRecord {
-    /// Returns the name of the record, unique for its type and waypoint; empty for a record that exists once.
+    /// Returns the name of the record, unique among the waypoint's records of its type. Empty for a type of which a
+    /// waypoint has one record.
     pub fn name(&self) -> ArcStr {
         match self {
             Self::Gateway(_) => ArcStr::new(),
@@ -131,7 +132,7 @@ impl WaypointRecord {
     }
 }
 
-/// Key of a record: waypoint, type and name. Displayed as the xDS resource name, `namespace/gateway` or
+/// Key of a waypoint record: waypoint, type and name. Displayed as the xDS resource name, `namespace/gateway` or
 /// `namespace/gateway/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaypointRecordKey {

@@ -1,23 +1,24 @@
-//! Over-approximation of a waypoint's layer 7 rules by principals, namespaces and ports, for node proxies.
+//! Over-approximation of a waypoint's L7 rules by principals, namespaces and ports, which node proxies can evaluate.
 
 use crate::{Identity, StringMatch};
 
-/// Connections to a workload to which a layer 7 rule of its waypoint could apply.
+/// Connections to a workload to which an L7 rule of its waypoint could apply.
 ///
-/// Node proxies cannot evaluate layer 7 rules, so this covers at least every connection that the rule could match.
-/// The default covers every connection.
+/// Node proxies cannot evaluate L7 rules, so the value covers at least every connection that the rule could match. The
+/// default covers every connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WaypointRule {
     /// Ports of the workload; all of them if empty.
     pub ports: Vec<u16>,
-    /// Principals of clients, without `spiffe://`. If [`Self::namespaces`] is empty, too, every client.
+    /// Principals of covered clients, without `spiffe://`. If [`Self::namespaces`] is empty, too, every client is
+    /// covered.
     pub principals: Vec<StringMatch>,
-    /// Namespaces of clients, in addition to [`Self::principals`].
+    /// Namespaces of covered clients, in addition to [`Self::principals`].
     pub namespaces: Vec<StringMatch>,
 }
 
 impl WaypointRule {
-    /// Whether the rule could apply to a connection of `caller` to `port`. Without an identity, the caller may be any
+    /// Whether the rule could apply to a connection of `caller` to `port`. A caller without an identity could be any
     /// client.
     pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
         let covers_every_caller = self.principals.is_empty() && self.namespaces.is_empty();

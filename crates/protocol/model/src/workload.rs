@@ -19,13 +19,13 @@ pub enum Protocol {
     Hbone,
 }
 
-/// Whether the workload has its own network namespace and addresses.
+/// Whether the workload has its own addresses or shares those of its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NetworkMode {
-    /// Addresses of the workload alone.
+    /// The workload has its own addresses.
     #[default]
     Standard,
-    /// Addresses of the node, shared with other workloads, so that lookups by address skip the workload.
+    /// The workload shares the node's addresses with other workloads, so that lookups by address skip it.
     HostNetwork,
 }
 
@@ -65,16 +65,16 @@ impl WorkloadKind {
     }
 }
 
-/// How connections in tunnels are delivered to an application that is itself a proxy (sandwiched waypoints).
+/// How tunnelled connections are delivered to an application that is itself a proxy (a sandwiched waypoint).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AppTunnel {
-    /// Header that precedes the connection's own bytes.
+    /// Protocol of the header before the connection's own bytes.
     pub protocol: AppTunnelProtocol,
     /// Port that overrides the target port.
     pub port: Option<u16>,
 }
 
-/// Protocol of an [`AppTunnel`].
+/// Protocol of the header that precedes a connection in an [`AppTunnel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppTunnelProtocol {
     /// No header precedes the connection's own bytes.
@@ -183,15 +183,16 @@ pub struct EndpointWaypoint {
     pub waypoint: GatewayAddress,
     /// Identities of the waypoint's pods.
     pub identities: Vec<Identity>,
-    /// Whether the destination redirects connections that bypass the waypoint to it.
+    /// Whether the destination's node proxy redirects connections that bypass the waypoint to the waypoint.
     pub enforce: bool,
-    /// Whether the destination rejects connections that bypass the waypoint instead of redirecting them. For waypoints
-    /// that do not read the original peer's identity and would attribute such connections to the destination.
+    /// Whether the destination's node proxy rejects connections that bypass the waypoint, instead of redirecting them.
+    /// For waypoints that ignore the original client's identity and would attribute such connections to the
+    /// destination.
     pub refuse: bool,
-    /// Whether the waypoint serves services, too: connections to a service are then sent to it with the service as
-    /// target instead of the endpoint.
+    /// Whether the waypoint also serves services. If so, connections to a service are sent to the waypoint with the
+    /// service as destination, instead of the endpoint.
     pub for_services: bool,
-    /// L7 rules at the waypoint and for the workload's services that could apply to a connection. `None` if the control
+    /// L7 rules of the waypoint and of the workload's services that could apply to a connection. `None` if the control
     /// plane does not send them.
     pub rules: Option<Vec<WaypointRule>>,
 }
@@ -240,7 +241,7 @@ impl Workload {
         }
     }
 
-    /// Whether the trust domain is the default, which the wire format omits.
+    /// Whether the workload has the default trust domain, which the wire format omits.
     pub fn has_default_trust_domain(&self) -> bool {
         self.trust_domain == DEFAULT_TRUST_DOMAIN
     }

@@ -1,7 +1,7 @@
-//! Encodes the model's WDS records and authorization policies as protobuf.
+//! Encodes WDS records and authorization policies of the model as protobuf.
 //!
-//! Encoding is total and deterministic: the same record has the same bytes on every replica, since a resource version
-//! is derived from them.
+//! Every value can be encoded, and a record has the same bytes on every replica, since resource versions are derived
+//! from the bytes.
 
 use std::net::IpAddr;
 
@@ -13,9 +13,9 @@ use prost_types::Any;
 
 use crate::{ambit, security, workload};
 
-/// Type URL of WDS records (both kinds).
+/// Type URL of WDS records, which are workloads or services.
 pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";
-/// Type URL of workloads only, which old clients subscribe to.
+/// Type URL of workloads only, to which old clients subscribe.
 pub const WORKLOAD_TYPE_URL: &str = "type.googleapis.com/istio.workload.Workload";
 /// Type URL of authorization policies.
 pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Authorization";
@@ -28,7 +28,7 @@ pub const AFFINITY_EXTENSION: &str = "ambit.io/session-affinity";
 /// Type URL of the extension [`AFFINITY_EXTENSION`].
 pub const AFFINITY_EXTENSION_TYPE_URL: &str = "type.googleapis.com/ambit.v1.SessionAffinity";
 
-/// Returns the four or sixteen bytes of an address.
+/// Returns the 4 or 16 bytes of an address.
 pub fn ip_bytes(ip: IpAddr) -> Bytes {
     match ip {
         IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
@@ -73,8 +73,10 @@ impl From<&model::GatewayAddress> for workload::GatewayAddress {
         Self {
             hbone_mtls_port: u32::from(gateway.hbone_mtls_port),
             destination: Some(match &gateway.destination {
-                model::Destination::Address(address) => Destination::Address(address.into()),
-                model::Destination::Hostname(hostname) => Destination::Hostname(hostname.into()),
+                model::GatewayDestination::Address(address) => Destination::Address(address.into()),
+                model::GatewayDestination::Hostname(hostname) => {
+                    Destination::Hostname(hostname.into())
+                }
             }),
         }
     }
@@ -112,7 +114,7 @@ impl From<&model::WaypointRule> for ambit::WaypointRule {
     }
 }
 
-fn affinity() -> workload::Extension {
+fn session_affinity_extension() -> workload::Extension {
     let config = ambit::SessionAffinity { client_ip: true };
     extension(AFFINITY_EXTENSION, AFFINITY_EXTENSION_TYPE_URL, &config)
 }
@@ -316,7 +318,11 @@ impl From<&model::Service> for workload::Service {
             waypoint: from.waypoint.as_ref().map(Into::into),
             load_balancing: from.load_balancing.as_ref().map(Into::into),
             ip_families: ip_families.into(),
-            extensions: from.session_affinity.then(affinity).into_iter().collect(),
+            extensions: from
+                .session_affinity
+                .then(session_affinity_extension)
+                .into_iter()
+                .collect(),
             canonical: from.canonical,
             ingress_use_waypoint: false,
             weighted_waypoints: from.weighted_waypoints.iter().map(weighted).collect(),

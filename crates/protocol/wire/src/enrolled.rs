@@ -1,6 +1,6 @@
-//! File of the pods that the agent has enrolled, beside its socket. A node proxy that starts without the pods'
-//! network namespaces finds them by this file without waiting for the agent, and one that drains reads from it which
-//! pods have left. ZDS takes precedence over the file.
+//! File of the pods that the agent has enrolled, next to its socket. A node proxy that starts without the pods' network
+//! namespaces finds them by this file without waiting for the agent. A draining node proxy reads from it which pods
+//! have left the mesh. ZDS takes precedence over the file.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub struct EnrolledPods {
     pub pods: Vec<EnrolledPod>,
 }
 
-/// Enrolled pod in the file.
+/// Entry of one enrolled pod in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnrolledPod {
@@ -41,18 +41,18 @@ pub struct EnrolledPod {
     pub netns: Option<NamedNetns>,
 }
 
-/// Network namespace that is bound to a file in the node's directory of namespaces.
+/// Network namespace that is bound to a file in the node's directory of network namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedNetns {
-    /// Name of the file in that directory. Container runtimes choose a random name for each pod.
+    /// Name of the file. Container runtimes choose a random name for each pod.
     pub name: String,
-    /// Inode number of the namespace.
+    /// Inode number of the network namespace.
     pub inode: u64,
 }
 
 impl EnrolledPod {
-    /// Builds the entry of a pod for the file.
+    /// Creates the entry of a pod.
     pub fn new(uid: &PodUid, info: &WorkloadInfo, netns: Option<NamedNetns>) -> Self {
         Self {
             uid: uid.to_string(),
@@ -64,7 +64,7 @@ impl EnrolledPod {
         }
     }
 
-    /// Returns the pod's description as in a ZDS request.
+    /// Returns the description of the pod, as a ZDS request contains it.
     pub fn info(&self) -> WorkloadInfo {
         WorkloadInfo {
             pod: PodName {

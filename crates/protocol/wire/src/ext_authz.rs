@@ -1,8 +1,8 @@
-//! External authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the response of
-//! an authorization provider.
+//! Messages of external authorization, `envoy.service.auth.v3.Authorization/Check`: the request of a waypoint, and the
+//! response of an authorization provider.
 //!
-//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Other fields of a response are ignored, as
-//! protobuf defines it.
+//! The messages are a subset of Envoy's API (`proto/ext_authz.proto`). Unknown fields of a response are ignored, as
+//! usual in protobuf.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ mod tests;
 /// Path of the gRPC method `Check`.
 pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// Source or destination of the checked request.
+/// Client or server of the checked request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Address of the peer.
@@ -37,7 +37,7 @@ pub struct Peer<'a> {
     pub principal: Option<&'a str>,
 }
 
-/// HTTP request that is checked.
+/// HTTP attributes of the checked request.
 #[derive(Clone, Debug, Default)]
 pub struct HttpCheckRequest {
     /// Id of the request, for logs of the provider.
@@ -51,16 +51,16 @@ pub struct HttpCheckRequest {
     /// Authority of the request.
     pub host: String,
     /// Size of the request's body in bytes, if known.
-    pub size: Option<u64>,
+    pub body_bytes: Option<u64>,
     /// HTTP version in Envoy's notation, such as `HTTP/1.1`.
     pub protocol: &'static str,
-    /// Beginning of the body, as far as the provider receives it.
+    /// Beginning of the body, up to the provider's limit.
     pub body: Vec<u8>,
     /// Whether the body is sent as bytes instead of text.
     pub body_as_bytes: bool,
 }
 
-/// Request for a check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
+/// Check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
 pub struct CheckRequest<'a> {
     /// Client of the request.
@@ -75,7 +75,7 @@ pub struct CheckRequest<'a> {
     pub sni: Option<&'a str>,
 }
 
-/// Header change in a provider's response.
+/// Header change that a provider requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderMutation {
     /// Name of the header as the provider sent it.
@@ -86,16 +86,16 @@ pub struct HeaderMutation {
     pub action: HeaderAction,
 }
 
-/// How a provider changes a header.
+/// Way in which a provider changes a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderAction {
-    /// Replaces existing values.
+    /// Replaces existing values of the header.
     Set,
-    /// Appends to existing values.
+    /// Appends to existing values of the header.
     Append,
     /// Adds the header if it is absent.
     AddIfAbsent,
-    /// Replaces the header if it is present.
+    /// Replaces the header only if it is present.
     SetIfPresent,
 }
 
@@ -114,7 +114,7 @@ pub struct AllowedResponse {
     /// Changes of request headers.
     pub headers: Vec<HeaderMutation>,
     /// Names of request headers to remove.
-    pub remove: Vec<String>,
+    pub remove_headers: Vec<String>,
     /// Changes of response headers to the client.
     pub response_headers: Vec<HeaderMutation>,
     /// Query parameters to set.
@@ -137,19 +137,19 @@ pub struct DeniedResponse {
 /// Error of decoding a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckResponseError {
-    /// Bytes that are not protobuf.
+    /// The response is not a protobuf message of this type.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
     /// The response neither allows nor denies.
     #[error("the response neither allows nor denies")]
-    Empty,
-    /// The gRPC status of the response allows, but its content denies, or the reverse.
+    NoDecision,
+    /// The response's gRPC status allows the request, but its content denies it, or the reverse.
     #[error("the answer contradicts itself")]
     Contradiction,
 }
 
 impl CheckRequest<'_> {
-    /// Encodes the protobuf message.
+    /// Encodes the check as a protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let of_epoch = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = prost_types::Timestamp {
@@ -173,7 +173,7 @@ impl CheckRequest<'_> {
                 host: http.host,
                 scheme: "http".to_owned(),
                 size: http
-                    .size
+                    .body_bytes
                     .map_or(-1, |of| i64::try_from(of).unwrap_or(i64::MAX)),
                 protocol: http.protocol.to_owned(),
                 body,
@@ -181,8 +181,8 @@ impl CheckRequest<'_> {
             }
         });
         let attributes = AttributeContext {
-            source: Some(peer(self.source)),
-            destination: Some(peer(self.destination)),
+            source: Some(encode_peer(self.source)),
+            destination: Some(encode_peer(self.destination)),
             request: Some(attribute_context::Request {
                 time: Some(time),
                 http,
@@ -198,7 +198,7 @@ impl CheckRequest<'_> {
     }
 }
 
-fn peer(of: Peer<'_>) -> attribute_context::Peer {
+fn encode_peer(of: Peer<'_>) -> attribute_context::Peer {
     attribute_context::Peer {
         address: Some(Address {
             socket_address: Some(SocketAddress {
@@ -222,33 +222,37 @@ impl CheckResponse {
         let denied = read.denied_response.or(read.error_response);
         let code = read.status.map(|status| status.code);
         match (code, denied, read.ok_response) {
-            (None, None, None) => Err(CheckResponseError::Empty),
+            (None, None, None) => Err(CheckResponseError::NoDecision),
             (Some(0) | None, Some(_), _) => Err(CheckResponseError::Contradiction),
-            (Some(0) | None, None, ok) => Ok(Self::Allowed(allowed(ok.unwrap_or_default()))),
+            (Some(0) | None, None, ok) => Ok(Self::Allowed(decode_allowed_response(
+                ok.unwrap_or_default(),
+            ))),
             (Some(_), _, Some(_)) => Err(CheckResponseError::Contradiction),
-            (Some(_), denied, None) => Ok(Self::Denied(refused(denied.unwrap_or_default()))),
+            (Some(_), denied, None) => Ok(Self::Denied(decode_denied_response(
+                denied.unwrap_or_default(),
+            ))),
         }
     }
 }
 
-fn allowed(from: OkHttpResponse) -> AllowedResponse {
+fn decode_allowed_response(from: OkHttpResponse) -> AllowedResponse {
     let of_request = from.headers.into_iter();
     let of_answer = from.response_headers_to_add.into_iter();
     let set = from.query_parameters_to_set.into_iter();
     AllowedResponse {
         headers: of_request
-            .filter_map(|one| header(one, HeaderAction::Set))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Set))
             .collect(),
-        remove: from.headers_to_remove,
+        remove_headers: from.headers_to_remove,
         response_headers: of_answer
-            .filter_map(|one| header(one, HeaderAction::Append))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Append))
             .collect(),
         query_set: set.map(|one| (one.key, one.value)).collect(),
         query_remove: from.query_parameters_to_remove,
     }
 }
 
-fn refused(from: DeniedHttpResponse) -> DeniedResponse {
+fn decode_denied_response(from: DeniedHttpResponse) -> DeniedResponse {
     let status = from
         .status
         .and_then(|status| u16::try_from(status.code).ok());
@@ -256,15 +260,18 @@ fn refused(from: DeniedHttpResponse) -> DeniedResponse {
     DeniedResponse {
         status: status.filter(|status| *status > 0),
         headers: headers
-            .filter_map(|one| header(one, HeaderAction::Set))
+            .filter_map(|one| decode_header_mutation(one, HeaderAction::Set))
             .collect(),
         body: from.body.into_bytes(),
     }
 }
 
-/// Converts a header change. Without the deprecated `append`, the zero value of `append_action`, which is also that
-/// of an unset field, means `default`, which depends on the list that the header is in.
-fn header(from: HeaderValueOption, default: HeaderAction) -> Option<HeaderMutation> {
+/// Converts a header change. If the deprecated field `append` is unset and `append_action` is zero, which can also mean
+/// unset, the action is `default`; the default depends on the list that contains the header.
+fn decode_header_mutation(
+    from: HeaderValueOption,
+    default: HeaderAction,
+) -> Option<HeaderMutation> {
     let action = match (from.append, from.append_action()) {
         (Some(true), _) => HeaderAction::Append,
         (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => HeaderAction::Set,

@@ -1,7 +1,7 @@
 //! Generated protobuf and gRPC code, and the conversions to and from the model.
 //!
-//! Besides this crate only the ends of gRPC streams name protobuf messages. `cargo xtask gen` writes `src/generated`
-//! from `proto/`; building needs no protobuf compiler.
+//! Outside of this crate, only the code that runs gRPC streams uses protobuf messages. `cargo xtask gen` generates
+//! `src/generated` from `proto/`; a build needs no protobuf compiler.
 #![forbid(unsafe_code)]
 
 #[expect(

@@ -1,8 +1,8 @@
-//! Global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a waypoint, and
-//! the response of a rate-limit service.
+//! Messages of global rate limits, `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`: the request of a
+//! waypoint, and the response of a rate-limit service.
 //!
-//! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Other fields of a response are ignored, as
-//! protobuf defines it.
+//! The messages are a subset of Envoy's API (`proto/rate_limit.proto`). Unknown fields of a response are ignored, as
+//! usual in protobuf.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ pub const SHOULD_RATE_LIMIT_PATH: &str =
 /// Request to a rate-limit service, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShouldRateLimitRequest {
-    /// Domain of the limits, by which the service selects its configuration.
+    /// Rate-limit domain, by which the service selects its configuration.
     pub domain: String,
-    /// Descriptors of the checked request, each a list of keys and values.
+    /// Rate-limit descriptors of the checked request, each a list of keys and values.
     pub descriptors: Vec<Vec<(String, String)>>,
     /// Number of hits that the checked request counts as.
     pub hits: u32,
@@ -36,18 +36,18 @@ pub struct ShouldRateLimitRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShouldRateLimitResponse {
     /// Whether the checked request exceeds a limit.
-    pub is_over: bool,
-    /// Limit with the least remaining quota, of those that the service evaluated.
+    pub is_over_limit: bool,
+    /// Status of the limit with the least remaining quota among those that the service evaluated.
     pub nearest_limit: Option<LimitStatus>,
     /// Headers to add to the response.
     pub response_headers: Vec<(String, Vec<u8>)>,
     /// Headers to add to the request.
     pub request_headers: Vec<(String, Vec<u8>)>,
-    /// Body of the response to a request over a limit.
+    /// Body of the response to a request that exceeds a limit.
     pub body: Vec<u8>,
 }
 
-/// Rate limit that the service evaluated, with its remaining quota.
+/// Status of one rate limit in the response: rate and remaining quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
     /// Requests allowed in an interval.
@@ -57,22 +57,22 @@ pub struct LimitStatus {
     /// Remaining requests in the interval.
     pub remaining: u32,
     /// Time until the interval ends.
-    pub reset: Duration,
+    pub reset_after: Duration,
 }
 
 /// Error of decoding a rate-limit service's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShouldRateLimitError {
-    /// Bytes that are not protobuf.
+    /// The response is not a protobuf message of this type.
     #[error("the answer is no RateLimitResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
-    /// The overall code is UNKNOWN, or not one of the API.
+    /// The response's overall code is UNKNOWN, or a number that the API does not define.
     #[error("the answer has the code {0}: neither OK nor OVER_LIMIT")]
     UndecidedCode(i32),
 }
 
 impl ShouldRateLimitRequest {
-    /// Encodes the protobuf message.
+    /// Encodes the request as a protobuf message.
     pub fn encode(self) -> Vec<u8> {
         let entry = |(key, value)| Entry { key, value };
         let descriptors = self.descriptors.into_iter();
@@ -89,7 +89,7 @@ impl ShouldRateLimitRequest {
 }
 
 impl ShouldRateLimitResponse {
-    /// Decodes a response.
+    /// Decodes a response of a rate-limit service.
     ///
     /// # Errors
     ///
@@ -104,10 +104,11 @@ impl ShouldRateLimitResponse {
             }
         };
         let headers = |from: Vec<HeaderValue>| from.into_iter().map(HeaderValue::into_parts);
-        let met = read.statuses.into_iter().filter_map(limit_status);
+        let met = read.statuses.into_iter().filter_map(decode_limit_status);
         Ok(Self {
-            is_over,
-            nearest_limit: met.min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset))),
+            is_over_limit: is_over,
+            nearest_limit: met
+                .min_by_key(|met| (met.remaining, std::cmp::Reverse(met.reset_after))),
             response_headers: headers(read.response_headers_to_add).collect(),
             request_headers: headers(read.request_headers_to_add).collect(),
             body: read.raw_body.into(),
@@ -115,7 +116,7 @@ impl ShouldRateLimitResponse {
     }
 }
 
-fn limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
+fn decode_limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
     const DAY: u64 = 24 * HOUR;
@@ -137,7 +138,8 @@ fn limit_status(from: DescriptorStatus) -> Option<LimitStatus> {
         requests: limit.requests_per_unit,
         per: Duration::from_secs(per),
         remaining: from.limit_remaining,
-        reset: Duration::from_secs(reset) + Duration::from_nanos(nanos.min(999_999_999).into()),
+        reset_after: Duration::from_secs(reset)
+            + Duration::from_nanos(nanos.min(999_999_999).into()),
     })
 }
 
@@ -165,12 +167,12 @@ mod tests {
         let bytes = b"\x08\x02\x12\x0e\x08\x02\x12\x04\x08\x07\x10\x02\x18\x01\x22\x02\x08\x09\
             \x1a\x06\x0a\x01a\x12\x01b\x22\x06\x0a\x01c\x1a\x01d\x2a\x02no\xf2\x01\x01x";
         let expected = ShouldRateLimitResponse {
-            is_over: true,
+            is_over_limit: true,
             nearest_limit: Some(LimitStatus {
                 requests: 7,
                 per: Duration::from_secs(60),
                 remaining: 1,
-                reset: Duration::from_secs(9),
+                reset_after: Duration::from_secs(9),
             }),
             response_headers: vec![("a".to_owned(), b"b".to_vec())],
             request_headers: vec![("c".to_owned(), b"d".to_vec())],
@@ -191,7 +193,9 @@ mod tests {
         );
         let malformed = ShouldRateLimitResponse::decode(b"\x08");
         assert!(matches!(malformed, Err(ShouldRateLimitError::Malformed(_))));
-        assert!(ShouldRateLimitResponse::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over));
+        assert!(
+            ShouldRateLimitResponse::decode(b"\x08\x01").is_ok_and(|answer| !answer.is_over_limit)
+        );
     }
 
     #[test]
@@ -201,6 +205,6 @@ mod tests {
             \x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
         let answer = ShouldRateLimitResponse::decode(bytes);
         let met = answer.ok().and_then(|answer| answer.nearest_limit);
-        assert_eq!(met.map(|met| met.reset), Some(Duration::ZERO));
+        assert_eq!(met.map(|met| met.reset_after), Some(Duration::ZERO));
     }
 }

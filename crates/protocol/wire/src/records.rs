@@ -1,14 +1,17 @@
-//! Records of waypoints: each type is a module here, with its name on xDS streams, its encoding, and its strict
-//! decoding. See `proto/waypoint.proto` for the messages.
+//! Codecs of waypoint records. Each record type has a module with its type URL, its encoding, and its strict decoding.
+//! The messages are defined in `proto/waypoint.proto`.
 //!
-//! Encoding is total and deterministic, as that of WDS records. In decoding nothing is ignored: a record with a field
-//! that this build does not know is [not understood](RecordDecodeError), and what restricts requests has a substitute.
+//! Every record can be encoded, and has the same bytes on every replica, as for WDS records. Decoding ignores nothing:
+//! a record with a field that this build does not know is an [error](RecordDecodeError), and a record type that
+//! restricts requests has a fail-closed substitute.
 //!
-//! A further type is a module with a [`RecordCodec`], a line in [`ambit_model::for_each_waypoint_record`], and a store
-//! in the waypoint.
+//! A further type needs a module with a [`RecordCodec`], a line in [`ambit_model::for_each_waypoint_record`], and a
+//! store in the waypoint.
 
 mod authentication;
+mod decode_fields;
 mod destination;
+mod encode_fields;
 mod extension;
 mod gateway;
 mod http_filter;
@@ -16,11 +19,9 @@ mod http_route;
 mod policy;
 mod provider;
 mod rate_limit;
-mod read;
 mod service;
 mod stream_route;
 mod telemetry;
-mod write;
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +45,7 @@ pub trait RecordCodec: IsWaypointRecord {
     /// Decodes the record that was sent under a name (`namespace/gateway` or `namespace/gateway/NAME`).
     ///
     /// # Errors
-    /// If the record is not understood in full.
+    /// When the record cannot be decoded in full.
     fn decode(name: &str, bytes: &[u8]) -> Result<Self, RecordDecodeError<Self>>;
 }
 
@@ -74,7 +75,7 @@ macro_rules! define {
         /// Decodes a record of a type, see [`RecordCodec::decode`].
         ///
         /// # Errors
-        /// If the record is not understood in full.
+        /// When the record cannot be decoded in full.
         pub fn decode(
             of: WaypointRecordType,
             name: &str,

@@ -1,4 +1,4 @@
-//! Debug formats of messages with private keys, which omit the keys.
+//! `Debug` implementations for messages with private keys, which omit the keys.
 
 use std::fmt;
 

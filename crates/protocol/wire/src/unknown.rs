@@ -1,9 +1,9 @@
-//! Detects fields of a record that this build's schema does not have.
+//! Finds fields of an encoded record that this build's schema does not have.
 //!
-//! prost skips them silently, which is right for a workload or a service, and wrong for a policy: a
-//! condition that is left out changes its meaning. So the bytes are walked once more, along the schema
-//! that `cargo xtask gen` writes from the `.proto` files. The schema of the records is not recursive, so
-//! a peer cannot control the depth of the walk.
+//! prost skips unknown fields silently. That is right for a workload or service, but wrong for a policy: a condition
+//! that is left out changes the policy's meaning. So the bytes are parsed a second time, along the schema that `cargo
+//! xtask gen` generates from the `.proto` files. The schema of the records is not recursive, so a peer cannot control
+//! the parsing depth.
 
 use bytes::Buf;
 use prost::{
@@ -20,7 +20,8 @@ mod schema {
     include!("generated/schema.rs");
 }
 
-/// Schema of a protobuf message: its fields by ascending number; message fields have their own schema.
+/// Schema of a protobuf message: its field numbers in ascending order, each with the schema of its message type, if it
+/// has one.
 #[derive(Debug)]
 pub(crate) struct Message {
     name: &'static str,
@@ -37,8 +38,8 @@ pub struct UnknownField {
 }
 
 impl Message {
-    /// Calls `found` for every field in `bytes` that the schema does not have. An unknown message is one
-    /// field: its contents are not examined.
+    /// Calls `found` for every field in `bytes` that the schema does not have. A message in an unknown field counts as
+    /// one field: its contents are not examined.
     ///
     /// # Errors
     /// When the bytes are not protobuf. Fields found until then have been reported.

@@ -1,4 +1,5 @@
-//! Encodes and decodes ZDS records: one protobuf message each, converted to and from the messages of `ambit-zds`.
+//! Encodes and decodes ZDS records. Each record is one protobuf message, converted to and from the messages of
+//! `ambit-zds`.
 
 use std::net::IpAddr;
 
@@ -16,8 +17,8 @@ use crate::zds::{self, workload_request, workload_response};
 pub enum ZdsDecodeError {
     /// The record is not valid protobuf.
     #[error("the record does not decode as {what}")]
-    Protobuf {
-        /// Message that the record should contain.
+    InvalidProtobuf {
+        /// Name of the message that the record should contain.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -25,16 +26,16 @@ pub enum ZdsDecodeError {
     },
     /// The message has no payload.
     #[error("the {what} is empty")]
-    Empty {
-        /// Message that the record should contain.
+    EmptyMessage {
+        /// Name of the message that the record should contain.
         what: &'static str,
     },
-    /// The request names no pod.
+    /// The request has no pod UID.
     #[error("the request has an empty uid")]
     NoUid,
     /// An address of the pod is neither 4 nor 16 bytes long.
     #[error("an address of pod {uid} is {len} bytes long, not 4 or 16")]
-    Address {
+    InvalidAddress {
         /// UID of the pod.
         uid: String,
         /// Length of the address in bytes.
@@ -42,18 +43,21 @@ pub enum ZdsDecodeError {
     },
 }
 
-/// Decodes a request of the agent.
+/// Decodes a request that the agent sent.
 ///
 /// # Errors
 ///
 /// When the record is not a valid request.
 pub fn decode_request(record: &[u8]) -> Result<Request, ZdsDecodeError> {
-    const WHAT: &str = "request";
-    let message = zds::WorkloadRequest::decode(record)
-        .map_err(|source| ZdsDecodeError::Protobuf { what: WHAT, source })?;
+    const MESSAGE_NAME: &str = "request";
+    let message =
+        zds::WorkloadRequest::decode(record).map_err(|source| ZdsDecodeError::InvalidProtobuf {
+            what: MESSAGE_NAME,
+            source,
+        })?;
     match message
         .payload
-        .ok_or(ZdsDecodeError::Empty { what: WHAT })?
+        .ok_or(ZdsDecodeError::EmptyMessage { what: MESSAGE_NAME })?
     {
         workload_request::Payload::Add(add) => {
             let info = add
@@ -61,19 +65,21 @@ pub fn decode_request(record: &[u8]) -> Result<Request, ZdsDecodeError> {
                 .map(|info| decode_info(&add.uid, info))
                 .transpose()?;
             Ok(Request::Add {
-                uid: uid(add.uid)?,
+                uid: decode_uid(add.uid)?,
                 info,
             })
         }
-        workload_request::Payload::Del(del) => Ok(Request::Del { uid: uid(del.uid)? }),
+        workload_request::Payload::Del(del) => Ok(Request::Del {
+            uid: decode_uid(del.uid)?,
+        }),
         workload_request::Payload::Keep(keep) => Ok(Request::Keep {
-            uid: uid(keep.uid)?,
+            uid: decode_uid(keep.uid)?,
         }),
         workload_request::Payload::SnapshotSent(_) => Ok(Request::SnapshotSent),
     }
 }
 
-fn uid(text: String) -> Result<ArcStr, ZdsDecodeError> {
+fn decode_uid(text: String) -> Result<ArcStr, ZdsDecodeError> {
     if text.is_empty() {
         Err(ZdsDecodeError::NoUid)
     } else {
@@ -86,7 +92,7 @@ fn decode_info(uid: &str, info: zds::WorkloadInfo) -> Result<WorkloadInfo, ZdsDe
         .addresses
         .iter()
         .map(|bytes| {
-            decode_address(bytes).ok_or_else(|| ZdsDecodeError::Address {
+            decode_address(bytes).ok_or_else(|| ZdsDecodeError::InvalidAddress {
                 uid: uid.to_owned(),
                 len: bytes.len(),
             })
@@ -111,7 +117,7 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
 
 /// Encodes a request to the node proxy.
 ///
-/// Addresses that would make the record too long are omitted, last first: they only speed up the pod's first
+/// Omits the last addresses of the pod if the record would be too long: addresses only speed up the pod's first
 /// connection.
 pub fn encode_request(request: &Request) -> Vec<u8> {
     let payload = match request {
@@ -130,11 +136,11 @@ pub fn encode_request(request: &Request) -> Vec<u8> {
     let mut message = zds::WorkloadRequest {
         payload: Some(payload),
     };
-    while message.encoded_len() > MAX_RECORD_BYTES && drop_address(&mut message) {}
+    while message.encoded_len() > MAX_RECORD_BYTES && drop_last_address(&mut message) {}
     message.encode_to_vec()
 }
 
-fn drop_address(message: &mut zds::WorkloadRequest) -> bool {
+fn drop_last_address(message: &mut zds::WorkloadRequest) -> bool {
     let Some(workload_request::Payload::Add(add)) = &mut message.payload else {
         return false;
     };
@@ -159,18 +165,22 @@ fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// Decodes a node proxy's acknowledgement.
+/// Decodes an acknowledgement that a node proxy sent.
 ///
 /// # Errors
 ///
 /// When the record is not a valid acknowledgement.
 pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
-    const WHAT: &str = "answer";
-    let message = zds::WorkloadResponse::decode(record)
-        .map_err(|source| ZdsDecodeError::Protobuf { what: WHAT, source })?;
+    const MESSAGE_NAME: &str = "answer";
+    let message = zds::WorkloadResponse::decode(record).map_err(|source| {
+        ZdsDecodeError::InvalidProtobuf {
+            what: MESSAGE_NAME,
+            source,
+        }
+    })?;
     let workload_response::Payload::Ack(ack) = message
         .payload
-        .ok_or(ZdsDecodeError::Empty { what: WHAT })?;
+        .ok_or(ZdsDecodeError::EmptyMessage { what: MESSAGE_NAME })?;
     Ok(if ack.error.is_empty() {
         Ok(())
     } else {
@@ -178,7 +188,7 @@ pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     })
 }
 
-/// Encodes an acknowledgement for the agent; a long error text is truncated to fit a record.
+/// Encodes an acknowledgement for the agent. Truncates a long error text so that it fits into a record.
 pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     let error = match ack {
         Ok(()) => String::new(),
@@ -190,7 +200,7 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     zds::WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Encodes a node proxy's hello with version 1 of ZDS.
+/// Encodes the hello of a node proxy, with version 1 of ZDS.
 pub fn encode_hello() -> Vec<u8> {
     zds::ZdsHello {
         version: zds::Version::V1.into(),
@@ -198,7 +208,7 @@ pub fn encode_hello() -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Decodes the ZDS version in a node proxy's hello, which may be an unknown one.
+/// Decodes the ZDS version in the hello of a node proxy. The version may be one that this build does not know.
 ///
 /// # Errors
 ///
@@ -206,7 +216,7 @@ pub fn encode_hello() -> Vec<u8> {
 pub fn decode_hello(record: &[u8]) -> Result<i32, ZdsDecodeError> {
     zds::ZdsHello::decode(record)
         .map(|hello| hello.version)
-        .map_err(|source| ZdsDecodeError::Protobuf {
+        .map_err(|source| ZdsDecodeError::InvalidProtobuf {
             what: "hello",
             source,
         })
@@ -255,11 +265,11 @@ mod tests {
     fn missing_parts_are_distinguished() {
         assert!(matches!(
             decode_request(b""),
-            Err(ZdsDecodeError::Empty { .. })
+            Err(ZdsDecodeError::EmptyMessage { .. })
         ));
         assert!(matches!(
             decode_request(b"\xff"),
-            Err(ZdsDecodeError::Protobuf { .. })
+            Err(ZdsDecodeError::InvalidProtobuf { .. })
         ));
         assert!(matches!(
             decode_request(b"\x12\x00"),
@@ -272,12 +282,15 @@ mod tests {
                 info: None
             }
         );
-        assert!(matches!(decode_ack(b""), Err(ZdsDecodeError::Empty { .. })));
+        assert!(matches!(
+            decode_ack(b""),
+            Err(ZdsDecodeError::EmptyMessage { .. })
+        ));
         // Three bytes are no address.
         let bad = b"\x0a\x0d\x0a\x01u\x12\x08\xca\x3e\x03abc\x0a\x00";
         assert!(matches!(
             decode_request(bad),
-            Err(ZdsDecodeError::Address { len: 3, .. })
+            Err(ZdsDecodeError::InvalidAddress { len: 3, .. })
         ));
     }
 

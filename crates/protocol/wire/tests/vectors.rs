@@ -15,7 +15,7 @@ use prost::Message;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-struct Line {
+struct VectorLine {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -25,11 +25,11 @@ struct Line {
     hex: String,
 }
 
-fn lines(file: &str) -> Vec<(Line, Vec<u8>)> {
+fn read_vector_lines(file: &str) -> Vec<(VectorLine, Vec<u8>)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors");
     let text = fs::read_to_string(path.join(file)).unwrap();
     let line = |text| {
-        let line: Line = serde_json::from_str(text).unwrap();
+        let line: VectorLine = serde_json::from_str(text).unwrap();
         let byte = |at| u8::from_str_radix(&line.hex[at..at + 2], 16).unwrap();
         let bytes = (0..line.hex.len()).step_by(2).map(byte).collect();
         (line, bytes)
@@ -41,11 +41,11 @@ fn lines(file: &str) -> Vec<(Line, Vec<u8>)> {
 
 #[test]
 fn every_address_is_known_in_full_and_written_as_it_came() {
-    for (line, bytes) in lines("address.jsonl") {
+    for (line, bytes) in read_vector_lines("address.jsonl") {
         let name = line.name;
-        assert_eq!(AddressRecord::unknown_fields(&bytes), 0, "{name}");
+        assert_eq!(AddressRecord::unknown_field_count(&bytes), 0, "{name}");
         let record = workload::Address::decode(bytes.as_slice()).unwrap();
-        assert_same(&record, &bytes, &name);
+        assert_same_encoding(&record, &bytes, &name);
         // Through the model and back, except for fields that a proxy does not use.
         match AddressRecord::decode(&bytes).unwrap() {
             AddressRecord::Workload(read) => {
@@ -56,13 +56,13 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
                 let again = workload::Workload::from(&*read);
                 assert_eq!(Workload::try_from(again.clone()).unwrap(), *read, "{name}");
                 let without = workload::Workload {
-                    services: in_order(sent.services),
+                    services: normalized_ports(sent.services),
                     // One that is left out is the namespace's default, and written as that.
                     service_account: read.service_account.to_string(),
                     ..sent
                 };
                 let again = workload::Workload {
-                    services: in_order(again.services),
+                    services: normalized_ports(again.services),
                     ..again
                 };
                 assert_eq!(again, without, "{name}");
@@ -78,9 +78,9 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
 
 type Services = std::collections::BTreeMap<String, workload::PortList>;
 
-/// Sorts ports by number, merges those of several transports, and removes application protocols, which only waypoints
+/// Sorts ports by number, merges ports of several transports, and removes application protocols, which only waypoints
 /// need.
-fn in_order(mut services: Services) -> Services {
+fn normalized_ports(mut services: Services) -> Services {
     for list in services.values_mut() {
         list.ports.sort_by_key(|port| port.service_port);
         list.ports.dedup_by_key(|port| port.service_port);
@@ -91,9 +91,9 @@ fn in_order(mut services: Services) -> Services {
     services
 }
 
-/// Checks that decoding loses nothing: prost drops unknown fields, so the lengths would differ. The order of map
-/// entries may differ.
-fn assert_same(record: &impl Message, bytes: &[u8], name: &str) {
+/// Checks that decoding loses no field: prost drops unknown fields, so that the encoded length would differ. The order
+/// of map entries may differ.
+fn assert_same_encoding(record: &impl Message, bytes: &[u8], name: &str) {
     let again = record.encode_to_vec();
     assert_eq!(again.len(), bytes.len(), "{name}");
     let sorted = |bytes: &[u8]| {
@@ -105,13 +105,16 @@ fn assert_same(record: &impl Message, bytes: &[u8], name: &str) {
 }
 
 fn policies() -> Vec<(String, Authorization)> {
-    let read = |(line, bytes): (Line, Vec<u8>)| {
-        let policy = decode::policy(&line.name, &bytes).unwrap();
+    let read = |(line, bytes): (VectorLine, Vec<u8>)| {
+        let policy = decode::decode_policy(&line.name, &bytes).unwrap();
         let again = security::Authorization::from(&policy).encode_to_vec();
         assert_eq!(again, bytes, "{}", line.name);
         (line.name, policy)
     };
-    lines("authorization.jsonl").into_iter().map(read).collect()
+    read_vector_lines("authorization.jsonl")
+        .into_iter()
+        .map(read)
+        .collect()
 }
 
 #[test]
@@ -195,7 +198,7 @@ fn policies_mean_what_they_say() {
 #[test]
 fn the_conversation_with_the_agent_is_ours_in_both_directions() {
     let mut kinds = Vec::new();
-    for (line, bytes) in lines("zds-n1.jsonl") {
+    for (line, bytes) in read_vector_lines("zds-n1.jsonl") {
         match (line.dir.as_str(), line.what.as_str()) {
             ("proxy->agent", "hello") => {
                 assert_eq!(zds_codec::decode_hello(&bytes).unwrap(), 1);

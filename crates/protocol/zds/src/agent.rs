@@ -1,8 +1,8 @@
 //! Agent's side of the ZDS connection to one node proxy: hello, snapshot, then one request at a time.
 //!
-//! Requests and acknowledgements are matched by order alone, so a late acknowledgement must never count for the next
-//! request: nothing is sent before the last request is acknowledged, and a proxy that does not respond at all loses
-//! the connection (the next connection's snapshot has everything).
+//! Acknowledgements belong to requests by order alone, so a late acknowledgement must never count for the next request.
+//! The agent sends a request only after the last one is acknowledged, and closes the connection to a proxy that does
+//! not respond; the snapshot of the next connection repeats all pods.
 
 use std::{
     collections::VecDeque,
@@ -14,12 +14,11 @@ use crate::message::{Ack, PodUid, Request};
 /// Timeout for the hello of a node proxy that has connected.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of an acknowledgement, after which the proxy is disconnected. Callers get an error
-/// earlier, see [`crate::Registry`]; the timeout is long because reconnecting does not help a proxy
-/// that is only slow.
+/// Timeout of an acknowledgement, after which the agent closes the connection. Callers get an error earlier, see
+/// [`crate::Registry`]. The timeout is long because reconnecting does not help a slow proxy.
 const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum unsent requests; beyond it the proxy counts as too slow and is disconnected.
+/// Maximum number of unsent requests. The agent closes the connection to a proxy that is too slow for this limit.
 const MAX_QUEUED_REQUESTS: usize = 4096;
 
 /// Kind of the record that is expected next on a connection.
@@ -29,18 +28,18 @@ pub enum ExpectedRecord {
     Hello,
     /// Acknowledgement of a request.
     Ack,
-    /// No record: any record is a protocol violation.
+    /// No record is expected: any record is a protocol violation.
     None,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event on the agent's side, which the caller must carry out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentEffect<N> {
     /// Sends a request, with the file descriptor of the pod's network namespace.
     Send(Request, Option<N>),
-    /// Reports a request and its acknowledgement.
+    /// Reports the acknowledgement of a request that was sent.
     Acknowledged(Request, Option<N>, Ack),
-    /// Closes the connection. The state machine has no effects after this one.
+    /// Closes the connection. No further effects follow.
     Close(CloseReason),
 }
 
@@ -107,7 +106,7 @@ impl<N: Clone> AgentSide<N> {
         matches!(self.phase, Phase::Idle | Phase::AwaitAck { .. })
     }
 
-    /// Returns the time at which [`Self::on_tick`] is due.
+    /// Returns the time at which the caller must call [`Self::on_tick`], if any.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::AwaitHello { until } | Phase::AwaitAck { until, .. } => Some(until),
@@ -115,7 +114,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Handles the proxy's hello: sends an `Add` or `Keep` for each pod, and then [`Request::SnapshotSent`].
+    /// Handles the proxy's hello: sends an `Add` or `Keep` for each pod, then [`Request::SnapshotSent`].
     pub fn on_hello(
         &mut self,
         snapshot: impl IntoIterator<Item = (Request, Option<N>)>,
@@ -145,24 +144,26 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Handles a record other than the expected one ([`Self::expected_record`]).
+    /// Handles a record of another kind than [`Self::expected_record`] returns: closes the connection.
     pub fn on_unexpected(&mut self, what: String) -> Vec<AgentEffect<N>> {
-        self.close(CloseReason::UnexpectedRecord(what))
+        self.close_connection(CloseReason::UnexpectedRecord(what))
     }
 
-    /// Handles the passing of time, by which timeouts expire.
+    /// Checks whether the timeout of the hello or acknowledgement has expired, and closes the connection if so.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
-            Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
+            Phase::AwaitHello { until } if until <= now => {
+                self.close_connection(CloseReason::NoHello)
+            }
             Phase::AwaitAck { until, .. } if until <= now => {
-                self.close(CloseReason::NoAcknowledgement)
+                self.close_connection(CloseReason::NoAcknowledgement)
             }
             _ => Vec::new(),
         }
     }
 
-    /// Queues a request, to be sent once those before it are acknowledged. An `Add` replaces an unsent one of the
-    /// same pod. Has no effect before the hello and after the close.
+    /// Queues a request, which is sent when all earlier requests are acknowledged. An `Add` replaces an unsent `Add` of
+    /// the same pod. Has no effect before the hello and after the close.
     pub fn enqueue(
         &mut self,
         request: Request,
@@ -176,7 +177,7 @@ impl<N: Clone> AgentSide<N> {
             self.forget_unsent_add(uid);
         }
         if self.queue.len() >= MAX_QUEUED_REQUESTS {
-            return self.close(CloseReason::QueueOverflow);
+            return self.close_connection(CloseReason::QueueOverflow);
         }
         self.queue.push_back((request, netns));
         self.send_next(now)
@@ -214,7 +215,7 @@ impl<N: Clone> AgentSide<N> {
         vec![effect]
     }
 
-    fn close(&mut self, reason: CloseReason) -> Vec<AgentEffect<N>> {
+    fn close_connection(&mut self, reason: CloseReason) -> Vec<AgentEffect<N>> {
         if matches!(self.phase, Phase::Closed) {
             return Vec::new();
         }

@@ -1,10 +1,10 @@
 //! ZDS, the protocol between the node agent and the node proxies, as state machines.
 //!
-//! The agent listens, a node proxy connects and sends its hello; the agent sends the pods to serve, one request at a
-//! time, each acknowledged by an [`Ack`]. [`ProxySide`] decides how a node proxy handles the requests, [`AgentSide`]
-//! drives one connection on the agent, and [`Registry`] decides which of several connected proxies receives which
-//! requests. No sockets, no tasks, no clock: the caller passes `now` and carries out the effects in the order given.
-//! `N` is the type of an open network namespace.
+//! A node proxy connects to the agent's socket and sends its hello. The agent then sends the pods to serve, one request
+//! at a time, and the proxy acknowledges each with an [`Ack`]. [`ProxySide`] decides how a node proxy handles the
+//! requests, [`AgentSide`] drives one connection of the agent, and [`Registry`] decides which of several connected
+//! proxies receives which requests. No sockets, tasks or clock: the caller passes `now` and carries out the effects in
+//! order. `N` is the type of an open network namespace.
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -19,4 +19,4 @@ pub use message::{
 pub use proxy::{
     Generation, PENDING_RETRY_INTERVAL, ProxyEffect, ProxyEvent, ProxySide, StopReason,
 };
-pub use registry::{ConnectionId, DeliverError, OrderId, Registry, RegistryEffect, RegistryEvent};
+pub use registry::{ConnectionId, OrderError, OrderId, Registry, RegistryEffect, RegistryEvent};

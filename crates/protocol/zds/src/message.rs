@@ -1,21 +1,20 @@
-//! Messages of ZDS between agent and node proxy. Their protobuf encoding is in `ambit-wire`.
+//! Messages of ZDS between agent and node proxy. The crate `ambit-wire` encodes them as protobuf.
 
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, PodName};
 
-/// Kubernetes UID of a pod, in lower case: the key of everything in ZDS.
+/// Kubernetes UID of a pod, in lower case, which identifies the pod in ZDS.
 pub type PodUid = ArcStr;
 
-/// Maximum size of a record in bytes. A longer one arrives truncated and ends the connection, so contents are truncated
-/// to fit.
+/// Maximum size of a record in bytes. A longer record arrives truncated and ends the connection, so senders truncate
+/// contents to fit.
 pub const MAX_RECORD_BYTES: usize = 1024;
 
-/// Maximum length of the error text in an [`Ack`], in bytes: leaves room for the protobuf framing
-/// in a record.
+/// Maximum length of the error text in an [`Ack`], in bytes. Leaves room for the protobuf encoding in a record.
 pub const MAX_ACK_TEXT_BYTES: usize = 900;
 
-/// Acknowledgement of a [`Request`]; the error is a text for operators.
+/// Acknowledgement of a [`Request`]. The error is a text for operators.
 pub type Ack = Result<(), String>;
 
 /// Description of a pod in a request.
@@ -30,24 +29,24 @@ pub struct WorkloadInfo {
 /// Request of the agent to the node proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Serve this pod. The only request that carries a network namespace.
+    /// Request to serve a pod. Only this request carries a network namespace.
     Add {
         /// UID of the pod.
         uid: PodUid,
         /// Description of the pod; `None` is a protocol error.
         info: Option<WorkloadInfo>,
     },
-    /// Continue to serve this pod, whose network namespace the agent does not have. Only within the snapshot.
+    /// Request to continue serving a pod whose network namespace the agent does not have. Only in the snapshot.
     Keep {
         /// UID of the pod.
         uid: PodUid,
     },
-    /// Stop serving this pod.
+    /// Request to stop serving a pod.
     Del {
         /// UID of the pod.
         uid: PodUid,
     },
-    /// End of the snapshot: the proxy stops serving pods that the snapshot did not contain.
+    /// End of the snapshot: the proxy stops serving pods that were not in the snapshot.
     SnapshotSent,
 }
 
@@ -61,7 +60,7 @@ impl Request {
     }
 }
 
-/// Truncates `text` to at most `max` bytes at a character boundary.
+/// Truncates `text` to at most `max` bytes, at a character boundary.
 pub fn truncate_to_bytes(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {

@@ -1,8 +1,8 @@
 //! Node proxy's side of ZDS: the pods that it serves, and its acknowledgements.
 //!
-//! Differs from ztunnel where that was fragile, never in what the agent sees: a protocol error ends the connection
-//! instead of the process; pods that could not be started stay pending over a reconnect; and an acknowledgement is
-//! only ever sent on its request's connection.
+//! Behaves like Istio's ztunnel towards the agent, but is more robust: a protocol error ends the connection instead of
+//! the process, pods that could not be started remain pending after a reconnect, and an acknowledgement is sent only on
+//! the connection of its request.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,49 +11,49 @@ use std::{
 
 use crate::message::{Ack, MAX_ACK_TEXT_BYTES, PodUid, Request, WorkloadInfo, truncate_to_bytes};
 
-/// Delay before the start of a pod's proxy instance is retried.
+/// Delay before the start of a pod's proxy instance is retried after a failure.
 pub const PENDING_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Number of one proxy instance of a pod: each [`ProxyEffect::Start`] has a new one.
+/// Number of one proxy instance of a pod. Each [`ProxyEffect::Start`] has a new number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 
 /// Event that the caller passes to [`ProxySide`].
 #[derive(Debug)]
 pub enum ProxyEvent<N> {
-    /// A connection to the agent is established and hello has been sent on it.
+    /// The proxy has connected to the agent and sent its hello.
     Connected,
-    /// The connection to the agent was closed. Pods continue to be served.
+    /// The connection to the agent was closed. The proxy continues to serve its pods.
     Disconnected,
-    /// Received request, with the network namespace that was attached.
+    /// The agent sent a request, with the attached network namespace if it has one.
     Request(Request, Option<N>),
-    /// Received record that is invalid: undecodable, truncated, empty, or with several descriptors.
+    /// The agent sent an invalid record: undecodable, truncated, empty, or with several file descriptors.
     Malformed(String),
-    /// The start of a proxy instance has succeeded: it listens.
+    /// A proxy instance has started: its listeners are open.
     Started {
         /// UID of the pod.
         uid: PodUid,
-        /// Generation of the start.
+        /// Generation of the started instance.
         generation: Generation,
     },
-    /// The start of a proxy instance has failed, and nothing of it is left.
+    /// A proxy instance has failed to start, and its resources are released.
     StartFailed {
         /// UID of the pod.
         uid: PodUid,
-        /// Generation of the start.
+        /// Generation of the failed instance.
         generation: Generation,
         /// Reason of the failure, for operators.
         error: String,
     },
-    /// Time has passed; see [`ProxySide::deadline`].
+    /// Time has passed: the time of [`ProxySide::deadline`] is reached.
     Tick,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event on the proxy's side, which the caller must carry out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProxyEffect<N> {
-    /// Opens the pod's listeners; the caller then reports [`ProxyEvent::Started`] or [`ProxyEvent::StartFailed`] with
-    /// the same generation.
+    /// Starts a proxy instance for the pod. The caller then reports [`ProxyEvent::Started`] or
+    /// [`ProxyEvent::StartFailed`] with the same generation.
     Start {
         /// UID of the pod.
         uid: PodUid,
@@ -64,7 +64,7 @@ pub enum ProxyEffect<N> {
         /// Network namespace of the pod, in which the listeners are opened.
         netns: N,
     },
-    /// Updates the description of a pod that is served already.
+    /// Updates the description of a pod whose instance is running.
     Update {
         /// UID of the pod.
         uid: PodUid,
@@ -73,7 +73,7 @@ pub enum ProxyEffect<N> {
         /// New description of the pod.
         info: WorkloadInfo,
     },
-    /// Stops a proxy instance, also one whose start has not been reported yet.
+    /// Stops a proxy instance, even if its start has not been reported yet.
     Stop {
         /// UID of the pod.
         uid: PodUid,
@@ -82,34 +82,34 @@ pub enum ProxyEffect<N> {
         /// Reason of the stop.
         reason: StopReason,
     },
-    /// Acknowledges the last request.
+    /// Sends the acknowledgement of the last request.
     Reply(Ack),
-    /// Closes the connection; the caller then connects again.
+    /// Closes the connection to the agent; the caller then connects again.
     Disconnect,
 }
 
 /// Reason why a proxy instance is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// The agent deleted the pod: it is gone, or left the mesh. New connections must not be
-    /// accepted; existing ones may end by themselves.
+    /// The agent deleted the pod, which has terminated or left the mesh. The instance accepts no new connections;
+    /// existing ones may end by themselves.
     Deleted,
     /// The agent's snapshot did not contain the pod.
     NotInSnapshot,
-    /// The pod has a new network namespace; nothing runs in the old one.
+    /// The pod has a new network namespace. Nothing runs in the old one any more.
     Replaced,
-    /// Another node proxy process has its own listeners for the pod.
+    /// Another node proxy process serves the pod with its own listeners.
     Surrendered,
 }
 
 #[derive(Debug)]
 enum StartState {
-    /// The start is in flight; the error is that of the previous start, if it failed.
+    /// The instance is starting. `failed` is the error of the previous start, if that failed.
     Starting {
         failed: Option<String>,
     },
-    Up,
-    /// The start failed; it is retried at this time.
+    Running,
+    /// The instance failed to start with `error`, and is started again at `retry_at`.
     Pending {
         retry_at: Instant,
         error: String,
@@ -121,24 +121,24 @@ struct ServedPod<N> {
     info: WorkloadInfo,
     netns: N,
     generation: Generation,
-    life: StartState,
+    start_state: StartState,
 }
 
 #[derive(Debug)]
 enum AgentLink {
-    Down,
-    /// The snapshot is being received; its pods so far.
+    Disconnected,
+    /// The agent is sending the snapshot, which contains these pods so far.
     Snapshot(BTreeSet<PodUid>),
-    Live,
+    Synced,
 }
 
-/// State of the pods that the agent requests this node proxy to serve.
+/// State of a node proxy in ZDS: the pods that it serves, and its connection to the agent.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, ServedPod<N>>,
-    link: AgentLink,
-    /// Generation of the start whose outcome is acknowledged to the agent.
-    answering: Option<Generation>,
+    agent_link: AgentLink,
+    /// Generation of the starting instance whose outcome will be acknowledged to the agent.
+    awaited_start: Option<Generation>,
     next_generation: u64,
 }
 
@@ -146,31 +146,31 @@ impl<N> Default for ProxySide<N> {
     fn default() -> Self {
         Self {
             pods: BTreeMap::new(),
-            link: AgentLink::Down,
-            answering: None,
+            agent_link: AgentLink::Disconnected,
+            awaited_start: None,
             next_generation: 0,
         }
     }
 }
 
 impl<N: Clone + PartialEq> ProxySide<N> {
-    /// Creates the state without pods and without a connection.
+    /// Creates a state without pods and without a connection to the agent.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Restores a pod that was served before this process started, and whose listeners are open already. The agent's
-    /// snapshot decides whether it stays.
+    /// Restores a pod that an earlier process served, and whose listeners are open already. The pod is stopped if the
+    /// agent's snapshot does not contain it.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
-        let life = StartState::Up;
+        let life = StartState::Running;
         self.pods.insert(
             uid,
             ServedPod {
                 info,
                 netns,
                 generation,
-                life,
+                start_state: life,
             },
         );
         generation
@@ -183,27 +183,29 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         effects
     }
 
-    /// Whether the snapshot has arrived on the current connection and no pod is pending.
+    /// Whether the agent's snapshot is complete on the current connection, and no pod is pending.
     pub fn is_ready(&self) -> bool {
-        matches!(self.link, AgentLink::Live) && self.pending().next().is_none()
+        matches!(self.agent_link, AgentLink::Synced) && self.pending_pods().next().is_none()
     }
 
-    /// Returns the pods that could not be started, with the reason.
-    pub fn pending(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
-        self.pods.iter().filter_map(|(uid, pod)| match &pod.life {
-            StartState::Pending { error, .. }
-            | StartState::Starting {
-                failed: Some(error),
-            } => Some((uid, &pod.info, error.as_str())),
-            StartState::Starting { failed: None } | StartState::Up => None,
-        })
+    /// Returns the pods whose instances failed to start, with the error.
+    pub fn pending_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, &str)> {
+        self.pods
+            .iter()
+            .filter_map(|(uid, pod)| match &pod.start_state {
+                StartState::Pending { error, .. }
+                | StartState::Starting {
+                    failed: Some(error),
+                } => Some((uid, &pod.info, error.as_str())),
+                StartState::Starting { failed: None } | StartState::Running => None,
+            })
     }
 
-    /// Returns the pods whose proxy instances listen.
+    /// Returns the pods whose proxy instances are running.
     pub fn running_pods(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
-            .filter(|(_, pod)| matches!(pod.life, StartState::Up))
+            .filter(|(_, pod)| matches!(pod.start_state, StartState::Running))
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
@@ -211,32 +213,32 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     pub fn deadline(&self) -> Option<Instant> {
         self.pods
             .values()
-            .filter_map(|pod| match pod.life {
+            .filter_map(|pod| match pod.start_state {
                 StartState::Pending { retry_at, .. } => Some(retry_at),
-                StartState::Starting { .. } | StartState::Up => None,
+                StartState::Starting { .. } | StartState::Running => None,
             })
             .min()
     }
 
-    /// Handles an event and returns its effects.
+    /// Handles an event. The caller must carry out the returned effects in order.
     pub fn on_event(&mut self, event: ProxyEvent<N>, now: Instant) -> Vec<ProxyEffect<N>> {
         match event {
             ProxyEvent::Connected => {
-                self.answering = None;
-                self.link = AgentLink::Snapshot(BTreeSet::new());
+                self.awaited_start = None;
+                self.agent_link = AgentLink::Snapshot(BTreeSet::new());
                 Vec::new()
             }
             ProxyEvent::Disconnected => {
-                self.answering = None;
-                self.link = AgentLink::Down;
+                self.awaited_start = None;
+                self.agent_link = AgentLink::Disconnected;
                 Vec::new()
             }
             ProxyEvent::Request(..) | ProxyEvent::Malformed(_)
-                if matches!(self.link, AgentLink::Down) =>
+                if matches!(self.agent_link, AgentLink::Disconnected) =>
             {
                 Vec::new()
             }
-            ProxyEvent::Request(..) if self.answering.is_some() => {
+            ProxyEvent::Request(..) if self.awaited_start.is_some() => {
                 self.reject_request("a request before the one before it was answered")
             }
             ProxyEvent::Request(request, netns) => self.on_request(request, netns),
@@ -246,7 +248,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 uid,
                 generation,
                 error,
-            } => self.on_failed(&uid, generation, error, now),
+            } => self.on_start_failed(&uid, generation, error, now),
             ProxyEvent::Tick => self.retry_pending(now),
         }
     }
@@ -269,12 +271,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             (_, Some(_)) => {
                 self.reject_request("a descriptor came with a request that is not an add")
             }
-            (Request::Keep { uid }, None) => match &mut self.link {
+            (Request::Keep { uid }, None) => match &mut self.agent_link {
                 AgentLink::Snapshot(named) => {
                     named.insert(uid);
                     vec![ProxyEffect::Reply(Ok(()))]
                 }
-                AgentLink::Live | AgentLink::Down => {
+                AgentLink::Synced | AgentLink::Disconnected => {
                     self.reject_request(&format!("the keep of {uid} came after the snapshot"))
                 }
             },
@@ -284,16 +286,16 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn add(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Vec<ProxyEffect<N>> {
-        if let AgentLink::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.agent_link {
             named.insert(uid.clone());
         }
         let mut effects = Vec::new();
         if let Some(pod) = self.pods.get_mut(&uid) {
             if pod.netns == netns {
                 let changed = pod.info != info;
-                match pod.life {
+                match pod.start_state {
                     StartState::Pending { .. } => {}
-                    StartState::Up | StartState::Starting { .. } => {
+                    StartState::Running | StartState::Starting { .. } => {
                         let generation = pod.generation;
                         if changed {
                             pod.info = info.clone();
@@ -303,15 +305,15 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                                 info,
                             });
                         }
-                        if matches!(pod.life, StartState::Up) {
+                        if matches!(pod.start_state, StartState::Running) {
                             effects.push(ProxyEffect::Reply(Ok(())));
                         } else {
-                            self.answering = Some(generation);
+                            self.awaited_start = Some(generation);
                         }
                         return effects;
                     }
                 }
-            } else if !matches!(pod.life, StartState::Pending { .. }) {
+            } else if !matches!(pod.start_state, StartState::Pending { .. }) {
                 effects.push(ProxyEffect::Stop {
                     uid: uid.clone(),
                     generation: pod.generation,
@@ -320,7 +322,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             }
         }
         let generation = self.new_generation();
-        self.answering = Some(generation);
+        self.awaited_start = Some(generation);
         let life = StartState::Starting { failed: None };
         self.pods.insert(
             uid.clone(),
@@ -328,7 +330,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
                 info: info.clone(),
                 netns: netns.clone(),
                 generation,
-                life,
+                start_state: life,
             },
         );
         effects.push(ProxyEffect::Start {
@@ -342,13 +344,13 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn del(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
-        if let AgentLink::Snapshot(named) = &mut self.link {
+        if let AgentLink::Snapshot(named) = &mut self.agent_link {
             // Running instances are stopped at the snapshot's end: until then nothing is removed.
             named.remove(uid);
             if self
                 .pods
                 .get(uid)
-                .is_some_and(|pod| matches!(pod.life, StartState::Pending { .. }))
+                .is_some_and(|pod| matches!(pod.start_state, StartState::Pending { .. }))
             {
                 self.pods.remove(uid);
             }
@@ -360,9 +362,9 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     }
 
     fn end_of_snapshot(&mut self) -> Vec<ProxyEffect<N>> {
-        let named = match std::mem::replace(&mut self.link, AgentLink::Live) {
+        let named = match std::mem::replace(&mut self.agent_link, AgentLink::Synced) {
             AgentLink::Snapshot(named) => named,
-            AgentLink::Live | AgentLink::Down => {
+            AgentLink::Synced | AgentLink::Disconnected => {
                 return self.reject_request("a second end of the snapshot");
             }
         };
@@ -384,7 +386,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        if !matches!(pod.life, StartState::Pending { .. }) {
+        if !matches!(pod.start_state, StartState::Pending { .. }) {
             effects.push(ProxyEffect::Stop {
                 uid: uid.clone(),
                 generation: pod.generation,
@@ -396,12 +398,12 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     fn on_started(&mut self, uid: &PodUid, generation: Generation) -> Vec<ProxyEffect<N>> {
         // An instance replaced or deleted during its start has been ordered to stop already.
         if let Some(pod) = self.current_pod(uid, generation) {
-            pod.life = StartState::Up;
+            pod.start_state = StartState::Running;
         }
         self.acknowledge(generation, Ok(()))
     }
 
-    fn on_failed(
+    fn on_start_failed(
         &mut self,
         uid: &PodUid,
         generation: Generation,
@@ -410,7 +412,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     ) -> Vec<ProxyEffect<N>> {
         let text = format!("failure to start proxy : {error}");
         if let Some(pod) = self.current_pod(uid, generation) {
-            pod.life = StartState::Pending {
+            pod.start_state = StartState::Pending {
                 retry_at: now + PENDING_RETRY_INTERVAL,
                 error,
             };
@@ -426,7 +428,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
 
     fn acknowledge(&mut self, generation: Generation, ack: Ack) -> Vec<ProxyEffect<N>> {
         if self
-            .answering
+            .awaited_start
             .take_if(|awaited| *awaited == generation)
             .is_none()
         {
@@ -440,7 +442,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
     fn retry_pending(&mut self, now: Instant) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         for (uid, pod) in &mut self.pods {
-            let error = match &mut pod.life {
+            let error = match &mut pod.start_state {
                 StartState::Pending { retry_at, error } if *retry_at <= now => {
                     std::mem::take(error)
                 }
@@ -449,7 +451,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             let generation = Generation(self.next_generation);
             self.next_generation += 1;
             pod.generation = generation;
-            pod.life = StartState::Starting {
+            pod.start_state = StartState::Starting {
                 failed: Some(error),
             };
             effects.push(ProxyEffect::Start {
@@ -468,10 +470,11 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// Handles a protocol violation: acknowledges it with an error and disconnects; the pods stay.
+    /// Handles a protocol violation: acknowledges it with an error and disconnects. The proxy continues to serve its
+    /// pods.
     fn reject_request(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
-        self.answering = None;
-        self.link = AgentLink::Down;
+        self.awaited_start = None;
+        self.agent_link = AgentLink::Disconnected;
         let text = format!("failure to process message : {what}");
         vec![
             ProxyEffect::Reply(Err(truncate_to_bytes(&text, MAX_ACK_TEXT_BYTES).to_owned())),

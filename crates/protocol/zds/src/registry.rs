@@ -1,8 +1,8 @@
-//! Distributes the agent's orders to several connected node proxies (an old and a new one during a rollout).
+//! Distributes the agent's orders to all connected node proxies (an old and a new one during a rollout).
 //!
-//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest disconnects and an
-//! older one is left, the older one is sent the pods that it lacks. Callers have an [`OrderId`] for each order and get
-//! its outcome, at the latest after [`DELIVERY_TIMEOUT`].
+//! A pod is added at the newest proxy that has sent its hello, and deleted at every proxy. When the newest proxy
+//! disconnects and an older one is left, the older one is sent the pods that it lacks. Callers choose an [`OrderId`]
+//! for each order and get its outcome within [`DELIVERY_TIMEOUT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::{
 /// Timeout of an order, including the wait for a proxy to connect.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Number of an accepted connection; newer connections have larger ones.
+/// Number of an accepted connection. Newer connections have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -28,20 +28,20 @@ pub struct OrderId(pub u64);
 /// Event that the caller passes to the [`Registry`].
 #[derive(Debug)]
 pub enum RegistryEvent<N> {
-    /// A node proxy has connected.
+    /// A node proxy has opened this connection.
     Accepted(ConnectionId),
-    /// Hello of the node proxy on a connection.
+    /// The node proxy on this connection has sent its hello.
     Hello(ConnectionId),
-    /// Acknowledgement of a request.
+    /// The node proxy on this connection has acknowledged a request.
     Ack(ConnectionId, Ack),
-    /// Record of another kind than [`Registry::expected_record`] returns.
+    /// The node proxy has sent a record of another kind than [`Registry::expected_record`] returns.
     Unexpected(ConnectionId, String),
     /// The connection was closed.
     Closed(ConnectionId),
     /// Order to serve a pod in a network namespace.
     Add {
-        /// Ticket of the order, whose outcome is reported when a proxy serves the pod.
-        ticket: OrderId,
+        /// Id of the order, under which its outcome is reported once a proxy serves the pod.
+        order_id: OrderId,
         /// UID of the pod.
         uid: PodUid,
         /// Description of the pod.
@@ -49,38 +49,38 @@ pub enum RegistryEvent<N> {
         /// Network namespace of the pod.
         netns: N,
     },
-    /// Pod that an earlier agent process enrolled and whose network namespace is unknown: a proxy that serves it
-    /// continues.
+    /// Order to continue serving a pod if a proxy serves it. For pods that an earlier agent process enrolled and whose
+    /// network namespace is unknown.
     KeepIfServed(PodUid),
     /// Order to stop serving a pod.
     Del {
-        /// Ticket of the order, whose outcome is reported when every proxy has stopped serving the pod.
-        ticket: OrderId,
+        /// Id of the order, under which its outcome is reported once every proxy has stopped serving the pod.
+        order_id: OrderId,
         /// UID of the pod.
         uid: PodUid,
     },
-    /// Time has passed; see [`Registry::deadline`].
+    /// Time has passed: the time of [`Registry::deadline`] is reached.
     Tick,
 }
 
-/// Effect that the caller must carry out, in order.
+/// Effect of an event on the registry, which the caller must carry out in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
     /// Sends a request on a connection.
     Send(ConnectionId, Request, Option<N>),
-    /// Closes a connection; [`RegistryEvent::Closed`] need not follow.
+    /// Closes a connection. [`RegistryEvent::Closed`] need not follow.
     Close(ConnectionId, CloseReason),
     /// Reports the outcome of an order.
-    OrderCompleted(OrderId, Result<(), DeliverError>),
-    /// Reports for the log that a proxy acknowledged a pod with an error.
+    OrderCompleted(OrderId, Result<(), OrderError>),
+    /// Reports, for the log, that a proxy rejected the request for a pod with this error.
     Refused(ConnectionId, PodUid, String),
-    /// Reports that a proxy has been sent every pod.
+    /// Reports that a proxy has acknowledged the whole snapshot.
     Synced(ConnectionId),
 }
 
-/// Reason why an order was not carried out.
+/// Reason why an order failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeliverError {
+pub enum OrderError {
     /// No proxy is connected.
     #[error("no node proxy is connected; is it running and ready on this node?")]
     NoProxy,
@@ -90,13 +90,13 @@ pub enum DeliverError {
     /// The connected proxy did not acknowledge the request in time.
     #[error("the node proxy did not answer within {DELIVERY_TIMEOUT:?}")]
     NoAcknowledgement,
-    /// The pod was deleted meanwhile, or added with a newer network namespace.
+    /// The pod was deleted before the order completed, or added with a newer network namespace.
     #[error("the pod was withdrawn meanwhile")]
     Withdrawn,
 }
 
-impl DeliverError {
-    /// Whether the same order may succeed later.
+impl OrderError {
+    /// Whether the same order could succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Withdrawn)
     }
@@ -110,39 +110,39 @@ struct DesiredPod<N> {
 
 #[derive(Debug)]
 struct ProxyConnection<N> {
-    side: AgentSide<N>,
-    /// Pods that this proxy has been sent, by which missing ones are determined.
-    sent: BTreeMap<PodUid, N>,
+    agent_side: AgentSide<N>,
+    /// Pods that were sent to this proxy, with their network namespaces.
+    sent_pods: BTreeMap<PodUid, N>,
 }
 
 #[derive(Debug)]
 enum OrderKind {
     Add,
-    /// Deletion with the connections whose acknowledgement is pending.
+    /// Deletion of a pod; the connections are those that have not acknowledged it yet.
     Del(BTreeSet<ConnectionId>),
 }
 
 #[derive(Debug)]
 struct OpenOrder {
     uid: PodUid,
-    until: Instant,
-    order: OrderKind,
+    deadline: Instant,
+    kind: OrderKind,
 }
 
-/// State of the pods to be served on this node, and of the connected node proxies.
+/// Pods that must be served on this node, connected node proxies, and pending orders.
 #[derive(Debug)]
 pub struct Registry<N> {
     pods: BTreeMap<PodUid, DesiredPod<N>>,
-    links: BTreeMap<ConnectionId, ProxyConnection<N>>,
-    open: BTreeMap<OrderId, OpenOrder>,
+    connections: BTreeMap<ConnectionId, ProxyConnection<N>>,
+    open_orders: BTreeMap<OrderId, OpenOrder>,
 }
 
 impl<N> Default for Registry<N> {
     fn default() -> Self {
         Self {
             pods: BTreeMap::new(),
-            links: BTreeMap::new(),
-            open: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            open_orders: BTreeMap::new(),
         }
     }
 }
@@ -155,35 +155,42 @@ impl<N: Clone + PartialEq> Registry<N> {
 
     /// Returns the number of connected proxies that have sent their hello.
     pub fn connected_proxies(&self) -> usize {
-        self.links
+        self.connections
             .values()
-            .filter(|link| link.side.is_open())
+            .filter(|link| link.agent_side.is_open())
             .count()
     }
 
     /// Returns the kind of the record that is expected next on a connection.
     pub fn expected_record(&self, connection: ConnectionId) -> ExpectedRecord {
-        self.links
+        self.connections
             .get(&connection)
-            .map_or(ExpectedRecord::None, |link| link.side.expected_record())
+            .map_or(ExpectedRecord::None, |link| {
+                link.agent_side.expected_record()
+            })
     }
 
     /// Returns the time at which the next [`RegistryEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
-        let links = self.links.values().filter_map(|link| link.side.deadline());
-        links.chain(self.open.values().map(|open| open.until)).min()
+        let links = self
+            .connections
+            .values()
+            .filter_map(|link| link.agent_side.deadline());
+        links
+            .chain(self.open_orders.values().map(|open| open.deadline))
+            .min()
     }
 
-    /// Handles an event and returns its effects.
+    /// Handles an event. The caller must carry out the returned effects in order.
     pub fn on_event(&mut self, event: RegistryEvent<N>, now: Instant) -> Vec<RegistryEffect<N>> {
         let mut effects = Vec::new();
         match event {
             RegistryEvent::Accepted(connection) => {
                 let link = ProxyConnection {
-                    side: AgentSide::new(now),
-                    sent: BTreeMap::new(),
+                    agent_side: AgentSide::new(now),
+                    sent_pods: BTreeMap::new(),
                 };
-                self.links.insert(connection, link);
+                self.connections.insert(connection, link);
             }
             RegistryEvent::Hello(connection) => self.on_hello(connection, now, &mut effects),
             RegistryEvent::Ack(connection, ack) => {
@@ -200,7 +207,7 @@ impl<N: Clone + PartialEq> Registry<N> {
                 self.on_connection_closed(connection, now, &mut effects)
             }
             RegistryEvent::Add {
-                ticket,
+                order_id: ticket,
                 uid,
                 info,
                 netns,
@@ -214,17 +221,20 @@ impl<N: Clone + PartialEq> Registry<N> {
                 };
                 self.pods.entry(uid).or_insert_with(unknown);
             }
-            RegistryEvent::Del { ticket, uid } => self.del(ticket, uid, now, &mut effects),
+            RegistryEvent::Del {
+                order_id: ticket,
+                uid,
+            } => self.del(ticket, uid, now, &mut effects),
             RegistryEvent::Tick => self.on_tick(now, &mut effects),
         }
         effects
     }
 
     fn newest_connection(&self) -> Option<ConnectionId> {
-        self.links
+        self.connections
             .iter()
             .rev()
-            .find(|(_, link)| link.side.is_open())
+            .find(|(_, link)| link.agent_side.is_open())
             .map(|(id, _)| *id)
     }
 
@@ -239,12 +249,12 @@ impl<N: Clone + PartialEq> Registry<N> {
             .iter()
             .map(|(uid, pod)| pod_request(uid, pod))
             .collect();
-        if let Some(link) = self.links.get_mut(&connection) {
+        if let Some(link) = self.connections.get_mut(&connection) {
             let named = self
                 .pods
                 .iter()
                 .filter_map(|(uid, pod)| Some((uid.clone(), pod.netns.clone()?)));
-            link.sent = named.collect();
+            link.sent_pods = named.collect();
         }
         self.apply_agent_effects(connection, now, effects, |side| {
             side.on_hello(snapshot, now)
@@ -271,14 +281,14 @@ impl<N: Clone + PartialEq> Registry<N> {
             .and_then(|pod| pod.netns)
             .is_some_and(|old| old != netns)
         {
-            self.withdraw(&uid, effects);
+            self.withdraw_add_orders(&uid, effects);
         }
         let open = OpenOrder {
             uid: uid.clone(),
-            until: now + DELIVERY_TIMEOUT,
-            order: OrderKind::Add,
+            deadline: now + DELIVERY_TIMEOUT,
+            kind: OrderKind::Add,
         };
-        self.open.insert(ticket, open);
+        self.open_orders.insert(ticket, open);
         if let Some(newest) = self.newest_connection() {
             self.send_add(newest, uid, info, netns, now, effects);
         }
@@ -293,8 +303,8 @@ impl<N: Clone + PartialEq> Registry<N> {
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        if let Some(link) = self.links.get_mut(&connection) {
-            link.sent.insert(uid.clone(), netns.clone());
+        if let Some(link) = self.connections.get_mut(&connection) {
+            link.sent_pods.insert(uid.clone(), netns.clone());
         }
         let request = Request::Add {
             uid,
@@ -313,11 +323,11 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
         self.pods.remove(&uid);
-        self.withdraw(&uid, effects);
+        self.withdraw_add_orders(&uid, effects);
         let ids: BTreeSet<_> = self
-            .links
+            .connections
             .iter()
-            .filter(|(_, link)| link.side.is_open())
+            .filter(|(_, link)| link.agent_side.is_open())
             .map(|(id, _)| *id)
             .collect();
         if ids.is_empty() {
@@ -326,17 +336,17 @@ impl<N: Clone + PartialEq> Registry<N> {
             return;
         }
         let order = OrderKind::Del(ids.clone());
-        self.open.insert(
+        self.open_orders.insert(
             ticket,
             OpenOrder {
                 uid: uid.clone(),
-                until: now + DELIVERY_TIMEOUT,
-                order,
+                deadline: now + DELIVERY_TIMEOUT,
+                kind: order,
             },
         );
         for connection in ids {
-            if let Some(link) = self.links.get_mut(&connection) {
-                link.sent.remove(&uid);
+            if let Some(link) = self.connections.get_mut(&connection) {
+                link.sent_pods.remove(&uid);
             }
             let request = Request::Del { uid: uid.clone() };
             self.apply_agent_effects(connection, now, effects, |side| {
@@ -345,15 +355,15 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the pending add orders of a pod, whose desired state has changed.
-    fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
+    /// Ends the pending orders to add a pod with [`DeliverError::Withdrawn`], since its desired state has changed.
+    fn withdraw_add_orders(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
         self.complete_orders(effects, |open| {
-            (open.uid == *uid && matches!(open.order, OrderKind::Add))
-                .then_some(Err(DeliverError::Withdrawn))
+            (open.uid == *uid && matches!(open.kind, OrderKind::Add))
+                .then_some(Err(OrderError::Withdrawn))
         });
     }
 
-    /// Runs one connection's state machine, and forwards its effects.
+    /// Passes an input to one connection's state machine, and converts its effects to effects of the registry.
     fn apply_agent_effects(
         &mut self,
         connection: ConnectionId,
@@ -361,10 +371,10 @@ impl<N: Clone + PartialEq> Registry<N> {
         effects: &mut Vec<RegistryEffect<N>>,
         act: impl FnOnce(&mut AgentSide<N>) -> Vec<AgentEffect<N>>,
     ) {
-        let Some(link) = self.links.get_mut(&connection) else {
+        let Some(link) = self.connections.get_mut(&connection) else {
             return;
         };
-        for effect in act(&mut link.side) {
+        for effect in act(&mut link.agent_side) {
             match effect {
                 AgentEffect::Send(request, netns) => {
                     effects.push(RegistryEffect::Send(connection, request, netns));
@@ -400,15 +410,15 @@ impl<N: Clone + PartialEq> Registry<N> {
                     .get(uid)
                     .is_some_and(|pod| pod.netns.as_ref() == netns)
                 {
-                    let result = ack.map_err(DeliverError::Refused);
+                    let result = ack.map_err(OrderError::Refused);
                     self.complete_orders(effects, |open| {
-                        (open.uid == *uid && matches!(open.order, OrderKind::Add))
+                        (open.uid == *uid && matches!(open.kind, OrderKind::Add))
                             .then(|| result.clone())
                     });
                 }
             }
             // A delete that fails counts like one that succeeds: the proxy has received it.
-            Request::Del { uid } => self.delete(connection, Some(uid), effects),
+            Request::Del { uid } => self.acknowledge_deletion(connection, Some(uid), effects),
             Request::Keep { uid } => {
                 if let Err(text) = ack {
                     effects.push(RegistryEffect::Refused(connection, uid.clone(), text));
@@ -418,22 +428,22 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the wait for one connection's acknowledgement of the deletion of `uid`; of all deletions if `None`, since
-    /// none will arrive.
-    fn delete(
+    /// Stops waiting for a connection to acknowledge the deletion of `uid`; or all deletions if `None`, since the
+    /// connection is closed. Completes deletions that every connection has acknowledged.
+    fn acknowledge_deletion(
         &mut self,
         connection: ConnectionId,
         uid: Option<&PodUid>,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        for open in self.open.values_mut() {
-            if let OrderKind::Del(missing) = &mut open.order
+        for open in self.open_orders.values_mut() {
+            if let OrderKind::Del(missing) = &mut open.kind
                 && uid.is_none_or(|uid| open.uid == *uid)
             {
                 missing.remove(&connection);
             }
         }
-        self.complete_orders(effects, |open| match &open.order {
+        self.complete_orders(effects, |open| match &open.kind {
             OrderKind::Del(missing) if missing.is_empty() => Some(Ok(())),
             _ => None,
         });
@@ -442,9 +452,9 @@ impl<N: Clone + PartialEq> Registry<N> {
     fn complete_orders(
         &mut self,
         effects: &mut Vec<RegistryEffect<N>>,
-        mut outcome: impl FnMut(&OpenOrder) -> Option<Result<(), DeliverError>>,
+        mut outcome: impl FnMut(&OpenOrder) -> Option<Result<(), OrderError>>,
     ) {
-        self.open.retain(|ticket, open| match outcome(open) {
+        self.open_orders.retain(|ticket, open| match outcome(open) {
             Some(result) => {
                 effects.push(RegistryEffect::OrderCompleted(*ticket, result));
                 false
@@ -462,23 +472,23 @@ impl<N: Clone + PartialEq> Registry<N> {
         let was_newest = self
             .newest_connection()
             .is_none_or(|newest| newest <= connection);
-        if self.links.remove(&connection).is_none() {
+        if self.connections.remove(&connection).is_none() {
             return;
         }
-        self.delete(connection, None, effects);
+        self.acknowledge_deletion(connection, None, effects);
         if was_newest && let Some(newest) = self.newest_connection() {
             self.send_missing_pods(newest, now, effects);
         }
     }
 
-    /// Sends an older proxy the pods that it lacks because a newer one was connected meanwhile.
+    /// Sends a proxy the pods that it was not sent while a newer proxy was connected.
     fn send_missing_pods(
         &mut self,
         connection: ConnectionId,
         now: Instant,
         effects: &mut Vec<RegistryEffect<N>>,
     ) {
-        let Some(link) = self.links.get(&connection) else {
+        let Some(link) = self.connections.get(&connection) else {
             return;
         };
         let missed: Vec<_> = self
@@ -486,11 +496,11 @@ impl<N: Clone + PartialEq> Registry<N> {
             .iter()
             .filter_map(|(uid, pod)| {
                 let netns = pod.netns.clone()?;
-                let sent = link.sent.get(uid) == Some(&netns);
+                let sent = link.sent_pods.get(uid) == Some(&netns);
                 let awaited = self
-                    .open
+                    .open_orders
                     .values()
-                    .any(|open| open.uid == *uid && matches!(open.order, OrderKind::Add));
+                    .any(|open| open.uid == *uid && matches!(open.kind, OrderKind::Add));
                 (awaited || !sent).then(|| (uid.clone(), pod.info.clone(), netns))
             })
             .collect();
@@ -501,9 +511,9 @@ impl<N: Clone + PartialEq> Registry<N> {
 
     fn on_tick(&mut self, now: Instant, effects: &mut Vec<RegistryEffect<N>>) {
         let overdue: Vec<_> = self
-            .links
+            .connections
             .iter()
-            .filter(|(_, link)| link.side.deadline().is_some_and(|until| until <= now))
+            .filter(|(_, link)| link.agent_side.deadline().is_some_and(|until| until <= now))
             .map(|(id, _)| *id)
             .collect();
         for connection in overdue {
@@ -512,11 +522,11 @@ impl<N: Clone + PartialEq> Registry<N> {
         let nobody = self.newest_connection().is_none();
         self.complete_orders(effects, |open| {
             let error = if nobody {
-                DeliverError::NoProxy
+                OrderError::NoProxy
             } else {
-                DeliverError::NoAcknowledgement
+                OrderError::NoAcknowledgement
             };
-            (open.until <= now).then_some(Err(error))
+            (open.deadline <= now).then_some(Err(error))
         });
     }
 }

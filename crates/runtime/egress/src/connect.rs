@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr};
 
 use tokio::net::{TcpStream, lookup_host};
 
-use crate::{Forbidden, Guard};
+use crate::{ForbiddenAddress, Guard};
 
 /// Error of connecting to a host that an object names.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum ConnectError {
         host: String,
         /// Address of the host that was checked last, and the reason why it is forbidden.
         #[source]
-        forbidden: Forbidden,
+        forbidden: ForbiddenAddress,
     },
     /// None of the host's addresses accepted a connection.
     #[error("cannot connect to {host}")]

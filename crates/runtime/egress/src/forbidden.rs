@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Reason why an address may not be called on behalf of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Forbidden {
+pub enum ForbiddenAddress {
     /// The address is a loopback, unspecified, multicast or broadcast address.
     #[error("{0} is a loopback, unspecified, multicast or broadcast address")]
-    Own(IpAddr),
+    LocalOrMulticast(IpAddr),
     /// The address is link-local, as nodes and metadata services have.
     #[error("{0} is an address of the node's own network (link-local)")]
     LinkLocal(IpAddr),
@@ -16,7 +16,7 @@ pub enum Forbidden {
     Metadata(IpAddr),
     /// The address is one that the mesh assigns to hosts without an address.
     #[error("{0} is an address that the mesh gives to hosts")]
-    Assigned(IpAddr),
+    MeshAssigned(IpAddr),
     /// The address is that of the API server or of a node.
     #[error("{0} is an address of the API server or of a node")]
     Cluster(IpAddr),
@@ -49,14 +49,14 @@ const fn v6(segments: [u16; 8]) -> IpAddr {
 }
 
 /// Returns the reason why an address is forbidden in every cluster, if it is.
-pub(crate) fn forbidden_reason(ip: IpAddr) -> Option<Forbidden> {
+pub(crate) fn forbidden_reason(ip: IpAddr) -> Option<ForbiddenAddress> {
     embedded_addresses(ip)
         .into_iter()
         .flatten()
         .find_map(|meant| match_special_range(ip, meant))
 }
 
-fn match_special_range(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
+fn match_special_range(ip: IpAddr, meant: IpAddr) -> Option<ForbiddenAddress> {
     let is_own = meant.is_loopback() || meant.is_unspecified() || meant.is_multicast();
     let (is_own, is_link_local, is_assigned) = match meant {
         IpAddr::V4(v4) => (
@@ -77,13 +77,13 @@ fn match_special_range(ip: IpAddr, meant: IpAddr) -> Option<Forbidden> {
     // Amazon's services for instances: metadata, and the agent of pod identities.
     let is_amazon = matches!(meant, IpAddr::V6(v6) if v6.segments().starts_with(&[0xfd00, 0xec2]));
     if is_amazon || METADATA_ADDRESSES.contains(&meant) {
-        Some(Forbidden::Metadata(ip))
+        Some(ForbiddenAddress::Metadata(ip))
     } else if is_own {
-        Some(Forbidden::Own(ip))
+        Some(ForbiddenAddress::LocalOrMulticast(ip))
     } else if is_link_local {
-        Some(Forbidden::LinkLocal(ip))
+        Some(ForbiddenAddress::LinkLocal(ip))
     } else if is_assigned {
-        Some(Forbidden::Assigned(ip))
+        Some(ForbiddenAddress::MeshAssigned(ip))
     } else {
         None
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 use parking_lot::RwLock;
 
-use crate::forbidden::{Forbidden, embedded_addresses, forbidden_reason};
+use crate::forbidden::{ForbiddenAddress, embedded_addresses, forbidden_reason};
 
 /// Decides which addresses may be called on behalf of objects. Clones share its settings.
 #[derive(Clone, Debug, Default)]
@@ -13,9 +13,9 @@ pub struct Guard(Arc<RwLock<GuardedRanges>>);
 
 #[derive(Debug, Default)]
 struct GuardedRanges {
-    /// Administrator's exceptions in this process's settings.
-    own: Vec<IpNet>,
-    mesh: Vec<IpNet>,
+    /// Exceptions that the administrator sets for this process.
+    process_exceptions: Vec<IpNet>,
+    mesh_exceptions: Vec<IpNet>,
     /// Addresses of the API server and of the nodes.
     cluster: BTreeSet<IpAddr>,
 }
@@ -23,7 +23,7 @@ struct GuardedRanges {
 impl GuardedRanges {
     fn allows(&self, ip: IpAddr) -> bool {
         let canonical = ip.to_canonical();
-        let mut nets = self.own.iter().chain(&self.mesh);
+        let mut nets = self.process_exceptions.iter().chain(&self.mesh_exceptions);
         nets.any(|net| net.contains(&canonical))
     }
 }
@@ -58,18 +58,18 @@ impl Guard {
 
     /// Replaces the administrator's exceptions for this process.
     pub fn set_exceptions(&self, allowed: Vec<IpNet>) {
-        self.0.write().own = allowed;
+        self.0.write().process_exceptions = allowed;
     }
 
     /// Replaces the administrator's exceptions for the mesh, and the addresses of the API server
     /// and of the nodes.
     pub fn update(&self, allowed: Vec<IpNet>, cluster: BTreeSet<IpAddr>) {
         let mut known = self.0.write();
-        known.mesh = allowed;
+        known.mesh_exceptions = allowed;
         known.cluster = cluster;
     }
 
-    /// Whether the administrator's exceptions contain an address.
+    /// Returns whether the administrator's exceptions contain an address.
     pub fn is_allowed(&self, ip: IpAddr) -> bool {
         self.0.read().allows(ip)
     }
@@ -79,7 +79,7 @@ impl Guard {
     /// # Errors
     ///
     /// Returns the reason why it may not.
-    pub fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
+    pub fn check(&self, ip: IpAddr) -> Result<(), ForbiddenAddress> {
         let known = self.0.read();
         if known.allows(ip) {
             return Ok(());
@@ -89,7 +89,7 @@ impl Guard {
         }
         let mut meant = embedded_addresses(ip).into_iter().flatten();
         if meant.any(|one| known.cluster.contains(&one)) {
-            return Err(Forbidden::Cluster(ip));
+            return Err(ForbiddenAddress::Cluster(ip));
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Guard {
 mod tests {
     use super::*;
 
-    fn check(guard: &Guard, ip: &str) -> Result<(), Forbidden> {
+    fn check(guard: &Guard, ip: &str) -> Result<(), ForbiddenAddress> {
         guard.check(ip.parse().unwrap())
     }
 
@@ -116,7 +116,11 @@ mod tests {
             "2001:db8::7",
         ] {
             let ip = node.parse().unwrap();
-            assert_eq!(guard.check(ip), Err(Forbidden::Cluster(ip)), "{node}");
+            assert_eq!(
+                guard.check(ip),
+                Err(ForbiddenAddress::Cluster(ip)),
+                "{node}"
+            );
         }
         assert_eq!(check(&guard, "10.0.0.8"), Ok(()));
         guard.update(vec!["127.0.0.9/32".parse().unwrap()], BTreeSet::new());

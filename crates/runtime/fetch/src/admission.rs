@@ -8,12 +8,12 @@ pub trait Admission: Sync {
     /// Reason why an address is refused.
     type Error: Error + Send + Sync + 'static;
 
-    /// Decides whether an address of a host may be called: the address in canonical form, or the IPv4 address that it
-    /// embeds. All of them must be admitted.
+    /// Decides whether an address of a host may be called. The client asks for the address in canonical form and for
+    /// each IPv4 address that it embeds, and connects only if all are admitted.
     ///
     /// # Errors
     ///
-    /// When it may not be called, or this cannot be decided.
+    /// When the address may not be called, or the decision cannot be made.
     fn admit(&self, host: &str, ip: IpAddr)
     -> impl Future<Output = Result<(), Self::Error>> + Send;
 }

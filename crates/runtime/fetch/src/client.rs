@@ -24,14 +24,14 @@ use crate::{
     error::{FetchError, MAX_REDIRECTS},
     url::{format_without_query, parse, redirect_target},
 };
-use tls::Tls;
+use tls::LazyTlsConfig;
 
 /// HTTP client that calls only addresses that its guard permits. Clones share the TLS configuration.
 #[derive(Clone, Debug)]
 pub struct Client {
     guard: Guard,
     user_agent: &'static str,
-    tls: Tls,
+    tls: LazyTlsConfig,
 }
 
 /// Parameters of a GET request.
@@ -84,7 +84,7 @@ impl Client {
         Self {
             guard,
             user_agent,
-            tls: Tls::default(),
+            tls: LazyTlsConfig::default(),
         }
     }
 
@@ -114,7 +114,7 @@ impl Client {
                 }
             }
         }
-        Err(FetchError::Redirects)
+        Err(FetchError::TooManyRedirects)
     }
 
     /// Connects to the server of a URL, with TLS if the scheme is https.
@@ -131,7 +131,7 @@ impl Client {
             return Ok(Box::new(stream));
         }
         let server = rustls_pki_types::ServerName::try_from(host.to_owned());
-        let server = server.map_err(|_| FetchError::Url(format_without_query(uri)))?;
+        let server = server.map_err(|_| FetchError::InvalidUrl(format_without_query(uri)))?;
         let stream = self.tls.connector()?.connect(server, stream).await;
         let stream = stream.map_err(|error| FetchError::Tls {
             host: host.to_owned(),
@@ -150,7 +150,7 @@ impl Client {
         let mut admitted = Vec::new();
         let mut refused = None;
         for address in ambit_egress::resolve(&self.guard, host, port).await? {
-            match admit(admission, host, address.ip()).await {
+            match check_admission(admission, host, address.ip()).await {
                 Ok(()) => admitted.push(address),
                 Err(error) => refused = Some(error),
             }
@@ -168,7 +168,7 @@ impl Client {
         uri: &Uri,
         headers: &[(HeaderName, HeaderValue)],
         is_first: bool,
-    ) -> Result<Exchange, FetchError> {
+    ) -> Result<UnreadResponse, FetchError> {
         let host = uri.host().unwrap_or_default();
         let wrong = |error| FetchError::Http {
             host: host.to_owned(),
@@ -178,7 +178,7 @@ impl Client {
         let mut request = Request::new(Empty::<Bytes>::new());
         *request.uri_mut() = path
             .parse()
-            .map_err(|_| FetchError::Url(format_without_query(uri)))?;
+            .map_err(|_| FetchError::InvalidUrl(format_without_query(uri)))?;
         let sent = request.headers_mut();
         for (name, value) in headers {
             if is_first || *name != AUTHORIZATION {
@@ -189,7 +189,7 @@ impl Client {
         let authority = HeaderValue::from_str(authority);
         sent.insert(
             HOST,
-            authority.map_err(|_| FetchError::Url(format_without_query(uri)))?,
+            authority.map_err(|_| FetchError::InvalidUrl(format_without_query(uri)))?,
         );
         sent.insert(USER_AGENT, HeaderValue::from_static(self.user_agent));
         let handshake = http1::handshake(TokioIo::new(stream)).await;
@@ -198,7 +198,7 @@ impl Client {
             // An error of the connection is also an error of the response.
             let _ended = connection.await;
         });
-        Ok(Exchange {
+        Ok(UnreadResponse {
             response: sender.send_request(request).await.map_err(wrong)?,
             _connection: connection,
         })
@@ -207,20 +207,24 @@ impl Client {
 
 /// Checks that the admission permits an address, and each IPv4 address that it embeds, so that another notation
 /// cannot bypass it.
-async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<(), A::Error> {
+async fn check_admission<A: Admission>(
+    admission: &A,
+    host: &str,
+    ip: IpAddr,
+) -> Result<(), A::Error> {
     for ip in ambit_egress::embedded_addresses(ip).into_iter().flatten() {
         admission.admit(host, ip.to_canonical()).await?;
     }
     Ok(())
 }
 
-/// Response whose body has not been read, with its connection, which is closed when this is dropped.
-struct Exchange {
+/// Response whose body has not been read, with its connection. Dropping the value closes the connection.
+struct UnreadResponse {
     response: http::Response<Incoming>,
     _connection: AbortOnDrop<()>,
 }
 
-impl Exchange {
+impl UnreadResponse {
     /// Returns the `Location` of a redirect; `None` for other responses.
     fn location(&self) -> Option<&str> {
         let is_redirect = self.response.status().is_redirection();

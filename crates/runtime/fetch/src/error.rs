@@ -8,12 +8,13 @@ use http::StatusCode;
 /// Maximum redirects that one fetch follows.
 pub(crate) const MAX_REDIRECTS: usize = 5;
 
-/// Error of fetching a resource. URLs in it have no query, in which redirects may have signatures that grant access.
+/// Error of fetching a resource. URLs in the error have no query: the query of a redirect's target may contain a
+/// signature that grants access.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The text is not a URL of the scheme http or https with a host.
     #[error("{0:?} is not a URL of http or https")]
-    Url(String),
+    InvalidUrl(String),
     /// The host has no address that the guard permits and that accepts the connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -41,7 +42,7 @@ pub enum FetchError {
     /// The response has another status than 200.
     #[error("{url} responds with {status}")]
     Status {
-        /// URL after redirects.
+        /// URL of the response, after redirects.
         url: String,
         /// Status of the response.
         status: StatusCode,
@@ -49,24 +50,24 @@ pub enum FetchError {
     /// The response body exceeds the limit.
     #[error("the response of {url} is longer than {limit} bytes")]
     TooLarge {
-        /// URL after redirects.
+        /// URL of the response, after redirects.
         url: String,
-        /// Maximum size in bytes.
+        /// Maximum size of the response body, in bytes.
         limit: usize,
     },
     /// The response body ended early.
     #[error("the response of {url} is truncated")]
     Truncated {
-        /// URL after redirects.
+        /// URL of the response, after redirects.
         url: String,
     },
     /// The fetch was redirected more than `MAX_REDIRECTS` times.
     #[error("more than {MAX_REDIRECTS} redirects")]
-    Redirects,
+    TooManyRedirects,
     /// A server redirected from TLS to plaintext.
     #[error("a redirect from https to http is not followed")]
-    Downgrade,
+    TlsDowngrade,
     /// The system has no trust store.
     #[error("this system has no certificate authorities")]
-    Roots,
+    NoTrustStore,
 }

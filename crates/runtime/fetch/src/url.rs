@@ -12,7 +12,7 @@ pub(crate) fn parse(url: &str) -> Result<Uri, FetchError> {
         scheme && uri.host().is_some_and(|host| !host.is_empty())
     };
     uri.filter(is_server)
-        .ok_or_else(|| FetchError::Url(without_query(url)))
+        .ok_or_else(|| FetchError::InvalidUrl(without_query(url)))
 }
 
 fn without_query(url: &str) -> String {
@@ -27,19 +27,19 @@ pub(crate) fn format_without_query(uri: &Uri) -> String {
     format!("{scheme}://{authority}{}", uri.path())
 }
 
-/// Returns the target of a redirect, which is never one from TLS to plaintext.
+/// Returns the target of a redirect; an error for a redirect from TLS to plaintext.
 pub(crate) fn redirect_target(from: &Uri, location: &str) -> Result<Uri, FetchError> {
     let to = if location.starts_with('/') && !location.starts_with("//") {
         let (scheme, authority) = (from.scheme_str(), from.authority());
         let (Some(scheme), Some(authority)) = (scheme, authority) else {
-            return Err(FetchError::Url(without_query(location)));
+            return Err(FetchError::InvalidUrl(without_query(location)));
         };
         parse(&format!("{scheme}://{authority}{location}"))?
     } else {
         parse(location)?
     };
     if from.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
-        return Err(FetchError::Downgrade);
+        return Err(FetchError::TlsDowngrade);
     }
     Ok(to)
 }
@@ -56,10 +56,13 @@ mod tests {
         assert_eq!(to("https://b.example/").unwrap(), "https://b.example/");
         assert!(matches!(
             to("http://a.example/"),
-            Err(FetchError::Downgrade)
+            Err(FetchError::TlsDowngrade)
         ));
         for wrong in ["", "z", "file:///etc/passwd", "//b.example/"] {
-            assert!(matches!(to(wrong), Err(FetchError::Url(_))), "{wrong:?}");
+            assert!(
+                matches!(to(wrong), Err(FetchError::InvalidUrl(_))),
+                "{wrong:?}"
+            );
         }
     }
 }

@@ -14,7 +14,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Reason why a stream of flow events cannot be opened or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The request is malformed.
+    /// The request for the stream is malformed.
     #[error("the request cannot be made: {0}")]
     Request(#[from] hyper::http::Error),
     /// The connection failed, or the peer violated HTTP.

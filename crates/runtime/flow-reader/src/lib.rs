@@ -1,6 +1,6 @@
 //! Reads the streams of flow events of many proxies, including proxies that start later.
 //!
-//! Used by the command line and the control plane, which implement how a proxy is reached ([`Proxies`]).
+//! Used by the command line and the control plane, which implement how a proxy is reached ([`ProxyConnector`]).
 #![forbid(unsafe_code)]
 
 mod error;
@@ -37,7 +37,7 @@ pub enum ReaderEvent {
     Connected(String),
     /// Complete lines of a proxy's stream, at least one, each with its line feed.
     Lines(Bytes),
-    /// The stream of a proxy failed or ended: name and reason. It is retried.
+    /// The stream of a proxy failed or ended: name and reason. The reader connects to the proxy again.
     Disconnected(String, String),
 }
 
@@ -51,18 +51,18 @@ pub struct OpenStream {
 
 impl fmt::Debug for OpenStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
+        f.debug_struct("OpenStream")
             .field("status", &self.response.status())
             .finish_non_exhaustive()
     }
 }
 
 /// Lists the proxies of a mesh and connects to them.
-pub trait Proxies: Send + Sync + 'static {
+pub trait ProxyConnector: Send + Sync + 'static {
     /// Identifier of a proxy, which displays the name that users know.
     type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
 
-    /// Lists the proxies that run now.
+    /// Lists the proxies that are running now.
     fn list(&self) -> impl Future<Output = Result<Vec<Self::Proxy>, String>> + Send;
 
     /// Connects to a proxy, and sends a GET request for `path`.
@@ -100,7 +100,11 @@ where
 }
 
 /// Reads the streams of all proxies until the receiver of events is dropped.
-pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<ReaderEvent>) {
+pub async fn follow<P: ProxyConnector>(
+    proxies: P,
+    filter: &Filter,
+    sender: mpsc::Sender<ReaderEvent>,
+) {
     let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(flows_path(filter)));
     let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
     let mut trouble = None;
@@ -113,7 +117,7 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
                     let (proxies, path, sender) = (proxies.clone(), path.clone(), sender.clone());
                     reading.entry(proxy.clone()).or_insert_with(|| {
                         ambit_rt::spawn_abortable("flows of a proxy", async move {
-                            let ended = read(&*proxies, &proxy, &path, &sender).await;
+                            let ended = read_proxy(&*proxies, &proxy, &path, &sender).await;
                             let ended = ReaderEvent::Disconnected(proxy.to_string(), ended);
                             // Fails only without a receiver.
                             let _gone = sender.send(ended).await;
@@ -137,7 +141,7 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
 }
 
 /// Reads one proxy's stream to its end, and returns the reason of the end.
-async fn read<P: Proxies>(
+async fn read_proxy<P: ProxyConnector>(
     proxies: &P,
     proxy: &P::Proxy,
     path: &str,
@@ -171,7 +175,7 @@ async fn read_stream(
         return Ok(());
     }
     let mut lines = LineBuffer::default();
-    while let Some(data) = next(&mut body).await? {
+    while let Some(data) = next_chunk(&mut body).await? {
         if let Some(complete) = lines.add(&data)?
             && sender.send(ReaderEvent::Lines(complete)).await.is_err()
         {
@@ -182,7 +186,7 @@ async fn read_stream(
 }
 
 /// Returns the next bytes of a response body; `None` at its end.
-async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
+async fn next_chunk(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
     loop {
         let frame = timeout(READ_TIMEOUT, body.frame()).await;
         match frame.map_err(|_elapsed| ReadError::Timeout)? {
@@ -215,7 +219,7 @@ impl OpenStream {
 async fn read_refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
     let mut text = Vec::new();
     while text.len() < MAX_REASON_BYTES {
-        match next(body).await {
+        match next_chunk(body).await {
             Ok(Some(data)) => text.extend_from_slice(&data),
             Ok(None) | Err(_) => break,
         }
@@ -250,8 +254,8 @@ mod tests {
     #[test]
     fn filters_are_encoded_into_the_path() {
         let filter = Filter {
-            refused: true,
-            from: Some("spiffe://td/ns/a b/sa/c&d".parse().unwrap()),
+            only_refused: true,
+            client: Some("spiffe://td/ns/a b/sa/c&d".parse().unwrap()),
             ..Filter::default()
         };
         assert_eq!(
@@ -261,10 +265,10 @@ mod tests {
         assert_eq!(flows_path(&Filter::default()), "/flows");
     }
 
-    /// Proxy whose stream consists of fixed bytes.
-    struct One(&'static [u8]);
+    /// Proxy in the test whose stream consists of fixed bytes.
+    struct FixedProxy(&'static [u8]);
 
-    impl Proxies for One {
+    impl ProxyConnector for FixedProxy {
         type Proxy = &'static str;
 
         async fn list(&self) -> Result<Vec<Self::Proxy>, String> {
@@ -286,10 +290,10 @@ mod tests {
         }
     }
 
-    async fn received(response: &'static [u8]) -> Vec<ReaderEvent> {
+    async fn received_events(response: &'static [u8]) -> Vec<ReaderEvent> {
         let (sender, mut receiver) = mpsc::channel(16);
         let following = ambit_rt::spawn_abortable("follow", async move {
-            follow(One(response), &Filter::default(), sender).await;
+            follow(FixedProxy(response), &Filter::default(), sender).await;
         });
         let mut all = Vec::new();
         while let Some(received) = receiver.recv().await {
@@ -305,9 +309,9 @@ mod tests {
 
     #[tokio::test]
     async fn stream_begins_brings_lines_and_ends() {
-        let all = received(b"HTTP/1.1 200 OK\r\n\r\n\n{\"a\":1}\n{\"b\":2}\n{\"cut").await;
+        let all = received_events(b"HTTP/1.1 200 OK\r\n\r\n\n{\"a\":1}\n{\"b\":2}\n{\"cut").await;
         let text: Vec<_> = all.iter().map(|one| format!("{one:?}")).collect();
-        assert!(text[0].contains("Began(\"one\")"), "{text:?}");
+        assert!(text[0].contains("Connected(\"one\")"), "{text:?}");
         let lines: Vec<u8> = all
             .iter()
             .filter_map(|one| match one {
@@ -321,7 +325,8 @@ mod tests {
 
     #[tokio::test]
     async fn refusal_is_an_end_with_its_text() {
-        let all = received(b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\ntoo many\n").await;
+        let all =
+            received_events(b"HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\ntoo many\n").await;
         let [ReaderEvent::Disconnected(proxy, why)] = &all[..] else {
             panic!("{all:?}");
         };

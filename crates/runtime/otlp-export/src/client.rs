@@ -67,7 +67,7 @@ pub(crate) enum ExportError {
 
 impl ExportError {
     /// Classifies the error for the decision about a retry.
-    pub(crate) fn attempt(&self) -> Attempt {
+    pub(crate) fn to_attempt(&self) -> Attempt {
         match self {
             Self::Http { status, after } if is_retryable_http(*status) => {
                 Attempt::Retryable { after: *after }
@@ -92,7 +92,7 @@ enum Sender {
 pub(crate) struct Client {
     collector: Collector,
     tls: Option<Arc<ClientConfig>>,
-    idle: Option<Sender>,
+    idle_connection: Option<Sender>,
 }
 
 impl Client {
@@ -106,7 +106,7 @@ impl Client {
         Ok(Self {
             tls: tls.transpose()?,
             collector,
-            idle: None,
+            idle_connection: None,
         })
     }
 
@@ -119,18 +119,18 @@ impl Client {
     /// collector rejected.
     pub(crate) async fn export(&mut self, message: &Bytes) -> Result<u64, ExportError> {
         let timeout = self.collector.timeout;
-        match tokio::time::timeout(timeout, self.call(message)).await {
+        match tokio::time::timeout(timeout, self.send_message(message)).await {
             Ok(result) => result,
             Err(_) => Err(ExportError::Timeout(timeout)),
         }
     }
 
-    async fn call(&mut self, message: &Bytes) -> Result<u64, ExportError> {
+    async fn send_message(&mut self, message: &Bytes) -> Result<u64, ExportError> {
         let mut request = self.request(message);
         // A connection with an invalid response is not reused.
-        if let Some(mut sender) = self.idle.take() {
+        if let Some(mut sender) = self.idle_connection.take() {
             match sender.send(request).await {
-                Ok(response) => return self.respond(sender, response).await,
+                Ok(response) => return self.read_response(sender, response).await,
                 Err(mut error) => match error.take_message() {
                     // The collector closed the idle connection before the request was sent.
                     Some(unsent) => request = unsent,
@@ -141,7 +141,7 @@ impl Client {
         let mut sender = self.connect().await?;
         let response = sender.send(request).await;
         let response = response.map_err(TrySendError::into_error)?;
-        self.respond(sender, response).await
+        self.read_response(sender, response).await
     }
 
     fn request(&self, message: &Bytes) -> Request<Full<Bytes>> {
@@ -198,14 +198,14 @@ impl Client {
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
         for address in addresses.into_iter().take(MAX_ADDRESSES) {
             match TcpStream::connect(SocketAddr::from((address, *port))).await {
-                Ok(stream) => return self.secure(stream).await,
+                Ok(stream) => return self.connect_tls(stream).await,
                 Err(error) => failed = error,
             }
         }
         Err(ExportError::Connect(self.address(), failed))
     }
 
-    async fn secure(&self, stream: TcpStream) -> Result<Sender, ExportError> {
+    async fn connect_tls(&self, stream: TcpStream) -> Result<Sender, ExportError> {
         let Some(config) = &self.tls else {
             return self.handshake(stream).await;
         };
@@ -240,8 +240,8 @@ impl Client {
         }
     }
 
-    /// Reads a response and returns its connection to the pool.
-    async fn respond(
+    /// Reads a response, and keeps its connection for the next export if the response is valid.
+    async fn read_response(
         &mut self,
         sender: Sender,
         response: Response<Incoming>,
@@ -254,7 +254,7 @@ impl Client {
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         if !is_taken {
             if body.is_ok() {
-                self.idle = Some(sender);
+                self.idle_connection = Some(sender);
             }
             return Err(ExportError::Http {
                 status: head.status.as_u16(),
@@ -264,7 +264,7 @@ impl Client {
         let body = body.map_err(ExportError::Response)?;
         let trailers = body.trailers().cloned().unwrap_or_default();
         let body = body.to_bytes();
-        self.idle = Some(sender);
+        self.idle_connection = Some(sender);
         match self.collector.protocol {
             Protocol::Http => Ok(rejected(&body)),
             Protocol::Grpc => {

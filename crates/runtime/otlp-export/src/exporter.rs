@@ -30,7 +30,7 @@ use crate::{
 /// Maximum time for which records are batched before they are sent.
 const MAX_BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Exporters of a program's metrics and logs before they are started; possibly none.
+/// Exporters of a program's metrics and logs, before they are started. A program may export either, both or neither.
 #[derive(Debug)]
 pub struct Exporter {
     metrics: Option<Client>,
@@ -39,7 +39,7 @@ pub struct Exporter {
     resource: Resource,
     scope: Scope,
     start: SystemTime,
-    own: OwnMetrics,
+    own_metrics: OwnMetrics,
 }
 
 impl Exporter {
@@ -63,7 +63,7 @@ impl Exporter {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
             },
             start: SystemTime::now(),
-            own: OwnMetrics {
+            own_metrics: OwnMetrics {
                 counts: exported
                     .map(|(signal, _)| (signal, Arc::default()))
                     .collect(),
@@ -77,14 +77,14 @@ impl Exporter {
 
     /// Returns the receiver of the program's log records, if they are exported.
     pub fn record_sink(&self) -> Option<Arc<dyn RecordSink>> {
-        let queue = self.own.logs.clone()?;
+        let queue = self.own_metrics.logs.clone()?;
         Some(Arc::new(queue))
     }
 
     /// Registers the exporter's own metrics, if anything is exported.
     pub fn register(&self, registry: &mut Registry) {
-        if !self.own.counts.is_empty() {
-            registry.register_collector(Box::new(self.own.clone()));
+        if !self.own_metrics.counts.is_empty() {
+            registry.register_collector(Box::new(self.own_metrics.clone()));
         }
     }
 
@@ -106,7 +106,7 @@ impl Exporter {
     {
         let (ending, ended) = watch::channel(false);
         let mut tasks = Vec::new();
-        let counts = self.own.counts.iter();
+        let counts = self.own_metrics.counts.iter();
         let counts = |signal| {
             let mut counts = counts.clone();
             let found = counts.find(|(own, _)| *own == signal);
@@ -118,11 +118,11 @@ impl Exporter {
             retries: RetryState::default(),
             counts: counts(signal),
             is_failing: false,
-            ended: ended.clone(),
+            end_signal: ended.clone(),
         };
         if let Some(client) = self.metrics {
             let export = MetricsExport {
-                sending: signal(Signal::Metrics, client),
+                sender: signal(Signal::Metrics, client),
                 exposition,
                 start: self.start,
                 resource: self.resource.clone(),
@@ -131,9 +131,9 @@ impl Exporter {
             let export = unrecorded(export.run(self.interval));
             tasks.push(ambit_rt::spawn_abortable("otlp metrics", export));
         }
-        if let Some((client, queue)) = self.logs.zip(self.own.logs) {
+        if let Some((client, queue)) = self.logs.zip(self.own_metrics.logs) {
             let export = LogsExport {
-                sending: signal(Signal::Logs, client),
+                sender: signal(Signal::Logs, client),
                 queue,
                 resource: self.resource,
                 scope: self.scope,
@@ -141,23 +141,26 @@ impl Exporter {
             let export = unrecorded(export.run());
             tasks.push(ambit_rt::spawn_abortable("otlp logs", export));
         }
-        RunningExporter { tasks, ending }
+        RunningExporter {
+            tasks,
+            end_signal: ending,
+        }
     }
 }
 
-/// Running export tasks, which end on drop.
+/// Running tasks that export metrics and logs; dropping the value ends them.
 #[derive(Debug)]
 pub struct RunningExporter {
     tasks: Vec<AbortOnDrop<()>>,
     /// Sender that signals the end of the program; its receivers are dropped when all tasks have ended.
-    ending: watch::Sender<bool>,
+    end_signal: watch::Sender<bool>,
 }
 
 impl RunningExporter {
     /// Exports metrics and queued logs once more, for at most `timeout`, and ends the tasks.
     pub async fn finish(self, timeout: Duration) {
-        self.ending.send_replace(true);
-        let ended = tokio::time::timeout(timeout, self.ending.closed()).await;
+        self.end_signal.send_replace(true);
+        let ended = tokio::time::timeout(timeout, self.end_signal.closed()).await;
         if ended.is_err() {
             tracing::debug!("the last export was not taken in time");
         }
@@ -167,7 +170,7 @@ impl RunningExporter {
 
 /// Task that exports the metrics.
 struct MetricsExport<M> {
-    sending: ExportSender,
+    sender: ExportSender,
     exposition: M,
     start: SystemTime,
     resource: Resource,
@@ -176,16 +179,16 @@ struct MetricsExport<M> {
 
 impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
     async fn run(mut self, interval: Duration) {
-        self.sending.log_start();
+        self.sender.log_start();
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick fires at once, when there is nothing to export yet.
         ticks.tick().await;
-        let mut ended = self.sending.ended.clone();
+        let mut ended = self.sender.end_signal.clone();
         loop {
             tokio::select! {
                 _ = ticks.tick() => self.export().await,
-                () = is_over(&mut ended) => break,
+                () = wait_for_end(&mut ended) => break,
             }
         }
         self.export().await;
@@ -201,9 +204,9 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
             start: self.start,
             now: SystemTime::now(),
         };
-        for message in metrics::messages(&text, times, &self.resource, &self.scope) {
+        for message in metrics::encode_messages(&text, times, &self.resource, &self.scope) {
             let message = Bytes::from(message.encode_to_vec());
-            if self.sending.send(&message).await == SendOutcome::Unreachable {
+            if self.sender.send(&message).await == SendOutcome::Unreachable {
                 return;
             }
         }
@@ -212,7 +215,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
 
 /// Task that exports the log records.
 struct LogsExport {
-    sending: ExportSender,
+    sender: ExportSender,
     queue: LogQueue,
     resource: Resource,
     scope: Scope,
@@ -220,17 +223,17 @@ struct LogsExport {
 
 impl LogsExport {
     async fn run(mut self) {
-        self.sending.log_start();
-        let mut ended = self.sending.ended.clone();
+        self.sender.log_start();
+        let mut ended = self.sender.end_signal.clone();
         loop {
             tokio::select! {
                 () = self.queue.wait_for_records(1) => {}
-                () = is_over(&mut ended) => break,
+                () = wait_for_end(&mut ended) => break,
             }
             tokio::select! {
                 () = self.queue.wait_for_records(MAX_BATCH_RECORDS) => {}
                 () = tokio::time::sleep(MAX_BATCH_DELAY) => {}
-                () = is_over(&mut ended) => break,
+                () = wait_for_end(&mut ended) => break,
             }
             let batch = self.queue.take_batch();
             self.export(batch).await;
@@ -245,10 +248,10 @@ impl LogsExport {
 
     async fn export(&mut self, batch: Vec<LogRecord>) -> SendOutcome {
         let many = batch.len();
-        let message = records::message(&batch, &self.resource, &self.scope);
+        let message = records::export_request(&batch, &self.resource, &self.scope);
         drop(batch);
         let message = Bytes::from(message.encode_to_vec());
-        let sent = self.sending.send(&message).await;
+        let sent = self.sender.send(&message).await;
         if sent != SendOutcome::Done {
             self.queue.add_dropped(many);
         }
@@ -276,17 +279,17 @@ struct ExportSender {
     counts: Arc<ExportCounts>,
     /// Whether the last attempt failed, which is logged once.
     is_failing: bool,
-    ended: watch::Receiver<bool>,
+    end_signal: watch::Receiver<bool>,
 }
 
 impl ExportSender {
     fn log_start(&self) {
-        let (signal, collector) = (self.signal.label(), self.client.address());
+        let (signal, collector) = (self.signal.metric_label(), self.client.address());
         tracing::info!(signal, collector, "exporting to an OpenTelemetry collector");
     }
 
     async fn send(&mut self, message: &Bytes) -> SendOutcome {
-        let signal = self.signal.label();
+        let signal = self.signal.metric_label();
         loop {
             let attempt = match self.client.export(message).await {
                 Ok(rejected) => Attempt::Accepted { rejected },
@@ -295,10 +298,10 @@ impl ExportSender {
                         let error = ErrorChain(&error);
                         tracing::warn!(signal, %error, "the OpenTelemetry collector does not take exports");
                     }
-                    error.attempt()
+                    error.to_attempt()
                 }
             };
-            match self.retries.decide(&attempt, random()) {
+            match self.retries.decide(&attempt, random_fraction()) {
                 RetryDecision::Done { rejected } => {
                     if std::mem::take(&mut self.is_failing) {
                         tracing::info!(signal, "the OpenTelemetry collector takes exports again");
@@ -308,7 +311,7 @@ impl ExportSender {
                     return SendOutcome::Done;
                 }
                 RetryDecision::Retry(pause) => {
-                    if self.pause(pause).await {
+                    if self.back_off(pause).await {
                         continue;
                     }
                     self.counts.failed.fetch_add(1, Relaxed);
@@ -316,7 +319,7 @@ impl ExportSender {
                 }
                 RetryDecision::GiveUp(pause) => {
                     self.counts.failed.fetch_add(1, Relaxed);
-                    self.pause(pause).await;
+                    self.back_off(pause).await;
                     return match attempt {
                         Attempt::Rejected => SendOutcome::Rejected,
                         _ => SendOutcome::Unreachable,
@@ -327,23 +330,23 @@ impl ExportSender {
     }
 
     /// Waits for the backoff; returns false if the program ends meanwhile.
-    async fn pause(&mut self, pause: Duration) -> bool {
+    async fn back_off(&mut self, pause: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(pause) => true,
-            () = is_over(&mut self.ended) => false,
+            () = wait_for_end(&mut self.end_signal) => false,
         }
     }
 }
 
-/// Waits until the program ends.
-async fn is_over(ended: &mut watch::Receiver<bool>) {
+/// Waits for the signal that the program ends.
+async fn wait_for_end(ended: &mut watch::Receiver<bool>) {
     // Without a sender the tasks are being aborted.
     ended.wait_for(|is_over| *is_over).await.ok();
 }
 
 /// Returns a random number in `0.0..1.0`, from the keys of the standard library's hashes.
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
-fn random() -> f64 {
+fn random_fraction() -> f64 {
     let bits = RandomState::new().hash_one(()) >> 11;
     bits as f64 / (1_u64 << 53) as f64
 }

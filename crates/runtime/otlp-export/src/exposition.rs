@@ -40,14 +40,14 @@ pub(crate) struct Sample {
 /// Value of a sample; integers are stored exactly.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
-    Whole(i64),
+    Integer(i64),
     Float(f64),
 }
 
 impl Value {
     fn parse(text: &str) -> Option<Self> {
         text.parse()
-            .map(Self::Whole)
+            .map(Self::Integer)
             .or_else(|_| text.parse().map(Self::Float))
             .ok()
     }
@@ -55,13 +55,13 @@ impl Value {
     #[expect(clippy::cast_precision_loss, reason = "the type of sums and bounds")]
     pub(crate) fn as_f64(self) -> f64 {
         match self {
-            Self::Whole(value) => value as f64,
+            Self::Integer(value) => value as f64,
             Self::Float(value) => value,
         }
     }
 }
 
-/// Parses a complete scrape response.
+/// Parses the metric families of a complete scrape response.
 pub(crate) fn parse(text: &str) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
     let mut help = ("", "");
@@ -94,7 +94,7 @@ pub(crate) fn parse(text: &str) -> Vec<Family> {
             }
         } else if !line.starts_with('#')
             && let Some(family) = families.last_mut()
-            && let Some(sample) = sample(line, &family.name)
+            && let Some(sample) = parse_sample(line, &family.name)
         {
             family.samples.push(sample);
         }
@@ -103,11 +103,11 @@ pub(crate) fn parse(text: &str) -> Vec<Family> {
 }
 
 /// Parses a sample, `name_suffix{labels} value`; text after the value, such as an exemplar, is ignored.
-fn sample(line: &str, family: &str) -> Option<Sample> {
+fn parse_sample(line: &str, family: &str) -> Option<Sample> {
     let rest = line.strip_prefix(family)?;
     let (suffix, rest) = rest.split_at_checked(rest.find(['{', ' '])?)?;
     let (labels, rest) = match rest.strip_prefix('{') {
-        Some(rest) => labels(rest)?,
+        Some(rest) => parse_labels(rest)?,
         None => (Vec::new(), rest),
     };
     Some(Sample {
@@ -122,7 +122,7 @@ type Labels = Vec<(String, String)>;
 
 /// Parses `name="value",…}`, with the escapes `\\`, `\"` and `\n`; also returns the rest of the
 /// line.
-fn labels(mut rest: &str) -> Option<(Labels, &str)> {
+fn parse_labels(mut rest: &str) -> Option<(Labels, &str)> {
     let mut labels = Vec::new();
     loop {
         rest = rest.trim_start_matches(',');

@@ -6,8 +6,8 @@
 //! [bounded queue](queue), metrics are read when they are sent, and an unavailable, slow or hostile
 //! collector only loses records, which are counted.
 //!
-//! Knows nothing of meshes. Spans and access logs that Istio's Telemetry sends to collectors are the waypoint's own
-//! (`ambit-otlp`).
+//! The crate knows nothing of meshes. Spans and access logs that Istio's Telemetry sends to collectors are the
+//! waypoint's own (`ambit-otlp`).
 #![forbid(unsafe_code)]
 
 mod client;

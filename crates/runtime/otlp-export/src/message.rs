@@ -1,8 +1,8 @@
 //! OTLP messages for metrics and logs, as far as programs send them
 //! (<https://github.com/open-telemetry/opentelemetry-proto>, v1).
 //!
-//! Declared here rather than taken from OpenTelemetry's crate, which depends on its SDK. The tests decode the encoded
-//! messages with that crate.
+//! The messages are declared here, since OpenTelemetry's crate of messages depends on its SDK. The tests decode the
+//! encoded messages with that crate.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

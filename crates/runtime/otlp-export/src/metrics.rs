@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Size of data points above which a further message is begun, in bytes: collectors accept messages of 4 MiB over
-/// gRPC by default.
+/// Size of data points above which the exporter begins a new message, in bytes: collectors accept messages of 4 MiB
+/// over gRPC by default.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
 /// Times of all data points in one export.
@@ -25,12 +25,12 @@ const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 pub(crate) struct MetricTimes {
     /// Start of the process, from which counters count.
     pub(crate) start: SystemTime,
-    /// Time of the export.
+    /// Time of the export, which all data points have.
     pub(crate) now: SystemTime,
 }
 
 /// Encodes the metrics of a scrape response as export requests.
-pub(crate) fn messages(
+pub(crate) fn encode_messages(
     text: &str,
     times: MetricTimes,
     resource: &Resource,
@@ -40,27 +40,31 @@ pub(crate) fn messages(
     let mut metrics = Vec::new();
     let mut bytes = 0;
     for family in exposition::parse(text) {
-        let mut points = Points::of(&family, times);
+        let mut points = DataPoints::from_family(&family, times);
         loop {
             let rest = points.split(&mut bytes);
             if !points.is_empty() {
-                metrics.push(points.metric(&family));
+                metrics.push(points.into_metric(&family));
             }
             let Some(rest) = rest else {
                 break;
             };
-            messages.push(message(resource, scope, std::mem::take(&mut metrics)));
+            messages.push(export_request(
+                resource,
+                scope,
+                std::mem::take(&mut metrics),
+            ));
             bytes = 0;
             points = rest;
         }
     }
     if !metrics.is_empty() {
-        messages.push(message(resource, scope, metrics));
+        messages.push(export_request(resource, scope, metrics));
     }
     messages
 }
 
-fn message(resource: &Resource, scope: &Scope, metrics: Vec<Metric>) -> ExportMetrics {
+fn export_request(resource: &Resource, scope: &Scope, metrics: Vec<Metric>) -> ExportMetrics {
     ExportMetrics {
         resource_metrics: vec![ResourceMetrics {
             resource: Some(resource.clone()),
@@ -73,16 +77,16 @@ fn message(resource: &Resource, scope: &Scope, metrics: Vec<Metric>) -> ExportMe
 }
 
 /// Data points of one metric.
-enum Points {
+enum DataPoints {
     Numbers(Vec<NumberPoint>),
     Histograms(Vec<HistogramPoint>),
 }
 
-impl Points {
-    fn of(family: &Family, times: MetricTimes) -> Self {
+impl DataPoints {
+    fn from_family(family: &Family, times: MetricTimes) -> Self {
         match family.kind {
-            MetricKind::Histogram => Self::Histograms(histograms(family, times)),
-            _ => Self::Numbers(numbers(family, times)),
+            MetricKind::Histogram => Self::Histograms(histogram_points(family, times)),
+            _ => Self::Numbers(number_points(family, times)),
         }
     }
 
@@ -101,7 +105,7 @@ impl Points {
         }
     }
 
-    fn metric(self, family: &Family) -> Metric {
+    fn into_metric(self, family: &Family) -> Metric {
         let suffix = match family.kind {
             MetricKind::Info => "_info",
             _ => "",
@@ -109,7 +113,7 @@ impl Points {
         Metric {
             name: format!("{}{suffix}", family.name),
             description: family.help.clone(),
-            unit: unit(&family.unit).to_owned(),
+            unit: ucum_unit(&family.unit).to_owned(),
             data: Some(match self {
                 Self::Histograms(data_points) => Data::Histogram(Histogram {
                     data_points,
@@ -140,7 +144,7 @@ fn split<P: prost::Message>(points: &mut Vec<P>, bytes: &mut usize) -> Option<Ve
 }
 
 /// Converts an OpenMetrics unit to UCUM.
-fn unit(unit: &str) -> &str {
+fn ucum_unit(unit: &str) -> &str {
     match unit {
         "seconds" => "s",
         "bytes" => "By",
@@ -156,7 +160,7 @@ fn attributes(labels: &[(String, String)]) -> Vec<KeyValue> {
         .collect()
 }
 
-fn numbers(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
+fn number_points(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
     let (suffix, is_sum) = match family.kind {
         MetricKind::Counter => ("_total", true),
         MetricKind::Info => ("_info", true),
@@ -170,7 +174,7 @@ fn numbers(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
         start_time_unix_nano: start,
         time_unix_nano: nanoseconds(times.now),
         value: Some(match sample.value {
-            exposition::Value::Whole(value) => Number::Int(value),
+            exposition::Value::Integer(value) => Number::Int(value),
             exposition::Value::Float(value) => Number::Double(value),
         }),
         attributes: attributes(&sample.labels),
@@ -181,9 +185,9 @@ fn numbers(family: &Family, times: MetricTimes) -> Vec<NumberPoint> {
 /// Label of a histogram bucket's upper bound.
 const BUCKET_BOUND_LABEL: &str = "le";
 
-/// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this
-/// order; its buckets are cumulative, those of OTLP count the values above the previous bound.
-fn histograms(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
+/// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this order; its buckets
+/// are cumulative, whereas each OTLP bucket counts only the values above the previous bound.
+fn histogram_points(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
     let mut points: Vec<HistogramPoint> = Vec::new();
     let mut below = 0;
     for sample in &family.samples {
@@ -199,7 +203,8 @@ fn histograms(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
                 });
             }
             "_bucket" => {
-                let Some((point, (bound, count))) = points.last_mut().zip(bucket(sample)) else {
+                let Some((point, (bound, count))) = points.last_mut().zip(parse_bucket(sample))
+                else {
                     continue;
                 };
                 if bound.is_finite() {
@@ -227,8 +232,8 @@ fn histograms(family: &Family, times: MetricTimes) -> Vec<HistogramPoint> {
 mod tests;
 
 /// Returns upper bound and count of a histogram bucket.
-fn bucket(sample: &Sample) -> Option<(f64, u64)> {
-    let exposition::Value::Whole(count) = sample.value else {
+fn parse_bucket(sample: &Sample) -> Option<(f64, u64)> {
+    let exposition::Value::Integer(count) = sample.value else {
         return None;
     };
     let mut labels = sample.labels.iter();

@@ -38,7 +38,7 @@ impl Collector for OwnMetrics {
             encoder.encode_descriptor("ambit_otlp_exports", help, None, MetricType::Counter)?;
         for (signal, counts) in &self.counts {
             for (outcome, count) in [("sent", &counts.sent), ("failed", &counts.failed)] {
-                let labels = [("signal", signal.label()), ("outcome", outcome)];
+                let labels = [("signal", signal.metric_label()), ("outcome", outcome)];
                 let count = ConstCounter::new(count.load(Relaxed));
                 count.encode(exports.encode_family(&labels)?)?;
             }
@@ -48,7 +48,7 @@ impl Collector for OwnMetrics {
             encoder.encode_descriptor("ambit_otlp_rejected", help, None, MetricType::Counter)?;
         for (signal, counts) in &self.counts {
             let count = ConstCounter::new(counts.rejected.load(Relaxed));
-            count.encode(rejected.encode_family(&[("signal", signal.label())])?)?;
+            count.encode(rejected.encode_family(&[("signal", signal.metric_label())])?)?;
         }
         let Some(logs) = &self.logs else {
             return Ok(());

@@ -18,11 +18,11 @@ use tokio::sync::Notify;
 
 use crate::records::record_bytes;
 
-/// Maximum queued records.
+/// Maximum number of queued log records.
 pub(crate) const MAX_RECORDS: usize = 8192;
 /// Approximate maximum memory of queued records, in bytes.
 pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Maximum records in one export.
+/// Maximum number of log records in one export.
 pub(crate) const MAX_BATCH_RECORDS: usize = 512;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 
@@ -32,7 +32,7 @@ pub(crate) struct LogQueue(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    waiting: Mutex<QueuedRecords>,
+    queued: Mutex<QueuedRecords>,
     /// Wakes the exporter for a first record, or a full batch.
     wake: Notify,
     dropped: AtomicU64,
@@ -47,7 +47,7 @@ struct QueuedRecords {
 impl RecordSink for LogQueue {
     fn record(&self, record: LogRecord) {
         let size = record_bytes(&record);
-        let mut waiting = self.0.waiting.lock();
+        let mut waiting = self.0.queued.lock();
         let many = waiting.records.len();
         if many >= MAX_RECORDS || waiting.bytes + size > MAX_BYTES {
             self.0.dropped.fetch_add(1, Relaxed);
@@ -76,7 +76,7 @@ impl LogQueue {
 
     /// Waits until at least `many` records are queued.
     pub(crate) async fn wait_for_records(&self, many: usize) {
-        while self.0.waiting.lock().records.len() < many {
+        while self.0.queued.lock().records.len() < many {
             self.0.wake.notified().await;
         }
     }
@@ -85,7 +85,7 @@ impl LogQueue {
     pub(crate) fn take_batch(&self) -> Vec<LogRecord> {
         let mut batch = Vec::new();
         let mut bytes = 0;
-        let mut waiting = self.0.waiting.lock();
+        let mut waiting = self.0.queued.lock();
         while batch.len() < MAX_BATCH_RECORDS && bytes < MAX_BATCH_BYTES {
             let Some(record) = waiting.records.pop_front() else {
                 // An idle program keeps no memory of a burst.

@@ -14,19 +14,23 @@ use crate::message::{
 const TARGET_ATTRIBUTE: &str = "target";
 
 /// Encodes an export request with log records.
-pub(crate) fn message(records: &[LogRecord], resource: &Resource, scope: &Scope) -> ExportLogs {
+pub(crate) fn export_request(
+    records: &[LogRecord],
+    resource: &Resource,
+    scope: &Scope,
+) -> ExportLogs {
     ExportLogs {
         resource_logs: vec![ResourceLogs {
             resource: Some(resource.clone()),
             scope_logs: vec![ScopeLogs {
                 scope: Some(scope.clone()),
-                log_records: records.iter().map(log).collect(),
+                log_records: records.iter().map(to_log_record).collect(),
             }],
         }],
     }
 }
 
-fn log(record: &LogRecord) -> Log {
+fn to_log_record(record: &LogRecord) -> Log {
     let (severity_number, severity_text) = match record.level {
         tracing::Level::TRACE => (1, "trace"),
         tracing::Level::DEBUG => (5, "debug"),

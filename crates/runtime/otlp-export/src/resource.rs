@@ -9,7 +9,7 @@ use crate::message::{Resource, Value, attribute};
 const RANDOM_UUID_PATH: &str = "/proc/sys/kernel/random/uuid";
 
 /// Builds the resource's attributes, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and
-/// those that the program knows of itself and its pod.
+/// the attributes that the program derives from itself and its pod.
 pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]) -> Resource {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     let own = [
@@ -18,7 +18,7 @@ pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]
             "service.version",
             Some(env!("CARGO_PKG_VERSION").to_owned()),
         ),
-        ("service.instance.id", Some(instance(env))),
+        ("service.instance.id", Some(instance_id(env))),
         ("k8s.pod.name", set("POD_NAME").map(str::to_owned)),
         (
             "k8s.namespace.name",
@@ -46,7 +46,7 @@ pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]
 }
 
 /// Returns `service.instance.id`: from the pod, or else a random id of this process.
-fn instance(env: &Env) -> String {
+fn instance_id(env: &Env) -> String {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     match (set("POD_NAMESPACE"), set("POD_NAME")) {
         (Some(namespace), Some(name)) => format!("{namespace}.{name}"),

@@ -1,5 +1,5 @@
 //! Decides after an export attempt: done, retry after a backoff, or give up (OTLP's specification, "Failures" and
-//! "Retryable response codes"). Pure: the caller sleeps, and passes the random number.
+//! "Retryable response codes"). The module performs no I/O: the caller sleeps, and passes the random number.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const BACKOFF_RANGE: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 const JITTER: f64 = 0.3;
 /// Maximum `Retry-After` of a collector that is respected.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Maximum attempts of exporting one message.
+/// Maximum number of attempts to export one message.
 const MAX_ATTEMPTS: u32 = 6;
 
 /// Result of one export attempt.
@@ -27,7 +27,7 @@ pub(crate) enum Attempt {
         /// Delay from the collector's `Retry-After`.
         after: Option<Duration>,
     },
-    /// The collector rejected the message for good.
+    /// The collector rejected the message, and a retry would be futile.
     Rejected,
 }
 

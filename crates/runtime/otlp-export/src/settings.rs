@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Scheme};
 
 use crate::tls::{TlsError, TlsRoots};
 
-/// Default timeout of an export.
+/// Default timeout of one export.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Default interval between exports of metrics.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub enum SettingsError {
     /// An endpoint contains a user and a password, which the error does not repeat.
     #[error("{variable} holds credentials; put them into OTEL_EXPORTER_OTLP_HEADERS")]
     Credentials {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
     },
     /// The TLS configuration cannot be built.
@@ -39,7 +39,7 @@ pub enum SettingsError {
     /// A list of headers is invalid; the error does not repeat its text.
     #[error("{variable} is not a list such as name=value,name=value, with percent-encoded values")]
     Headers {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
     },
 }
@@ -52,8 +52,8 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// Returns the signal's name in environment variables.
-    fn variable(self) -> &'static str {
+    /// Returns the part of environment variables' names that stands for the signal.
+    fn variable_part(self) -> &'static str {
         match self {
             Self::Metrics => "METRICS",
             Self::Logs => "LOGS",
@@ -61,7 +61,7 @@ impl Signal {
     }
 
     /// Returns the value of the label `signal` in metrics.
-    pub(crate) fn label(self) -> &'static str {
+    pub(crate) fn metric_label(self) -> &'static str {
         match self {
             Self::Metrics => "metrics",
             Self::Logs => "logs",
@@ -127,7 +127,7 @@ impl Settings {
         }
         let interval = milliseconds(env, "OTEL_METRIC_EXPORT_INTERVAL")?;
         let attributes = "OTEL_RESOURCE_ATTRIBUTES";
-        let read = pairs(env.get(attributes).unwrap_or_default());
+        let read = parse_pairs(env.get(attributes).unwrap_or_default());
         Ok(Self {
             metrics: collector(env, Signal::Metrics)?,
             interval: interval.unwrap_or(DEFAULT_INTERVAL),
@@ -144,7 +144,7 @@ impl Settings {
 }
 
 fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsError> {
-    let own = |name: &str| format!("OTEL_EXPORTER_OTLP_{}_{name}", signal.variable());
+    let own = |name: &str| format!("OTEL_EXPORTER_OTLP_{}_{name}", signal.variable_part());
     let common = |name: &str| format!("OTEL_EXPORTER_OTLP_{name}");
     let is_set = |variable: &String| env.get(variable).is_some_and(|text| !text.is_empty());
     // A signal's own variable overrides the common one; an empty one counts as unset.
@@ -178,7 +178,7 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         let variable = variable.clone();
         return Err(SettingsError::Credentials { variable });
     }
-    let target = target(text.trim(), protocol, signal, is_own).ok_or_else(|| {
+    let target = parse_endpoint(text.trim(), protocol, signal, is_own).ok_or_else(|| {
         let variable = endpoint.unwrap_or_default();
         invalid_value(
             env,
@@ -209,16 +209,16 @@ fn collector(env: &Env, signal: Signal) -> Result<Option<Collector>, SettingsErr
         tls: is_tls.then(|| one("CERTIFICATE").map_or(TlsRoots::System, roots)),
         headers: match one("HEADERS") {
             None => HeaderMap::new(),
-            Some(variable) => headers(env.get(&variable).unwrap_or_default())
+            Some(variable) => parse_headers(env.get(&variable).unwrap_or_default())
                 .ok_or(SettingsError::Headers { variable })?,
         },
         timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
     }))
 }
 
-/// Whether a signal is exported, by `OTEL_…_EXPORTER`.
+/// Returns whether a signal is exported, by `OTEL_…_EXPORTER`.
 fn is_enabled(env: &Env, signal: Signal, has_endpoint: bool) -> Result<bool, EnvError> {
-    let variable = format!("OTEL_{}_EXPORTER", signal.variable());
+    let variable = format!("OTEL_{}_EXPORTER", signal.variable_part());
     let exporters = env.get(&variable).unwrap_or_default();
     let mut is_enabled = has_endpoint && exporters.trim().is_empty();
     for exporter in exporters.split(',').map(str::trim) {
@@ -241,7 +241,7 @@ fn invalid_value(env: &Env, variable: &str, expected: &'static str) -> EnvError 
 }
 
 /// Returns host, port and request URI of a collector's endpoint.
-fn target(
+fn parse_endpoint(
     text: &str,
     protocol: Protocol,
     signal: Signal,
@@ -288,9 +288,9 @@ fn milliseconds(env: &Env, variable: &str) -> Result<Option<Duration>, EnvError>
 }
 
 /// Parses the headers of export requests, which are marked as sensitive.
-fn headers(text: &str) -> Option<HeaderMap> {
+fn parse_headers(text: &str) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
-    for (name, value) in pairs(text)? {
+    for (name, value) in parse_pairs(text)? {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
         let mut value = HeaderValue::from_str(&value).ok()?;
         value.set_sensitive(true);
@@ -301,7 +301,7 @@ fn headers(text: &str) -> Option<HeaderMap> {
 
 /// Parses `name=value,name=value` with percent-encoded values, the form of W3C's baggage without
 /// properties.
-fn pairs(text: &str) -> Option<Vec<(String, String)>> {
+fn parse_pairs(text: &str) -> Option<Vec<(String, String)>> {
     let entries = text.split(',').map(str::trim);
     let entries = entries.filter(|entry| !entry.is_empty());
     let read = |entry: &str| {

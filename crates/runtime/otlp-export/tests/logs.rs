@@ -21,9 +21,9 @@ use opentelemetry_proto::tonic::{
     logs::v1::{LogRecord, SeverityNumber},
 };
 use prost::Message as _;
-use scripted::{Collector, DEADLINE, Reply};
+use scripted::{Collector, Reply, TEST_TIMEOUT};
 
-async fn records(collector: &mut Collector) -> Vec<LogRecord> {
+async fn received_records(collector: &mut Collector) -> Vec<LogRecord> {
     let received = collector.next().await;
     assert!(received.head.starts_with("post /v1/logs http/1.1\r\n"));
     let message = ExportLogsServiceRequest::decode(&*received.body).unwrap();
@@ -34,7 +34,7 @@ async fn records(collector: &mut Collector) -> Vec<LogRecord> {
     scopes.flat_map(|scope| scope.log_records).collect()
 }
 
-fn body(record: &LogRecord) -> &str {
+fn body_text(record: &LogRecord) -> &str {
     match record.body.as_ref().and_then(|any| any.value.as_ref()) {
         Some(Value::StringValue(text)) => text,
         other => panic!("{other:?}"),
@@ -47,8 +47,8 @@ fn body(record: &LogRecord) -> &str {
 async fn logs_are_exported_but_none_of_the_exporters_own() {
     let replies = [
         Reply::Status("503 Service Unavailable"),
-        Reply::Take,
-        Reply::Take,
+        Reply::Accept,
+        Reply::Accept,
     ];
     let mut collector = Collector::start(&replies).await;
     let endpoint = collector.endpoint();
@@ -65,9 +65,12 @@ async fn logs_are_exported_but_none_of_the_exporters_own() {
     logging::write_line("GET / 200\n");
     let exporting = exporter.start(|| panic!("metrics are not exported"));
     // The first message is rejected, and sent again.
-    let (first, again) = (records(&mut collector).await, records(&mut collector).await);
+    let (first, again) = (
+        received_records(&mut collector).await,
+        received_records(&mut collector).await,
+    );
     assert_eq!(first, again);
-    let bodies: Vec<_> = again.iter().map(body).collect();
+    let bodies: Vec<_> = again.iter().map(body_text).collect();
     assert_eq!(bodies, ["connection complete", "GET / 200"]);
     assert_eq!(again[0].severity_number(), SeverityNumber::Warn);
     assert_eq!(again[0].severity_text, "warn");
@@ -80,11 +83,11 @@ async fn logs_are_exported_but_none_of_the_exporters_own() {
     assert_eq!(attributes, ["target", "bytes_sent", "error"]);
     // Records of the exporter itself, if any were exported, would precede this one.
     tracing::info!("second");
-    let second = records(&mut collector).await;
-    assert_eq!(second.iter().map(body).collect::<Vec<_>>(), ["second"]);
+    let second = received_records(&mut collector).await;
+    assert_eq!(second.iter().map(body_text).collect::<Vec<_>>(), ["second"]);
     tracing::info!("last");
-    exporting.finish(DEADLINE).await;
-    let last = records(&mut collector).await;
-    assert_eq!(last.iter().map(body).collect::<Vec<_>>(), ["last"]);
+    exporting.finish(TEST_TIMEOUT).await;
+    let last = received_records(&mut collector).await;
+    assert_eq!(last.iter().map(body_text).collect::<Vec<_>>(), ["last"]);
     logging::flush(Duration::from_secs(5));
 }

@@ -1,5 +1,5 @@
-//! Exponential backoff as a value. Knows nothing of clocks or randomness: the caller sleeps, and passes the random
-//! number.
+//! Exponential backoff as a value. The value uses neither a clock nor a random generator: the caller sleeps, and passes
+//! the random number.
 
 use std::time::Duration;
 

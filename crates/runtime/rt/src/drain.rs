@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// How open work is ended at shutdown.
+/// Treatment of open work at shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainMode {
     /// Accepts no new work, lets open work finish until `deadline`, and then terminates it.
@@ -45,9 +45,12 @@ pub fn channel() -> (Drain, DrainWatcher) {
     (
         Drain {
             sender,
-            open: open.clone(),
+            open_work_tracker: open.clone(),
         },
-        DrainWatcher { receiver, open },
+        DrainWatcher {
+            receiver,
+            open_work_tracker: open,
+        },
     )
 }
 
@@ -55,7 +58,7 @@ pub fn channel() -> (Drain, DrainWatcher) {
 #[derive(Debug)]
 pub struct Drain {
     sender: watch::Sender<Option<DrainMode>>,
-    open: TaskTracker,
+    open_work_tracker: TaskTracker,
 }
 
 impl Drain {
@@ -76,7 +79,7 @@ impl Drain {
             }
             stricter
         });
-        self.open.close();
+        self.open_work_tracker.close();
     }
 
     /// Announces the drain, waits for all open work until the deadline, and terminates the rest. Returns the number of
@@ -84,20 +87,20 @@ impl Drain {
     pub async fn finish(&self, mode: DrainMode) -> usize {
         self.start(mode);
         if let DrainMode::Graceful { deadline } = mode
-            && tokio::time::timeout_at(deadline, self.open.wait())
+            && tokio::time::timeout_at(deadline, self.open_work_tracker.wait())
                 .await
                 .is_ok()
         {
             return 0;
         }
-        let cut = self.open.len();
+        let cut = self.open_work_tracker.len();
         self.start(DrainMode::Immediate);
-        if tokio::time::timeout(Duration::from_secs(1), self.open.wait())
+        if tokio::time::timeout(Duration::from_secs(1), self.open_work_tracker.wait())
             .await
             .is_err()
         {
             tracing::debug!(
-                left = self.open.len(),
+                left = self.open_work_tracker.len(),
                 "work did not end within a second of the cut"
             );
         }
@@ -108,13 +111,13 @@ impl Drain {
     pub fn watcher(&self) -> DrainWatcher {
         DrainWatcher {
             receiver: self.sender.subscribe(),
-            open: self.open.clone(),
+            open_work_tracker: self.open_work_tracker.clone(),
         }
     }
 
     /// Returns the number of open work items.
     pub fn open_work(&self) -> usize {
-        self.open.len()
+        self.open_work_tracker.len()
     }
 }
 
@@ -122,12 +125,12 @@ impl Drain {
 #[derive(Clone, Debug)]
 pub struct DrainWatcher {
     receiver: watch::Receiver<Option<DrainMode>>,
-    open: TaskTracker,
+    open_work_tracker: TaskTracker,
 }
 
 impl DrainWatcher {
     /// Waits until the drain starts; forever if its owner is dropped.
-    pub async fn started(&mut self) -> DrainMode {
+    pub async fn wait_until_started(&mut self) -> DrainMode {
         match self
             .receiver
             .wait_for(Option::is_some)
@@ -143,7 +146,7 @@ impl DrainWatcher {
     /// `Immediate` follows.
     pub async fn wait_until_deadline(&mut self) {
         loop {
-            let DrainMode::Graceful { deadline } = self.started().await else {
+            let DrainMode::Graceful { deadline } = self.wait_until_started().await else {
                 return;
             };
             let mut receiver = self.receiver.clone();
@@ -166,7 +169,7 @@ impl DrainWatcher {
     /// Returns a guard that counts as open work until dropped.
     pub fn open_work(&self) -> OpenWork {
         OpenWork {
-            _token: self.open.token(),
+            _token: self.open_work_tracker.token(),
         }
     }
 }
@@ -206,7 +209,7 @@ mod tests {
             let work = watcher.open_work();
             let mut noticed = watcher.clone();
             let worker = spawn("work", async move {
-                let mode = noticed.started().await;
+                let mode = noticed.wait_until_started().await;
                 tokio::time::sleep(3 * SECOND).await;
                 drop(work);
                 mode
@@ -265,7 +268,7 @@ mod tests {
             let (drain, mut watcher) = channel();
             drop(drain);
             assert!(
-                tokio::time::timeout(SECOND, watcher.started())
+                tokio::time::timeout(SECOND, watcher.wait_until_started())
                     .await
                     .is_err()
             );

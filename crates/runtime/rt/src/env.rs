@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, str::FromStr, time::Duration};
 #[derive(Clone, Debug, Default)]
 pub struct Env(BTreeMap<String, String>);
 
-/// Invalid environment variable.
+/// Error for an environment variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?} is not {expected}")]
 pub struct EnvError {
-    /// Name of the variable.
+    /// Name of the environment variable.
     pub variable: String,
-    /// Value of the variable.
+    /// Invalid value of the environment variable.
     pub value: String,
     /// Expected format, for instance "a duration such as 5s or 1h30m".
     pub expected: &'static str,
@@ -72,7 +72,7 @@ impl Env {
         })
     }
 
-    /// Parses a duration variable by [`parse_duration`].
+    /// Parses the value of a variable as a duration, by [`parse_duration`].
     pub fn duration(&self, variable: &str) -> Result<Option<Duration>, EnvError> {
         self.convert(
             variable,
@@ -110,7 +110,7 @@ impl Env {
 }
 
 /// Parses a duration in Go's format: decimal numbers each with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), for instance
-/// `1h30m` or `1.5s`; a bare `0` too.
+/// `1h30m` or `1.5s`. A bare `0` is valid, too.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

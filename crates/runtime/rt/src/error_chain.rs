@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-/// Displays `error: cause: cause…`, omitting causes whose text the errors before already contain.
+/// Displays `error: cause: cause…`, omitting each cause whose text an earlier error already contains.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 
@@ -44,9 +44,9 @@ mod tests {
         assert_eq!(ErrorChain(&error).to_string(), "cannot read a: inner");
         #[derive(Debug, thiserror::Error)]
         #[error("outer: {0}")]
-        struct Repeats(#[source] io::Error);
+        struct RepeatingError(#[source] io::Error);
         assert_eq!(
-            ErrorChain(&Repeats(io::Error::other("inner"))).to_string(),
+            ErrorChain(&RepeatingError(io::Error::other("inner"))).to_string(),
             "outer: inner"
         );
     }

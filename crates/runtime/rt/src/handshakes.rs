@@ -14,7 +14,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{DrainWatcher, Rates, Slot, SlotLimits, Slots, http::Listen, spawn};
+use crate::{DrainWatcher, RateLimits, Slot, SlotLimits, Slots, http::Listen, spawn};
 
 /// Pause after a failed accept, for instance for lack of descriptors.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -38,20 +38,20 @@ pub struct HandshakeLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeCloseReason {
     /// The source address exceeds its rate of new connections.
-    Rate,
-    /// A later connection displaced it from its slot, see [`SlotLimits`].
+    RateLimited,
+    /// A later connection took over the connection's slot, see [`SlotLimits`].
     Displaced,
     /// The handshake failed or timed out.
-    Handshake,
+    HandshakeFailed,
 }
 
 impl HandshakeCloseReason {
     /// Returns the reason's label value in metrics.
     pub fn label(self) -> &'static str {
         match self {
-            Self::Rate => "rate",
+            Self::RateLimited => "rate",
             Self::Displaced => "displaced",
-            Self::Handshake => "handshake",
+            Self::HandshakeFailed => "handshake",
         }
     }
 }
@@ -69,7 +69,7 @@ pub struct AdmittedConnection<T> {
 
 /// Accepts connections until the drain starts or the receiver is dropped. `admission` performs a connection's
 /// handshake; `closed` is called for each connection without a completed handshake. `name` appears in logs.
-pub fn admit<T, E, F>(
+pub fn accept_with_handshake<T, E, F>(
     name: &'static str,
     listener: TcpListener,
     limits: HandshakeLimits,
@@ -85,11 +85,11 @@ where
     let (sender, receiver) = mpsc::channel(limits.queue);
     spawn(name, async move {
         let slots = Slots::new(limits.slots);
-        let rates = Rates::new(limits.per_second, limits.burst);
+        let rates = RateLimits::new(limits.per_second, limits.burst);
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
                 () = sender.closed() => return,
             };
             let (stream, peer) = match accepted {
@@ -102,12 +102,12 @@ where
             };
             if !rates.try_acquire(peer.ip().to_canonical(), Instant::now()) {
                 tracing::debug!(server = name, %peer, "connection closed: its address opens too many");
-                closed(HandshakeCloseReason::Rate);
+                closed(HandshakeCloseReason::RateLimited);
                 continue;
             }
             let slot = tokio::select! {
                 slot = slots.acquire(peer.ip()) => slot,
-                _ = drain.started() => return,
+                _ = drain.wait_until_started() => return,
             };
             let handshake = Handshake {
                 server: name,
@@ -148,14 +148,14 @@ impl Handshake {
                 Ok(Ok(connection)) => Ok(AdmittedConnection { connection, peer, slot: self.slot }),
                 Ok(Err(error)) => {
                     tracing::debug!(server, %peer, %error, "handshake failed");
-                    Err(HandshakeCloseReason::Handshake)
+                    Err(HandshakeCloseReason::HandshakeFailed)
                 }
                 Err(_elapsed) => {
                     tracing::debug!(server, %peer, "handshake took too long");
-                    Err(HandshakeCloseReason::Handshake)
+                    Err(HandshakeCloseReason::HandshakeFailed)
                 }
             },
-            () = self.slot.evicted() => {
+            () = self.slot.wait_until_evicted() => {
                 tracing::debug!(server, %peer, "connection closed: its address has opened too many");
                 Err(HandshakeCloseReason::Displaced)
             }

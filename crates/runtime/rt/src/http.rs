@@ -34,14 +34,14 @@ pub use response::{
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
 /// Number of an address's connections that other addresses' connections never displace.
-const PROTECTED_PER_ADDRESS: usize = 4;
+const PROTECTED_CONNECTIONS_PER_ADDRESS: usize = 4;
 
 /// Time for which the sockets of a killed predecessor process may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval at which binding an address in use is retried.
+/// Interval at which binding to an address that is still in use is retried.
 const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Request with its complete body.
+/// HTTP request with its complete body.
 pub type Request = ::http::Request<Bytes>;
 
 /// Limits of an HTTP server.
@@ -54,8 +54,8 @@ pub struct ServerOptions {
     pub max_body: usize,
     /// Maximum concurrent connections; further ones wait in the kernel's accept queue.
     pub max_connections: usize,
-    /// Maximum connections of one address; a further one displaces its oldest (see [`Slots`]), so that no slow or
-    /// greedy peer blocks others' probes or scrapes.
+    /// Maximum connections of one address; another connection displaces the address's oldest (see [`Slots`]), so that a
+    /// slow or greedy peer does not block other peers' probes and scrapes.
     pub max_per_address: usize,
     /// Timeout for receiving a request's headers, and its body.
     pub read_timeout: Duration,
@@ -90,8 +90,8 @@ impl ServerOptions {
 pub struct Peer(pub SocketAddr);
 
 impl Peer {
-    /// Whether a request came from this machine or, in a network namespace, from inside of it: over loopback, or over
-    /// a Unix socket.
+    /// Returns whether a request came over loopback or a Unix socket, that is, from this machine or from inside the
+    /// process's network namespace.
     pub fn is_local(request: &Request) -> bool {
         let peer = request.extensions().get::<Self>();
         peer.is_none_or(|Self(address)| address.ip().to_canonical().is_loopback())
@@ -147,12 +147,12 @@ pub async fn serve<L, H, F>(
     let slots = Slots::new(SlotLimits {
         total: options.max_connections,
         per_source: options.max_per_address,
-        protected_per_source: PROTECTED_PER_ADDRESS,
+        protected_per_source: PROTECTED_CONNECTIONS_PER_ADDRESS,
     });
     loop {
         let accepted = tokio::select! {
             accepted = listener.next() => accepted,
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -175,9 +175,9 @@ pub async fn serve<L, H, F>(
         };
         let mut admitted = tokio::select! {
             admitted = admit => admitted,
-            _ = drain.started() => return,
+            _ = drain.wait_until_started() => return,
         };
-        let served = connection(
+        let served = serve_connection(
             name,
             (stream, peer),
             options,
@@ -187,7 +187,7 @@ pub async fn serve<L, H, F>(
         spawn(name, async move {
             tokio::select! {
                 () = served => {}
-                () = admitted.revoked() => {
+                () = admitted.wait_until_evicted() => {
                     tracing::debug!(server = name, ?peer, "closed: its address has opened too many");
                 }
             }
@@ -197,22 +197,22 @@ pub async fn serve<L, H, F>(
 
 /// Slot or permit that a connection holds while it is served.
 enum ConnectionSlot {
-    /// Slot among all TCP connections.
+    /// Slot of a TCP connection, among those of all addresses.
     Slot(Slot),
-    /// Permit of a Unix socket's connection.
+    /// Permit of a connection over a Unix socket.
     Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
 }
 
 impl ConnectionSlot {
-    async fn revoked(&mut self) {
+    async fn wait_until_evicted(&mut self) {
         match self {
-            Self::Slot(slot) => slot.evicted().await,
+            Self::Slot(slot) => slot.wait_until_evicted().await,
             Self::Permit(_) => std::future::pending().await,
         }
     }
 }
 
-async fn connection<S, H, F>(
+async fn serve_connection<S, H, F>(
     name: &'static str,
     (stream, peer): (S, Option<SocketAddr>),
     options: ServerOptions,
@@ -246,7 +246,7 @@ async fn connection<S, H, F>(
                 }
                 return;
             }
-            _ = drain.started(), if !draining => {
+            _ = drain.wait_until_started(), if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }
@@ -301,8 +301,8 @@ fn has_local_host_header<B>(request: &::http::Request<B>) -> bool {
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether the request's headers report no page of another origin: such a page may send a POST to any port that its
-/// user's machine forwards to this server.
+/// Returns whether the request's headers name no web page of another origin: such a page could send a POST to any port
+/// that its user's machine forwards to this server.
 fn is_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
     let is_cross_site = headers
@@ -320,7 +320,7 @@ fn is_same_origin<B>(request: &::http::Request<B>) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {purpose}")]
 pub struct ListenError {
-    /// Address to listen on.
+    /// Address on which the server cannot listen.
     pub address: SocketAddr,
     /// Purpose of the server, for instance "metrics".
     pub purpose: &'static str,
@@ -340,8 +340,8 @@ pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListe
         })
 }
 
-/// Listens like [`bind`], but waits a moment for an address that is in use: sockets of a killed process stay open in
-/// children that it had just forked, until they exec.
+/// Listens like [`bind`], but retries for up to [`PREDECESSOR_TIMEOUT`] if the address is in use. The sockets of a
+/// killed process stay open in children that it had just forked, until the children exec.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! Code that all long-lived Ambit processes share: tasks, drain, signals, readiness, the admin and metrics server,
 //! logging, environment variables, backoff.
 //!
-//! Knows nothing of meshes, TLS or protobuf. The only caller of `tokio::spawn`.
+//! The crate knows nothing of meshes, TLS or protobuf. It is the only caller of `tokio::spawn`.
 #![forbid(unsafe_code)]
 
 pub mod backoff;
@@ -14,7 +14,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod panics;
-mod rates;
+mod rate_limits;
 pub mod readiness;
 mod resolve;
 pub mod shutdown;
@@ -28,13 +28,13 @@ pub use backoff::Backoff;
 pub use drain::{Drain, DrainMode, DrainWatcher, OpenWork};
 pub use env::{Env, EnvError};
 pub use error_chain::ErrorChain;
-pub use rates::Rates;
+pub use rate_limits::RateLimits;
 pub use readiness::{Readiness, ReadyTask};
 pub use resolve::{lookup_host, lookup_name};
 pub use shutdown::{Shutdown, ShutdownTrigger};
 pub use sleep::sleep_until;
 pub use slots::{Slot, SlotLimits, Slots};
 pub use task::{
-    AbortOnDrop, current_thread_runtime, essential, spawn, spawn_abortable, spawn_blocking,
-    spawn_essential, spawn_local,
+    AbortOnDrop, current_thread_runtime, end_process_on_panic, spawn, spawn_abortable,
+    spawn_blocking, spawn_essential, spawn_local,
 };

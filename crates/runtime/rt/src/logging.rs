@@ -1,11 +1,10 @@
 //! Logging: one line an event, as text or JSON, in the format of Istio's node proxy.
 //!
-//! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
-//! `scope`, the fields, `message`, one object a span. The scope is the event's target. Both are
-//! contracts with readers of Istio's logs that none of tracing-subscriber's own formats fulfils, so
-//! [`LogFormat`] is a format for its `fmt` layer. Lines go through a bounded queue
-//! to a thread of their own: a stuck reader costs lines, never traffic. tracing-appender's queue would
-//! take an allocation and a system call a line, and could not be flushed.
+//! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`, `scope`, the fields,
+//! `message`, one object a span. The scope is the event's target. Both are contracts with readers of Istio's logs that
+//! none of tracing-subscriber's own formats fulfils, so [`LogFormat`] is a format for its `fmt` layer. Lines go through
+//! a bounded queue to a separate thread: if standard output blocks, lines are dropped, and no traffic waits.
+//! tracing-appender's queue would take an allocation and a system call a line, and could not be flushed.
 
 mod format;
 mod line;
@@ -88,7 +87,7 @@ pub fn init_with_sink(
     start(format, filter, io::stdout(), sink)
 }
 
-/// Sets up logging to any writer.
+/// Sets up logging to any writer, with this format and filter.
 pub fn init_with(
     format: LogFormat,
     filter: &str,
@@ -165,8 +164,8 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
-/// Writes a line that is already formatted (an access log's), including its line feed, and passes it to the receiver
-/// of records, if any. Without logging it is dropped.
+/// Writes a line that is already formatted (an access log's), including its line feed, and passes it to the receiver of
+/// records, if any. The line is dropped if logging is not set up.
 pub fn write_line(line: &str) {
     if let Some(queue) = QUEUE.get() {
         queue.push(line.as_bytes());
@@ -198,8 +197,8 @@ impl LogHandle {
             .unwrap_or_default()
     }
 
-    /// Changes the default level (`debug`) or those of scopes (`scope=debug`), comma-separated; other scopes keep
-    /// their levels. `scope:debug` is understood, too.
+    /// Changes the default level (`debug`) or those of scopes (`scope=debug`), comma-separated; other scopes keep their
+    /// levels. The notation `scope:debug` is accepted as well.
     pub fn change(&self, directives: &str) -> Result<(), LoggingError> {
         let directives = directives.replace(':', "=").replace("==", "::");
         let parsed = directives

@@ -121,18 +121,18 @@ pub fn register_build(registry: &mut Registry, component: &str, version: &str) {
 
 /// Registers metrics of the process: open files, their limit, resident memory, CPU time and panics.
 pub fn register_process(registry: &mut Registry) {
-    registry.register_collector(Box::new(Process));
+    registry.register_collector(Box::new(ProcessMetrics));
 }
 
 /// Registers metrics of tokio runtimes, summed up; the label `worker` numbers the workers of all of them.
 pub fn register_runtimes(registry: &mut Registry, runtimes: Vec<Handle>) {
-    registry.register_collector(Box::new(Runtimes(runtimes.into())));
+    registry.register_collector(Box::new(RuntimeMetrics(runtimes.into())));
 }
 
 #[derive(Debug)]
-struct Process;
+struct ProcessMetrics;
 
-impl Collector for Process {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let fds = std::fs::read_dir("/proc/self/fd").map(|dir| dir.count().saturating_sub(1));
         let mut gauge = |name: &str, help: &str, value: Option<u64>| match value {
@@ -185,15 +185,15 @@ pub fn resident_bytes() -> Option<u64> {
 }
 
 #[derive(Debug)]
-struct Runtimes(Arc<[Handle]>);
+struct RuntimeMetrics(Arc<[Handle]>);
 
-impl Runtimes {
+impl RuntimeMetrics {
     fn sum(&self, of: impl Fn(&Handle) -> usize) -> i64 {
         i64::try_from(self.0.iter().map(of).sum::<usize>()).unwrap_or(i64::MAX)
     }
 }
 
-impl Collector for Runtimes {
+impl Collector for RuntimeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, value) in [
             (

@@ -12,12 +12,12 @@ pub const READY_PATH: &str = "/healthz/ready";
 
 /// Set of pending readiness tasks. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<Mutex<Vec<Task>>>);
+pub struct Readiness(Arc<Mutex<Vec<ReadinessTask>>>);
 
 #[derive(Debug)]
-struct Task {
+struct ReadinessTask {
     name: Cow<'static, str>,
-    pending: bool,
+    is_pending: bool,
 }
 
 /// Readiness of one part of the process. Dropping it does not change the state, so that a failed part stays pending.
@@ -28,17 +28,17 @@ pub struct ReadyTask {
 }
 
 impl Readiness {
-    /// Creates a readiness without pending tasks.
+    /// Creates a set without pending readiness tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds a pending task. The names of pending tasks appear in responses to probes, in the order added.
-    pub fn pending(&self, name: impl Into<Cow<'static, str>>) -> ReadyTask {
+    pub fn add_pending_task(&self, name: impl Into<Cow<'static, str>>) -> ReadyTask {
         let mut tasks = self.lock();
-        tasks.push(Task {
+        tasks.push(ReadinessTask {
             name: name.into(),
-            pending: true,
+            is_pending: true,
         });
         ReadyTask {
             tasks: self.clone(),
@@ -46,16 +46,16 @@ impl Readiness {
         }
     }
 
-    /// Whether no task is pending.
+    /// Returns whether no readiness task is pending.
     pub fn is_ready(&self) -> bool {
-        self.lock().iter().all(|task| !task.pending)
+        self.lock().iter().all(|task| !task.is_pending)
     }
 
     /// Returns the names of pending tasks.
     pub fn pending_names(&self) -> Vec<String> {
         self.lock()
             .iter()
-            .filter(|task| task.pending)
+            .filter(|task| task.is_pending)
             .map(|task| task.name.to_string())
             .collect()
     }
@@ -76,7 +76,7 @@ impl Readiness {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Task>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ReadinessTask>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,9 +96,9 @@ impl ReadyTask {
     pub fn set(&self, ready: bool) {
         let mut tasks = self.tasks.lock();
         if let Some(task) = tasks.get_mut(self.index)
-            && task.pending == ready
+            && task.is_pending == ready
         {
-            task.pending = !ready;
+            task.is_pending = !ready;
             tracing::info!(task = %task.name, ready, "readiness");
         }
     }
@@ -113,8 +113,8 @@ mod tests {
     fn ready_only_when_nothing_is_pending() {
         let readiness = Readiness::new();
         assert_eq!(readiness.respond(&get("/healthz/ready")).status(), 200);
-        let state = readiness.pending("state manager");
-        let proxy = readiness.pending("proxy");
+        let state = readiness.add_pending_task("state manager");
+        let proxy = readiness.add_pending_task("proxy");
         let answer = readiness.respond(&get("/healthz/ready"));
         assert_eq!(answer.status(), 500);
         assert_eq!(
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn a_task_may_become_pending_again() {
         let readiness = Readiness::new();
-        let zds = readiness.pending("workload proxy manager");
+        let zds = readiness.add_pending_task("workload proxy manager");
         zds.ready();
         assert!(readiness.is_ready());
         zds.not_ready();
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_task_that_was_dropped_unready_stays_pending() {
         let readiness = Readiness::new();
-        drop(readiness.pending("dns proxy"));
+        drop(readiness.add_pending_task("dns proxy"));
         assert!(!readiness.is_ready());
     }
 

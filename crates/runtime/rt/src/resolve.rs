@@ -9,7 +9,7 @@ use hickory_resolver::TokioResolver;
 
 /// Resolves a host to its addresses, in the order of the system's settings. An address resolves to itself.
 ///
-/// The settings are read at each call, so that changes take effect.
+/// Each call reads the system's settings, so that changes take effect.
 ///
 /// # Errors
 ///

@@ -44,7 +44,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Creates a shutdown that no signal triggers, for tests and embedded parts.
+    /// Creates a shutdown that no signal triggers, for tests and for components that run inside another process.
     pub fn manual() -> Self {
         let (sender, cause) = watch::channel(None);
         Self {

@@ -25,7 +25,7 @@ pub struct SlotLimits {
     pub protected_per_source: usize,
 }
 
-/// Connection slots of one listener.
+/// Connection slots of one listener, shared among source addresses.
 #[derive(Clone, Debug)]
 pub struct Slots(Arc<Shared>);
 
@@ -40,7 +40,7 @@ struct Shared {
 pub struct Slot {
     source: IpAddr,
     number: u64,
-    evicted: oneshot::Receiver<Infallible>,
+    eviction: oneshot::Receiver<Infallible>,
     slots: Slots,
 }
 
@@ -63,7 +63,7 @@ impl Slots {
                 return Slot {
                     source,
                     number,
-                    evicted,
+                    eviction: evicted,
                     slots: self.clone(),
                 };
             }
@@ -79,26 +79,26 @@ impl Slot {
     }
 
     /// Completes when another connection has taken over the slot, so that this one must be closed.
-    pub async fn evicted(&mut self) {
+    pub async fn wait_until_evicted(&mut self) {
         // No value is ever sent: this ends when the signal is dropped.
-        drop((&mut self.evicted).await);
+        drop((&mut self.eviction).await);
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.slots.0.table.lock().leave(self.source, self.number);
+        self.slots.0.table.lock().release(self.source, self.number);
         self.slots.0.freed.notify_one();
     }
 }
 
-/// State machine of the slots: their holders, oldest first.
+/// State machine of the slots: each source address with its connections, oldest first.
 #[derive(Debug)]
 struct Table<T> {
     limits: SlotLimits,
     next: u64,
-    taken: usize,
-    held: HashMap<IpAddr, VecDeque<(u64, T)>>,
+    taken_slots: usize,
+    holders: HashMap<IpAddr, VecDeque<(u64, T)>>,
 }
 
 impl<T> Table<T> {
@@ -106,19 +106,19 @@ impl<T> Table<T> {
         Self {
             limits,
             next: 0,
-            taken: 0,
-            held: HashMap::new(),
+            taken_slots: 0,
+            holders: HashMap::new(),
         }
     }
 
     /// Takes a slot, if necessary from the address with the most; returns the entry if all slots are protected.
     fn acquire(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
-        let own = self.held.get(&source).map_or(0, VecDeque::len);
+        let own = self.holders.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.per_source.max(1) {
             self.evict(source);
-        } else if self.taken >= self.limits.total.max(1) {
+        } else if self.taken_slots >= self.limits.total.max(1) {
             let most = self
-                .held
+                .holders
                 .iter()
                 .map(|(source, held)| (held.len(), *source))
                 .max();
@@ -131,8 +131,8 @@ impl<T> Table<T> {
         }
         let number = self.next;
         self.next += 1;
-        self.taken += 1;
-        self.held
+        self.taken_slots += 1;
+        self.holders
             .entry(source)
             .or_default()
             .push_back((number, entry));
@@ -140,22 +140,22 @@ impl<T> Table<T> {
     }
 
     fn evict(&mut self, source: IpAddr) {
-        let oldest = self.held.get(&source).and_then(VecDeque::front);
+        let oldest = self.holders.get(&source).and_then(VecDeque::front);
         if let Some(number) = oldest.map(|(number, _)| *number) {
-            self.leave(source, number);
+            self.release(source, number);
         }
     }
 
-    fn leave(&mut self, source: IpAddr, number: u64) {
-        let Some(held) = self.held.get_mut(&source) else {
+    fn release(&mut self, source: IpAddr, number: u64) {
+        let Some(held) = self.holders.get_mut(&source) else {
             return;
         };
         if let Some(at) = held.iter().position(|(one, _)| *one == number) {
             held.remove(at);
-            self.taken -= 1;
+            self.taken_slots -= 1;
         }
         if held.is_empty() {
-            self.held.remove(&source);
+            self.holders.remove(&source);
         }
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     }
 
     fn numbers(table: &Table<()>, source: IpAddr) -> Vec<u64> {
-        let held = table.held.get(&source);
+        let held = table.holders.get(&source);
         held.into_iter()
             .flatten()
             .map(|(number, ())| *number)
@@ -213,7 +213,7 @@ mod tests {
             table.acquire(ip(last), ()).unwrap();
         }
         assert_eq!(table.acquire(ip(4), ()), Err(()));
-        table.leave(ip(2), 1);
+        table.release(ip(2), 1);
         assert!(table.acquire(ip(4), ()).is_ok());
     }
 
@@ -222,11 +222,11 @@ mod tests {
         let mut table = table(3, 1, 1);
         let first = table.acquire(ip(1), ()).unwrap();
         table.acquire(ip(1), ()).unwrap();
-        assert_eq!(table.taken, 1, "the first had to go");
-        table.leave(ip(1), first);
-        assert_eq!(table.taken, 1);
-        table.leave(ip(1), 1);
-        assert_eq!((table.taken, table.held.len()), (0, 0));
+        assert_eq!(table.taken_slots, 1, "the first had to go");
+        table.release(ip(1), first);
+        assert_eq!(table.taken_slots, 1);
+        table.release(ip(1), 1);
+        assert_eq!((table.taken_slots, table.holders.len()), (0, 0));
     }
 
     #[tokio::test]
@@ -238,7 +238,7 @@ mod tests {
         });
         let mut first = slots.acquire(ip(1)).await;
         let second = slots.acquire(ip(1)).await;
-        first.evicted().await;
+        first.wait_until_evicted().await;
         drop(first);
         let third = tokio::spawn({
             let slots = slots.clone();

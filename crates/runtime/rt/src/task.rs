@@ -16,7 +16,7 @@ use crate::panics;
 
 /// Spawns a task on the current runtime. `name` appears in the log if the task panics.
 ///
-/// Dropping the handle lets the task run on; see [`spawn_abortable`] for the opposite.
+/// Dropping the handle lets the task run on; a task of [`spawn_abortable`] is aborted instead.
 pub fn spawn<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
@@ -31,11 +31,14 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    tokio::spawn(essential(name, future))
+    tokio::spawn(end_process_on_panic(name, future))
 }
 
 /// Wraps a future so that its panic ends the process.
-pub fn essential<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
+pub fn end_process_on_panic<F: Future>(
+    name: &'static str,
+    future: F,
+) -> impl Future<Output = F::Output> {
     NamedFuture {
         name,
         essential: true,
@@ -59,7 +62,7 @@ where
     R: Send + 'static,
 {
     tokio::task::spawn_blocking(move || {
-        let _report = ReportPanic {
+        let _report = PanicReporter {
             name,
             essential: false,
         };
@@ -98,12 +101,12 @@ pub fn current_thread_runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-struct ReportPanic {
+struct PanicReporter {
     name: &'static str,
     essential: bool,
 }
 
-impl Drop for ReportPanic {
+impl Drop for PanicReporter {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(task = self.name, "task panicked");
@@ -130,7 +133,7 @@ impl<F: Future> Future for NamedFuture<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
-        let _report = ReportPanic {
+        let _report = PanicReporter {
             name: this.name,
             essential: *this.essential,
         };

@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 /// Timeout of tests, much longer than usual even on a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs the body of a test, which fails if it has not ended within a minute: of real time, also where
-/// tokio's clock is paused.
+/// Runs the body of a test, which fails if the body takes longer than a minute of real time, even if tokio's clock is
+/// paused.
 ///
 /// # Panics
 /// When the time is up.

@@ -13,7 +13,7 @@ use syn::{
 
 use super::{super::code::string_literal, LabelSets};
 
-/// First words of the names of metrics.
+/// Prefixes by which string literals are recognized as metric names.
 const METRIC_PREFIXES: &[&str] = &[
     "ambit",
     "citadel",
@@ -64,8 +64,8 @@ pub(super) fn find_families(file: &syn::File, sets: &LabelSets) -> Result<Vec<Me
         fields: fields(file),
         sets,
         events: Vec::new(),
-        help: BTreeMap::new(),
-        locals: BTreeMap::new(),
+        help_texts: BTreeMap::new(),
+        local_values: BTreeMap::new(),
         is_iterated: false,
         families: Vec::new(),
         unreadable_registrations: Vec::new(),
@@ -103,7 +103,7 @@ fn fields(file: &syn::File) -> BTreeMap<String, String> {
     types
 }
 
-/// Part of a function that concerns metrics.
+/// Part of a function's code that concerns a metric.
 #[derive(Debug)]
 enum RegistrationEvent {
     Family {
@@ -116,20 +116,20 @@ enum RegistrationEvent {
     },
     Kind(&'static str),
     /// Value of this metric type, which is a weaker hint than [`RegistrationEvent::Kind`].
-    Value(&'static str),
+    KindHint(&'static str),
     Labels(Vec<String>),
-    /// Encoding of samples with the labels that precede it.
-    Encoded,
+    /// Call that encodes samples, with the labels that the code mentions before the call.
+    LabelsEncoded,
 }
 
 struct FamilyReader {
     fields: BTreeMap<String, String>,
     sets: LabelSets,
     events: Vec<RegistrationEvent>,
-    /// Texts of string variables, by name.
-    help: BTreeMap<String, String>,
+    /// Texts of the function's string variables, by variable name.
+    help_texts: BTreeMap<String, String>,
     /// Initial values of variables, as text, by name.
-    locals: BTreeMap<String, String>,
+    local_values: BTreeMap<String, String>,
     /// Whether the visited array is iterated by a loop.
     is_iterated: bool,
     families: Vec<MetricFamily>,
@@ -147,7 +147,10 @@ impl FamilyReader {
                 name => string_literal(name),
             };
             let help = match help {
-                Expr::Path(path) => self.help.get(&path.to_token_stream().to_string()).cloned(),
+                Expr::Path(path) => self
+                    .help_texts
+                    .get(&path.to_token_stream().to_string())
+                    .cloned(),
                 help => string_literal(help),
             };
             Some((name.filter(|name| is_metric(name))?, help?))
@@ -169,12 +172,12 @@ impl FamilyReader {
         self.events.push(RegistrationEvent::Family {
             name,
             help,
-            kind: kind.or_else(|| kind_in(&of)),
+            kind: kind.or_else(|| metric_type_of(&of)),
             labels: self.labels_in(&of),
             is_plain: of.contains(PLAIN_COUNTER),
         });
         if callee == "register" && matches!(parts.last(), Some(Expr::Path(_))) {
-            self.events.push(RegistrationEvent::Encoded);
+            self.events.push(RegistrationEvent::LabelsEncoded);
         }
     }
 
@@ -188,12 +191,12 @@ impl FamilyReader {
             },
             other => {
                 let name = other.to_token_stream().to_string();
-                return self.locals.get(&name).cloned().unwrap_or_default();
+                return self.local_values.get(&name).cloned().unwrap_or_default();
             }
         };
         let of = self.fields.get(&name).cloned().unwrap_or_default();
         // A wrapper of unknown type has the type of its content.
-        match kind_in(&of) {
+        match metric_type_of(&of) {
             Some(_) => of,
             None => self.fields.get(&of).cloned().unwrap_or(of),
         }
@@ -233,7 +236,7 @@ impl FamilyReader {
             };
             let value = || {
                 events.iter().find_map(|event| match event {
-                    RegistrationEvent::Value(kind) => Some(*kind),
+                    RegistrationEvent::KindHint(kind) => Some(*kind),
                     _ => None,
                 })
             };
@@ -254,8 +257,8 @@ impl FamilyReader {
                 has_suffix: kind == "counter" && !is_plain,
             });
         }
-        self.help.clear();
-        self.locals.clear();
+        self.help_texts.clear();
+        self.local_values.clear();
     }
 }
 
@@ -266,7 +269,8 @@ fn labels_of(events: &[RegistrationEvent], index: usize) -> Vec<String> {
     let mut own = after
         .iter()
         .take_while(|event| !matches!(event, RegistrationEvent::Family { .. }));
-    let Some(encoded) = own.position(|event| matches!(event, RegistrationEvent::Encoded)) else {
+    let Some(encoded) = own.position(|event| matches!(event, RegistrationEvent::LabelsEncoded))
+    else {
         return Vec::new();
     };
     let before = events.get(..index + 1 + encoded).unwrap_or_default();
@@ -303,7 +307,7 @@ fn metric_type(expression: &Expr) -> Option<&'static str> {
 }
 
 /// Returns the metric type of a Rust type, given as text.
-fn kind_in(of: &str) -> Option<&'static str> {
+fn metric_type_of(of: &str) -> Option<&'static str> {
     METRIC_KINDS
         .iter()
         .find(|(word, _)| of.contains(word))
@@ -332,9 +336,9 @@ impl<'ast> Visit<'ast> for FamilyReader {
         if let (Pat::Ident(name), Some(init)) = (&local.pat, &local.init) {
             let name = name.ident.to_string();
             if let Some(text) = string_literal(&init.expr) {
-                self.help.insert(name.clone(), text);
+                self.help_texts.insert(name.clone(), text);
             }
-            self.locals
+            self.local_values
                 .insert(name, init.expr.to_token_stream().to_string());
         }
         visit::visit_local(self, local);
@@ -345,7 +349,7 @@ impl<'ast> Visit<'ast> for FamilyReader {
         self.add(&callee, call.args.iter());
         if callee.starts_with("Const") {
             self.events
-                .extend(kind_in(&callee).map(RegistrationEvent::Value));
+                .extend(metric_type_of(&callee).map(RegistrationEvent::KindHint));
         }
         visit::visit_expr_call(self, call);
     }
@@ -354,7 +358,7 @@ impl<'ast> Visit<'ast> for FamilyReader {
         self.add(&call.method.to_string(), call.args.iter());
         visit::visit_expr_method_call(self, call);
         if call.method == "encode_family" {
-            self.events.push(RegistrationEvent::Encoded);
+            self.events.push(RegistrationEvent::LabelsEncoded);
         }
     }
 

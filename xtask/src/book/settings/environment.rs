@@ -10,7 +10,7 @@ use syn::{
     visit::{self, Visit},
 };
 
-use super::super::code::{doc_text, first_sentence, markdown_table, parse, without_links};
+use super::super::code::{capitalize_first, doc_text, markdown_table, parse, without_links};
 
 /// Programs, and the files in which their environment variables are named.
 const PROGRAMS: &[(&str, &[&str])] = &[
@@ -81,14 +81,14 @@ fn is_variable(text: &str) -> bool {
 }
 
 /// Returns the meaning of an environment variable from a doc comment: `VARIABLE`: meaning, or meaning (`VARIABLE`).
-fn meaning(name: &str, doc: &str) -> String {
+fn variable_meaning(name: &str, doc: &str) -> String {
     let text = doc.replace(&format!(" (`{name}`)"), "");
     let text = text.strip_prefix(&format!("`{name}`: ")).unwrap_or(&text);
-    first_sentence(text)
+    capitalize_first(text)
 }
 
 /// Returns the environment variable in a flag's attributes.
-fn variable_of(attributes: &[Attribute]) -> Option<String> {
+fn flag_variable(attributes: &[Attribute]) -> Option<String> {
     let arguments = attributes.iter().filter(|one| one.path().is_ident("arg"));
     let mut texts = arguments.map(|one| one.meta.to_token_stream().to_string());
     texts.find_map(|text| {
@@ -106,12 +106,12 @@ impl<'ast> Visit<'ast> for VariableReader {
 
     fn visit_field(&mut self, field: &'ast Field) {
         let text = without_links(&doc_text(&field.attrs));
-        if let Some(name) = variable_of(&field.attrs) {
+        if let Some(name) = flag_variable(&field.attrs) {
             self.meanings.insert(name.clone(), text.clone());
             self.names.insert(name);
         }
         for name in text.split('`').skip(1).step_by(2) {
-            let meaning = meaning(name, &text);
+            let meaning = variable_meaning(name, &text);
             self.meanings.entry(name.to_owned()).or_insert(meaning);
         }
     }

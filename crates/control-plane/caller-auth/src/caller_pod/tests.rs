@@ -32,7 +32,7 @@ fn pod(namespace: &str, name: &str, account: &str, node: &str) -> Value {
     })
 }
 
-fn with(mut object: Value, pointer: &str, member: &str, value: impl Into<Value>) -> Value {
+fn with_member(mut object: Value, pointer: &str, member: &str, value: impl Into<Value>) -> Value {
     object.pointer_mut(pointer).unwrap()[member] = value.into();
     object
 }
@@ -41,13 +41,14 @@ impl TestCluster {
     fn new() -> Self {
         let namespace = |name: &str, labels: Value| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}});
         let on_n1 = |account: &str| pod("shop", &format!("{account}-1"), account, "n1");
-        let ended = |pod| with(pod, "/status", "phase", "Succeeded");
-        let mode = |pod, mode: &str| with(pod, "/metadata/labels", "istio.io/dataplane-mode", mode);
+        let ended = |pod| with_member(pod, "/status", "phase", "Succeeded");
+        let mode =
+            |pod, mode: &str| with_member(pod, "/metadata/labels", "istio.io/dataplane-mode", mode);
         let annotated =
-            |pod, name: &str, value: &str| with(pod, "/metadata/annotations", name, value);
-        let host_network = |pod| with(pod, "/spec", "hostNetwork", true);
+            |pod, name: &str, value: &str| with_member(pod, "/metadata/annotations", name, value);
+        let host_network = |pod| with_member(pod, "/spec", "hostNetwork", true);
         let of_gateway = |pod, name: &str| {
-            with(
+            with_member(
                 pod,
                 "/metadata/labels",
                 "gateway.networking.k8s.io/gateway-name",
@@ -84,7 +85,7 @@ impl TestCluster {
             pod("istio-system", "other-1", "default", "n1"),
             on_n1("web"),
             ended(on_n1("job")),
-            with(on_n1("starting"), "/status", "phase", "Pending"),
+            with_member(on_n1("starting"), "/status", "phase", "Pending"),
             mode(on_n1("opted-out"), "none"),
             host_network(on_n1("on-host")),
             host_network(annotated(
@@ -169,7 +170,7 @@ fn spiffe(namespace: &str, account: &str) -> String {
 }
 
 /// Expected denial of a requested identity; `None` if it is allowed.
-type Refusal<'a> = Option<&'a dyn Fn(Identity) -> CallerDenied>;
+type ExpectedDenial<'a> = Option<&'a dyn Fn(Identity) -> CallerDenied>;
 
 #[test]
 fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
@@ -181,7 +182,7 @@ fn node_proxy_gets_identities_of_mesh_pods_of_its_node_only() {
         }
     };
     let (n1, n2) = (not_on("n1"), not_on("n2"));
-    let cases: &[(&str, &str, &str, Refusal<'_>)] = &[
+    let cases: &[(&str, &str, &str, ExpectedDenial<'_>)] = &[
         ("zt-1", "shop", "web", None),
         // A starting pod needs its certificate already.
         ("zt-1", "shop", "starting", None),
@@ -230,15 +231,15 @@ fn impersonation_needs_a_live_node_proxy_with_a_bound_token() {
                 ("istio-system", "default"),
                 Some(("other-1", "uid-other-1")),
             ),
-            CallerDenied::NotTrusted("istio-system/default (pod other-1)".into()),
+            CallerDenied::NotNodeProxy("istio-system/default (pod other-1)".into()),
         ),
         (
             caller(("shop", "ztunnel"), Some(("zt-1", "uid-zt-1"))),
-            CallerDenied::NotTrusted("shop/ztunnel (pod zt-1)".into()),
+            CallerDenied::NotNodeProxy("shop/ztunnel (pod zt-1)".into()),
         ),
         (
             caller(("shop", "wp"), Some(("wp-1", "uid-wp-1"))),
-            CallerDenied::NotTrusted("shop/wp (pod wp-1)".into()),
+            CallerDenied::NotNodeProxy("shop/wp (pod wp-1)".into()),
         ),
         (caller(NODE_PROXY, None), CallerDenied::TokenNotBoundToPod),
         (
@@ -309,7 +310,7 @@ fn waypoint_identity_is_for_its_own_live_pods_only() {
     let world = TestCluster::new();
     let wp = ("shop", "wp");
     let pod = |name: &str| format!("shop/{name}");
-    let not_its = |name: &str| CallerDenied::NotAWaypoint {
+    let not_its = |name: &str| CallerDenied::PodNotOfWaypoint {
         pod: pod(name),
         waypoint: GatewayName::new("shop", "wp"),
     };
@@ -371,10 +372,10 @@ fn no_identity_is_granted_until_waypoints_are_known() {
         &web,
         TRUST_DOMAIN,
     );
-    assert_eq!(decided, Err(CallerDenied::PodsNotListed));
+    assert_eq!(decided, Err(CallerDenied::ObjectsNotListed));
     let wp = caller(("shop", "wp"), Some(("thief-1", "uid-thief-1")));
     assert_eq!(
         authorize_own_identity(&access, &world.pods, &wp),
-        Err(CallerDenied::PodsNotListed)
+        Err(CallerDenied::ObjectsNotListed)
     );
 }

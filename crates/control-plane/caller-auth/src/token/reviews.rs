@@ -1,5 +1,5 @@
-//! Rate limit of TokenReviews, which cost the cluster far more than a caller pays for inventing a token. Does not call
-//! the API server.
+//! Cache and rate limit of TokenReviews: a review costs the API server far more than it costs a caller to invent a
+//! token. Does not call the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_rt::Rates;
+use ambit_rt::RateLimits;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -34,27 +34,28 @@ pub(super) type TokenHash = [u8; 32];
 #[derive(Debug)]
 pub(super) struct ReviewCache {
     accepted: Mutex<ResultCache<Caller>>,
-    refused: Mutex<ResultCache<TokenError>>,
-    issuers: Mutex<BTreeSet<String>>,
-    rates: Rates<IpAddr>,
-    unknown_issuers: Rates<()>,
-    permits: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
+    rejected: Mutex<ResultCache<TokenError>>,
+    known_issuers: Mutex<BTreeSet<String>>,
+    address_rates: RateLimits<IpAddr>,
+    unknown_issuer_rate: RateLimits<()>,
+    address_permits: Mutex<HashMap<IpAddr, Weak<Semaphore>>>,
 }
 
 impl ReviewCache {
-    /// Creates the limiter; tokens of `issuer` count as known from the start.
+    /// Creates the cache. Tokens of `issuer` count as known from the start, so that [`UNKNOWN_ISSUER_LIMITS`] exempts
+    /// them.
     pub(super) fn new(issuer: Option<String>) -> Self {
         Self {
             accepted: Mutex::default(),
-            refused: Mutex::default(),
-            issuers: Mutex::new(issuer.into_iter().collect()),
-            rates: Rates::new(SOURCE_ADDRESS_LIMITS.0, SOURCE_ADDRESS_LIMITS.1),
-            unknown_issuers: Rates::new(UNKNOWN_ISSUER_LIMITS.0, UNKNOWN_ISSUER_LIMITS.1),
-            permits: Mutex::default(),
+            rejected: Mutex::default(),
+            known_issuers: Mutex::new(issuer.into_iter().collect()),
+            address_rates: RateLimits::new(SOURCE_ADDRESS_LIMITS.0, SOURCE_ADDRESS_LIMITS.1),
+            unknown_issuer_rate: RateLimits::new(UNKNOWN_ISSUER_LIMITS.0, UNKNOWN_ISSUER_LIMITS.1),
+            address_permits: Mutex::default(),
         }
     }
 
-    /// Returns the cached result for a token.
+    /// Returns the cached result of a token's review, unless it has expired.
     pub(super) fn cached_result(
         &self,
         hash: &TokenHash,
@@ -63,14 +64,14 @@ impl ReviewCache {
         if let Some(caller) = self.accepted.lock().find(hash, now) {
             return Some(Ok(caller));
         }
-        self.refused.lock().find(hash, now).map(Err)
+        self.rejected.lock().find(hash, now).map(Err)
     }
 
-    /// Waits for one of the permits for in-flight reviews of the address. Concurrent calls of one client have the same
-    /// token, so that the first review serves all.
-    pub(super) async fn permit(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
+    /// Waits for one of the source address's permits for in-flight reviews. Concurrent calls of one client present the
+    /// same token: the first review serves the others from the cache.
+    pub(super) async fn acquire_permit(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
         let permits = {
-            let mut permits = self.permits.lock();
+            let mut permits = self.address_permits.lock();
             let known = permits.get(&source).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {
                 if permits.len() >= MAX_CACHED_TOKENS {
@@ -87,13 +88,13 @@ impl ReviewCache {
 
     /// Returns whether the rate limits of the address and of the token's issuer allow a review now.
     pub(super) fn may_review(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
-        let is_familiar = self.issuers.lock().contains(issuer);
-        self.rates.try_acquire(source, now)
-            && (is_familiar || self.unknown_issuers.try_acquire((), now))
+        let is_familiar = self.known_issuers.lock().contains(issuer);
+        self.address_rates.try_acquire(source, now)
+            && (is_familiar || self.unknown_issuer_rate.try_acquire((), now))
     }
 
     /// Caches the result of the API server's review of a token.
-    pub(super) fn record(
+    pub(super) fn record_result(
         &self,
         hash: TokenHash,
         issuer: String,
@@ -102,7 +103,7 @@ impl ReviewCache {
     ) {
         match answer {
             Ok(caller) => {
-                let mut issuers = self.issuers.lock();
+                let mut issuers = self.known_issuers.lock();
                 if issuers.len() < MAX_ISSUERS {
                     issuers.insert(issuer);
                 }
@@ -112,7 +113,7 @@ impl ReviewCache {
             // The review failed, so that there is no result to cache.
             Err(TokenError::Unavailable(_)) => {}
             Err(error) => self
-                .refused
+                .rejected
                 .lock()
                 .insert(hash, error.clone(), now, REJECTED_TTL),
         }
@@ -173,10 +174,10 @@ mod tests {
     fn results_are_cached_briefly_and_in_bounded_number() {
         let (reviews, now) = (ReviewCache::new(None), Instant::now());
         let refused = Err(TokenError::Rejected("no such pod".to_owned()));
-        reviews.record(hash(1), ISSUER.into(), &Ok(caller()), now);
-        reviews.record(hash(2), ISSUER.into(), &refused, now);
+        reviews.record_result(hash(1), ISSUER.into(), &Ok(caller()), now);
+        reviews.record_result(hash(2), ISSUER.into(), &refused, now);
         let away = Err(TokenError::Unavailable("away".to_owned()));
-        reviews.record(hash(3), ISSUER.into(), &away, now);
+        reviews.record_result(hash(3), ISSUER.into(), &away, now);
         let just_before = |period| now + period - Duration::from_millis(1);
         let found = |number, at| reviews.cached_result(&hash(number), at);
         assert_eq!(found(1, just_before(ACCEPTED_TTL)), Some(Ok(caller())));
@@ -185,12 +186,12 @@ mod tests {
         assert_eq!(found(2, now + REJECTED_TTL), None);
         assert_eq!(found(3, now), None, "nobody said anything");
         for number in 10..10 + 2 * MAX_CACHED_TOKENS {
-            reviews.record(hash(number), ISSUER.into(), &refused, now);
+            reviews.record_result(hash(number), ISSUER.into(), &refused, now);
         }
-        assert_eq!(reviews.refused.lock().0.len(), MAX_CACHED_TOKENS);
+        assert_eq!(reviews.rejected.lock().0.len(), MAX_CACHED_TOKENS);
         assert!(found(1, now).is_some(), "refusals displace no acceptance");
-        reviews.record(hash(4), ISSUER.into(), &refused, now + REJECTED_TTL);
-        assert_eq!(reviews.refused.lock().0.len(), 1);
+        reviews.record_result(hash(4), ISSUER.into(), &refused, now + REJECTED_TTL);
+        assert_eq!(reviews.rejected.lock().0.len(), 1);
     }
 
     #[test]
@@ -213,7 +214,7 @@ mod tests {
         assert_eq!(reviewed.count(), 51);
         assert!(reviews.may_review(ip(201), ISSUER, now));
         assert!(!reviews.may_review(ip(202), "https://renamed", now));
-        reviews.record(hash(1), "https://renamed".into(), &Ok(caller()), now);
+        reviews.record_result(hash(1), "https://renamed".into(), &Ok(caller()), now);
         assert!(reviews.may_review(ip(203), "https://renamed", now));
     }
 
@@ -222,11 +223,11 @@ mod tests {
         let reviews = ReviewCache::new(None);
         let mut held = Vec::new();
         for _ in 0..SOURCE_ADDRESS_LIMITS.2 {
-            held.push(reviews.permit(ip(1)).await);
+            held.push(reviews.acquire_permit(ip(1)).await);
         }
-        let mut next = std::pin::pin!(reviews.permit(ip(1)));
+        let mut next = std::pin::pin!(reviews.acquire_permit(ip(1)));
         assert!(futures_util::poll!(next.as_mut()).is_pending());
-        assert!(reviews.permit(ip(2)).await.is_some());
+        assert!(reviews.acquire_permit(ip(2)).await.is_some());
         held.clear();
         assert!(next.await.is_some());
     }

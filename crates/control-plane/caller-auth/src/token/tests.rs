@@ -116,10 +116,10 @@ fn several_keys_and_jwks_are_accepted() {
 
 #[test]
 fn keys_in_pem_verify_their_own_algorithms_alone() {
-    type Reader = fn(&[u8]) -> jsonwebtoken::errors::Result<EncodingKey>;
+    type KeyParser = fn(&[u8]) -> jsonwebtoken::errors::Result<EncodingKey>;
     let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
     let generate = |of| KeyPair::generate_for(of).unwrap();
-    let kinds: [(KeyPair, Reader, &[Algorithm]); 4] = [
+    let kinds: [(KeyPair, KeyParser, &[Algorithm]); 4] = [
         (key(), EncodingKey::from_ec_pem, &[Algorithm::ES256]),
         (
             generate(&PKCS_ECDSA_P384_SHA384),

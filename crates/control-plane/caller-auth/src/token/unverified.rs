@@ -28,7 +28,7 @@ pub(super) fn unverified_issuer(
     if !token.has_claim("aud") {
         return missing("aud");
     }
-    if !token.has_audience_of([audience].into_iter()) {
+    if !token.has_any_audience([audience].into_iter()) {
         return Err(TokenError::WrongAudience(audience.to_owned()));
     }
     if !token.has_claim("exp") {
@@ -63,7 +63,7 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000;
 
-    fn part(value: &Value) -> String {
+    fn encode_part(value: &Value) -> String {
         base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(value.to_string())
     }
 
@@ -76,7 +76,7 @@ mod tests {
             "nbf": NOW, "sub": "system:serviceaccount:istio-system:ztunnel",
         });
         change(&mut header, &mut claims);
-        let token = format!("{}.{}.c2ln", part(&header), part(&claims));
+        let token = format!("{}.{}.c2ln", encode_part(&header), encode_part(&claims));
         unverified_issuer(&token, "istio-ca", UNIX_EPOCH + Duration::from_secs(NOW))
     }
 

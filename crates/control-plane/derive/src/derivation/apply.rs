@@ -1,4 +1,4 @@
-//! Applies changed objects: parses them, stores their parsed form, and marks the records that depend on them.
+//! Applies changed objects: parses them, stores their parsed form, and marks as stale the records that depend on them.
 
 use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
 use serde_json::Value;
@@ -20,7 +20,7 @@ impl Index {
                 let origin = origin.as_ref().map(ToString::to_string);
                 self.apply(object, origin.as_deref(), pods);
             }
-            ObjectEvent::Refused { key, error, value } => {
+            ObjectEvent::Invalid { key, error, value } => {
                 self.apply_invalid(key, error, value, pods)
             }
             ObjectEvent::Deleted(key) => self.delete(key, pods),
@@ -51,9 +51,9 @@ impl Index {
             Ok(Parsed { input, notes }) => {
                 let notes = notes.into_iter();
                 let notes = notes.map(|note| problem(Severity::Warning, note));
-                self.substitutes.remove(key);
+                self.substituted_objects.remove(key);
                 self.reports.set_problems(key, notes.collect());
-                self.put::<K>(key, input, pods);
+                self.store_parsed::<K>(key, input, pods);
             }
             Err(mut error) => {
                 error.message += self.put_substitute(Some(object), key, pods);
@@ -91,17 +91,17 @@ impl Index {
         pods: &mut PodDirectory,
     ) -> &'static str {
         let is_known = self.view.get::<K>(key).is_some();
-        let was_substituted = self.substitutes.contains(key);
+        let was_substituted = self.substituted_objects.contains(key);
         let substitute = object
             .filter(|_| !is_known || was_substituted)
             .and_then(|object| object.substitute(&self.view.config));
         if substitute.is_some() {
-            self.substitutes.insert(key.clone());
-            self.put::<K>(key, substitute, pods);
+            self.substituted_objects.insert(key.clone());
+            self.store_parsed::<K>(key, substitute, pods);
             return "; everything in its scope is refused until it is corrected";
         }
-        if self.substitutes.remove(key) {
-            self.put::<K>(key, None, pods);
+        if self.substituted_objects.remove(key) {
+            self.store_parsed::<K>(key, None, pods);
             return "; the object has no effect";
         }
         if is_known {
@@ -113,20 +113,20 @@ impl Index {
 
     /// Removes a deleted object.
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
-        self.substitutes.remove(key);
+        self.substituted_objects.remove(key);
         self.reports.set_problems(key, Vec::new());
         (kind_functions(key.kind).remove)(self, key, pods);
     }
 
-    /// Stores the parsed form of an object, and marks the records that depend on it.
-    pub(crate) fn put<K: MeshKind>(
+    /// Stores the parsed form of an object, and marks as stale the records that depend on it.
+    pub(crate) fn store_parsed<K: MeshKind>(
         &mut self,
         key: &ObjectKey,
         mut new: Option<K::Input>,
         pods: &mut PodDirectory,
     ) {
         if let (Some(new), Some(old)) = (&mut new, self.view.get::<K>(key)) {
-            K::inherit(new, old);
+            K::inherit_if_unreadable(new, old);
         }
         let objects = K::of_mut(
             self.view

@@ -11,7 +11,7 @@ use crate::{
     kinds::kind::HostClaim,
     objects::service_entry::ServiceEntryInput,
     relations::references::ReferenceKind,
-    view::{MeshView, attachment::Attachment, rendered::Rendered},
+    view::{MeshView, attachment::Attachment, rendered::RenderedRecords},
 };
 
 /// Precedence of an object that declares a host: Kubernetes Services first, then by age, then by name.
@@ -73,10 +73,10 @@ impl MeshView {
 
     /// Renders the records of a host: one for each namespace, from the object with the highest precedence there; one of
     /// them is canonical, by the same precedence. Also renders what waypoints need to serve the host.
-    pub(crate) fn render_host(&self, host: &ArcStr) -> Rendered {
+    pub(crate) fn render_host(&self, host: &ArcStr) -> RenderedRecords {
         let owners = self.host_owners(host);
         let canonical = canonical_owner(&owners);
-        let mut rendered = Rendered::default();
+        let mut rendered = RenderedRecords::default();
         for (.., key) in owners.values() {
             let Some(mut record) = (kind_functions(key.kind).service_record)(self, key, host)
             else {
@@ -90,7 +90,9 @@ impl MeshView {
                     attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
             }
             let gateways = self.waypoints_serving(key, host);
-            let awaited = self.waypoint_of_service(key).and_then(|to| to.awaited);
+            let awaited = self
+                .waypoint_of_service(key)
+                .and_then(|to| to.awaited_gateway);
             let pod_grants = match gateways.is_empty() {
                 true => Vec::new(),
                 false => self.pod_grants(key),
@@ -98,7 +100,7 @@ impl MeshView {
             let mut binding = gateways.clone();
             binding.retain(|one| awaited.as_ref() != Some(one));
             let wildcard_refusals = self.wildcard_refusals(key, &record.service, &binding);
-            rendered.add(wildcard_refusals);
+            rendered.add_waypoint_records(wildcard_refusals);
             for gateway in gateways {
                 let service = WaypointService {
                     service: record.service.namespaced_hostname(),
@@ -110,10 +112,10 @@ impl MeshView {
                         .is_some_and(|entry| entry.resolves_requested_names(host)),
                     grantors: pod_grants.clone(),
                 };
-                rendered.add([(gateway, service)]);
+                rendered.add_waypoint_records([(gateway, service)]);
             }
-            let destinations = self.destinations(key, host);
-            rendered.add(destinations);
+            let destinations = self.render_destinations(key, host);
+            rendered.add_waypoint_records(destinations);
             rendered.services.push(record);
         }
         rendered
@@ -145,16 +147,20 @@ impl MeshView {
         &self,
         host: &ArcStr,
     ) -> impl Iterator<Item = &ObjectKey> + use<'_> {
-        self.references.of(ReferenceKind::Declares, host)
+        self.references.referrers(ReferenceKind::DeclaredHost, host)
     }
 
-    /// Returns the declared hosts that match a pattern: a name, or `*` and a suffix.
+    /// Returns the declared hosts that match a pattern: an exact host name, or `*` and a suffix.
     pub(crate) fn hosts_matching(&self, pattern: &ArcStr) -> Vec<ArcStr> {
         let Some(end) = pattern.strip_prefix('*') else {
-            let is_there = self.references.is_named(ReferenceKind::Declares, pattern);
+            let is_there = self
+                .references
+                .is_referenced(ReferenceKind::DeclaredHost, pattern);
             return is_there.then(|| pattern.clone()).into_iter().collect();
         };
-        let hosts = self.references.names::<ArcStr>(ReferenceKind::Declares);
+        let hosts = self
+            .references
+            .referenced_names::<ArcStr>(ReferenceKind::DeclaredHost);
         hosts.filter(|host| host.ends_with(end)).cloned().collect()
     }
 

@@ -24,7 +24,7 @@ const BUILTIN_NAMESPACES: [&str; 2] = ["default", "kube-system"];
 impl MeshView {
     fn report_gateways_without_class(&self, all: &mut Vec<Problem>) {
         for (key, gateway) in self.all_of_kind::<Gateway>(Kind::Gateway) {
-            if self.class(&gateway.class).is_none() && !self.has_waypoint_class(gateway) {
+            if self.gateway_class(&gateway.class).is_none() && !self.has_waypoint_class(gateway) {
                 let message = format!(
                     "there is no GatewayClass {}, so that nobody takes care of this Gateway; the class of waypoints is \
                      istio-waypoint",
@@ -35,15 +35,15 @@ impl MeshView {
         }
     }
 
-    /// Reports Namespaces and pods whose labels name a Gateway that does not exist. For Services, ServiceEntries and
-    /// WorkloadEntries their conditions report it.
+    /// Reports Namespaces and pods whose labels name a Gateway that does not exist. Services, ServiceEntries and
+    /// WorkloadEntries have a status condition that reports it.
     fn report_missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
             .references
-            .names(ReferenceKind::Bound)
+            .referenced_names(ReferenceKind::Waypoint)
             .filter(|name| self.gateway(name).is_none());
         for name in missing {
-            for key in self.references.of(ReferenceKind::Bound, name) {
+            for key in self.references.referrers(ReferenceKind::Waypoint, name) {
                 if matches!(key.kind, Kind::Namespace | Kind::Pod) {
                     let field = format!("metadata.labels[{}]", labels::USE_WAYPOINT);
                     let message = format!("there is no Gateway {name}");
@@ -54,7 +54,9 @@ impl MeshView {
     }
 
     fn report_pods_without_namespace(&self, all: &mut Vec<Problem>) {
-        let namespaces = self.objects("").map(|objects| objects.all::<Namespace>());
+        let namespaces = self
+            .objects("")
+            .map(|objects| objects.all_of_kind::<Namespace>());
         for (key, _) in self.all_of_kind::<Pod>(Kind::Pod) {
             let is_there = BUILTIN_NAMESPACES.contains(&key.namespace.as_str())
                 || key.namespace == self.config.root_namespace
@@ -81,7 +83,7 @@ impl MeshView {
 
     fn all_of_kind<K: Stored>(&self, kind: Kind) -> impl Iterator<Item = (ObjectKey, &K::Input)> {
         self.all_objects().flat_map(move |(namespace, objects)| {
-            let of_kind = objects.all::<K>().iter();
+            let of_kind = objects.all_of_kind::<K>().iter();
             of_kind.map(move |(name, input)| {
                 (ObjectKey::new(kind, namespace.clone(), name.clone()), input)
             })

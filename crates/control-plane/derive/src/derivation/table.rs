@@ -18,10 +18,10 @@ use crate::{
     objects::readable::{FetchedKind, Readable, deserialize_field},
     pod_directory::PodDirectory,
     records::ServiceRecord,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
-/// Functions for objects of one kind, which they find by key.
+/// Table of functions for one kind of object; each function takes the key of the object.
 pub(crate) struct KindFunctions {
     pub(crate) conditions: &'static [ConditionType],
     pub(crate) status_list: Option<StatusListType>,
@@ -31,7 +31,7 @@ pub(crate) struct KindFunctions {
     /// Stores the substitute of an object that cannot be deserialized; see [`Index::put_substitute`].
     pub(crate) store_substitute:
         fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
-    pub(crate) render: fn(&MeshView, &ObjectKey) -> Rendered,
+    pub(crate) render: fn(&MeshView, &ObjectKey) -> RenderedRecords,
     pub(crate) host_claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<HostClaim<'a>>,
     pub(crate) service_record: fn(&MeshView, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
 }
@@ -43,14 +43,16 @@ impl KindFunctions {
             status_list: K::STATUS_LIST,
             derived_status: |view, key| K::derived_status(view, key, view.get::<K>(key)?),
             is_in_force: |view, key| view.get::<K>(key).is_some_and(K::is_in_force),
-            remove: |index, key, pods| index.put::<K>(key, None, pods),
+            remove: |index, key, pods| index.store_parsed::<K>(key, None, pods),
             store_substitute: |index, key, value, pods| {
                 let part = readable_part::<K>(key, value);
                 index.put_substitute::<K>(part.as_ref(), key, pods)
             },
             render: |view, key| {
                 let input = view.get::<K>(key);
-                input.map_or_else(Rendered::default, |input| K::render(view, key, input))
+                input.map_or_else(RenderedRecords::default, |input| {
+                    K::render(view, key, input)
+                })
             },
             host_claim: |view, key, host| K::host_claim(view, view.get::<K>(key)?, host),
             service_record: |view, key, host| K::service_record(view, view.get::<K>(key)?, host),
@@ -69,7 +71,7 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
     K::readable_part(metadata, value.get("spec"))
 }
 
-/// Visitor that is called for each kind with its Rust type.
+/// Visitor of the fetched kinds: [`visit_kinds`] calls it once for each kind, with the kind's Rust type.
 pub trait KindVisitor {
     /// Visits the kind `K`.
     fn visit<K: FetchedKind>(&mut self);

@@ -1,4 +1,4 @@
-//! Change of one stored object.
+//! Change of one stored object: its parsed forms before and after.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -12,7 +12,7 @@ pub(crate) struct Change<'a, I> {
 
 impl<'a, I> Change<'a, I> {
     /// Returns the parsed forms that exist, the old one first.
-    pub(crate) fn both(&self) -> impl Iterator<Item = &'a I> {
+    pub(crate) fn both_versions(&self) -> impl Iterator<Item = &'a I> {
         self.old.into_iter().chain(self.new)
     }
 }

@@ -16,10 +16,10 @@ use crate::{
 };
 
 impl MeshView {
-    /// Updates all pods in the directory: pods of excluded namespaces do not belong to the mesh.
+    /// Updates in the pod directory which pods belong to the mesh; pods of excluded namespaces do not.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
-            for pod in objects.all::<Pod>().values() {
+            for pod in objects.all_of_kind::<Pod>().values() {
                 pods.insert(namespace, &pod.name, pod.facts(self));
             }
         }
@@ -41,9 +41,12 @@ impl Index {
             selectors,
             selected: BTreeSet::new(),
         };
-        let namespaces = self.view.objects("").map(|all| all.all::<Namespace>());
+        let namespaces = self
+            .view
+            .objects("")
+            .map(|all| all.all_of_kind::<Namespace>());
         for (name, namespace) in namespaces.into_iter().flatten() {
-            if selector::select_namespace(&discovery.selectors, name, &namespace.labels) {
+            if selector::selects_namespace(&discovery.selectors, name, &namespace.labels) {
                 discovery.selected.insert(name.clone());
             }
         }
@@ -52,19 +55,20 @@ impl Index {
             && self.view.discovery.selected == discovery.selected;
         self.view.discovery = discovery;
         if !is_same {
-            self.mark_all_records();
+            self.mark_all_records_stale();
             self.view.enrol_pods(pods);
         }
     }
 
     /// Marks the records of every object and every host as stale.
-    fn mark_all_records(&mut self) {
+    fn mark_all_records_stale(&mut self) {
         let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects
             .flat_map(|(namespace, objects)| objects.keys(namespace))
             .collect();
-        self.stale.extend(keys.into_iter().map(RenderUnit::Object));
-        self.mark_mesh();
-        self.mark_static_strict();
+        self.stale_units
+            .extend(keys.into_iter().map(RenderUnit::Object));
+        self.mark_entire_mesh_stale();
+        self.mark_strict_policy_stale();
     }
 }

@@ -1,4 +1,4 @@
-//! Marks ServiceEntries whose hosts may have become visible or invisible in other namespaces.
+//! Marks ServiceEntries as stale if their hosts may have become visible or invisible in other namespaces.
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,40 +6,41 @@ use ambit_model::ArcStr;
 use crate::{index::Index, relations::references::ReferenceKind};
 
 impl Index {
-    /// Marks the ServiceEntries with hosts that are short names of Services of a namespace, which has been created or
-    /// deleted.
-    pub(crate) fn mark_short_names_of(&mut self, namespace: &ArcStr) {
+    /// Marks as stale the ServiceEntries with hosts that are short names of Services of a namespace, which has been
+    /// created or deleted.
+    pub(crate) fn mark_short_names_stale(&mut self, namespace: &ArcStr) {
         let entries: Vec<_> = self
             .view
             .references
-            .of(ReferenceKind::ShortName, namespace)
+            .referrers(ReferenceKind::ShortNameNamespace, namespace)
             .cloned()
             .collect();
-        self.mark_claims(entries);
+        self.mark_host_claims_stale(entries);
     }
 
-    /// Marks every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
-    pub(crate) fn mark_service_entries(&mut self) {
+    /// Marks as stale every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
+    pub(crate) fn mark_service_entries_stale(&mut self) {
         let entries: Vec<_> = self
             .view
             .all_objects()
             .flat_map(|(namespace, objects)| {
-                let names = objects.all::<ServiceEntry>().keys();
+                let names = objects.all_of_kind::<ServiceEntry>().keys();
                 names
                     .map(|name| ObjectKey::new(Kind::ServiceEntry, namespace.clone(), name.clone()))
             })
             .collect();
-        self.mark_claims(entries);
+        self.mark_host_claims_stale(entries);
     }
 
-    /// Marks ServiceEntries that may declare other hosts than before, or have another visibility.
-    fn mark_claims(&mut self, entries: Vec<ObjectKey>) {
+    /// Marks as stale the records of ServiceEntries that may declare other hosts than before, or have another
+    /// visibility.
+    fn mark_host_claims_stale(&mut self, entries: Vec<ObjectKey>) {
         for key in entries {
             for host in self.view.hosts_of(&key) {
-                self.mark_entries_declaring(&host);
-                self.mark_host(host);
+                self.mark_declaring_entries_stale(&host);
+                self.mark_host_stale(host);
             }
-            self.mark_attached_to(&key);
+            self.mark_attached_objects_stale(&key);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Updates the pods of Gateways, and marks the Gateways and pods that depend on them.
+//! Updates the pods of Gateways, and marks as stale the Gateways and pods that depend on them.
 
 use std::collections::BTreeSet;
 
@@ -12,20 +12,20 @@ use crate::{
 };
 
 impl Index {
-    /// Updates the pods of Gateways after a change of a pod, and marks the Gateways that its label or its service
-    /// account names.
+    /// Updates the pods of Gateways after a change of a pod, and marks as stale the Gateways that its label or its
+    /// service account names.
     pub(crate) fn update_instance(&mut self, change: &Change<'_, PodInput>) {
         let account =
             |pod: &PodInput| GatewayName::new(pod.namespace.clone(), pod.service_account.clone());
         let gateways = change
-            .both()
+            .both_versions()
             .flat_map(|pod| labelled_gateway(pod).into_iter().chain([account(pod)]));
         let gateways: BTreeSet<GatewayName> = gateways.collect();
         let state = |index: &Self, gateway: &GatewayName| {
             let instances = &index.view.instances;
             let ready = [
                 instances.any_ready(gateway),
-                instances.any_claims_ready(gateway),
+                instances.any_labelled_ready(gateway),
             ];
             (ready, instances.accounts(gateway))
         };
@@ -41,28 +41,32 @@ impl Index {
                 continue;
             };
             if state(self, gateway) == before {
-                self.mark_object(key);
+                self.mark_object_stale(key);
             } else {
-                self.mark_gateway(gateway, &class);
+                self.mark_gateway_dependents_stale(gateway, &class);
             }
         }
     }
 
-    /// Marks the Gateway that has the name of a workload's service account, since its conditions may report the
-    /// workload.
-    pub(crate) fn mark_gateway_of_account(&mut self, namespace: &ArcStr, account: &ArcStr) {
+    /// Marks as stale the Gateway that has the name of a workload's service account, since its conditions may report
+    /// the workload.
+    pub(crate) fn mark_account_gateway_stale(&mut self, namespace: &ArcStr, account: &ArcStr) {
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), account.clone());
         if self.view.get::<Gateway>(&key).is_some() {
-            self.mark_object(key);
+            self.mark_object_stale(key);
         }
     }
 
-    /// Marks the pods whose label names a Gateway.
-    pub(crate) fn mark_instances(&mut self, gateway: &GatewayName) {
-        let pods = self.view.instances.of(gateway).map(|(pod, _)| pod.clone());
+    /// Marks as stale the pods whose label names a Gateway.
+    pub(crate) fn mark_gateway_pods_stale(&mut self, gateway: &GatewayName) {
+        let pods = self
+            .view
+            .instances
+            .pods_of(gateway)
+            .map(|(pod, _)| pod.clone());
         let pods: Vec<_> = pods.collect();
         for pod in pods {
-            self.mark_object(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
+            self.mark_object_stale(ObjectKey::new(Kind::Pod, gateway.namespace.clone(), pod));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Stores fetched key sets, and marks the objects that name them.
+//! Stores fetched key sets, and marks as stale the objects that name them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Index {
-    /// Stores the result of an attempt to fetch a key set, and marks the objects that name it.
+    /// Stores the result of an attempt to fetch a key set, and marks as stale the objects that name it.
     pub fn set_keys(&mut self, source: &KeySource, state: KeySetState) {
         let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {
@@ -22,14 +22,14 @@ impl Index {
             users.push(self.view.settings_key());
         }
         for (namespace, objects) in &self.view.namespaces {
-            let all = objects.all::<RequestAuthentication>().iter();
-            let using = all.filter(|(_, one)| one.sources().any(|one| one == source));
+            let all = objects.all_of_kind::<RequestAuthentication>().iter();
+            let using = all.filter(|(_, one)| one.key_sources().any(|one| one == source));
             users.extend(using.map(|(name, _)| {
                 ObjectKey::new(Kind::RequestAuthentication, namespace.clone(), name.clone())
             }));
         }
         for user in users {
-            self.mark_object(user);
+            self.mark_object_stale(user);
         }
     }
 

@@ -10,22 +10,22 @@ use ambit_model::{
 use crate::{
     index::render_unit::RenderUnit,
     records::{ChangedRecords, Delta, ServiceRecord},
-    view::rendered::Rendered,
+    view::rendered::RenderedRecords,
 };
 
-/// Last published records of all types.
+/// Last published records of all types, to find out which rendered records differ.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedRecords {
-    workloads: Records<WorkloadUid, Workload>,
-    services: Records<NamespacedHostname, ServiceRecord>,
-    policies: Records<PolicyKey, Authorization>,
-    waypoint_records: Records<WaypointRecordKey, WaypointRecord>,
+    workloads: RecordsOfType<WorkloadUid, Workload>,
+    services: RecordsOfType<NamespacedHostname, ServiceRecord>,
+    policies: RecordsOfType<PolicyKey, Authorization>,
+    waypoint_records: RecordsOfType<WaypointRecordKey, WaypointRecord>,
 }
 
 impl PublishedRecords {
     /// Replaces the records of one unit, and adds those that changed or were removed to `delta`.
-    pub(crate) fn replace(&mut self, unit: &RenderUnit, new: Rendered, delta: &mut Delta) {
-        let Rendered {
+    pub(crate) fn replace(&mut self, unit: &RenderUnit, new: RenderedRecords, delta: &mut Delta) {
+        let RenderedRecords {
             workloads,
             services,
             policies,
@@ -47,14 +47,14 @@ impl PublishedRecords {
     }
 }
 
-/// Last published records of one type.
+/// Last published records of one type, by name and by render unit.
 #[derive(Debug)]
-struct Records<N, R> {
+struct RecordsOfType<N, R> {
     by_name: HashMap<N, Arc<R>>,
     by_unit: HashMap<RenderUnit, Vec<N>>,
 }
 
-impl<N, R> Default for Records<N, R> {
+impl<N, R> Default for RecordsOfType<N, R> {
     fn default() -> Self {
         Self {
             by_name: HashMap::new(),
@@ -63,7 +63,7 @@ impl<N, R> Default for Records<N, R> {
     }
 }
 
-impl<N: Clone + Eq + Hash, R: PartialEq> Records<N, R> {
+impl<N: Clone + Eq + Hash, R: PartialEq> RecordsOfType<N, R> {
     fn replace(
         &mut self,
         unit: &RenderUnit,

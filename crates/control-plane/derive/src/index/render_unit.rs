@@ -1,9 +1,9 @@
-//! Units in which records are rendered.
+//! Render units: the portions in which records become stale and are rendered again.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::ArcStr;
 
-/// Unit in which records are marked as stale and rendered again.
+/// Portion of the records that becomes stale as a whole and is rendered again as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum RenderUnit {
     /// Records of a host, rendered from all objects that declare it.
@@ -11,7 +11,7 @@ pub(crate) enum RenderUnit {
     /// Records rendered from one object.
     Object(ObjectKey),
     /// Policy that refuses all plaintext, which workloads with STRICT mTLS share.
-    StaticStrict,
+    StaticStrictPolicy,
 }
 
 impl RenderUnit {

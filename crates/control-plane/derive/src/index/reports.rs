@@ -1,5 +1,5 @@
-//! Problems of objects, conflicts between objects, and states for status conditions, with the sets of objects whose
-//! reports changed since the last call of `take_changed_…`.
+//! Problems of objects, conflicts between objects, and derived statuses, with the sets of objects whose reports changed
+//! since the last call of `take_changed_…`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use crate::{
     problem::{Note, Problem, Severity},
 };
 
-/// Problems, conflicts and states of objects.
+/// Problems, conflicts and derived statuses of objects.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
-    /// States of objects that depend on other objects, for status conditions.
+    /// Statuses of objects as far as they depend on other objects, from which status conditions are built.
     derived_statuses: BTreeMap<ObjectKey, DerivedStatus>,
     derived_statuses_changed: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
@@ -58,24 +58,24 @@ impl Reports {
             origin: None,
         };
         let conflicts: Vec<_> = conflicts.into_iter().map(problem).collect();
-        if replace(&mut self.conflicts, key, conflicts) {
+        if replace_problems(&mut self.conflicts, key, conflicts) {
             self.problems_changed.insert(key.clone());
             self.conflicts_changed.insert(key.clone());
         }
     }
 
     pub(crate) fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
-        if replace(&mut self.problems, key, problems) {
+        if replace_problems(&mut self.problems, key, problems) {
             self.problems_changed.insert(key.clone());
         }
     }
 
-    /// Returns the state of an object as far as it depends on other objects.
+    /// Returns the status of an object as far as it depends on other objects.
     pub(crate) fn derived_status(&self, key: &ObjectKey) -> Option<&DerivedStatus> {
         self.derived_statuses.get(key)
     }
 
-    /// Returns the states of all objects that depend on other objects.
+    /// Returns the derived statuses of all objects that have one.
     pub(crate) fn derived_statuses(&self) -> impl Iterator<Item = (&ObjectKey, &DerivedStatus)> {
         self.derived_statuses.iter()
     }
@@ -84,7 +84,7 @@ impl Reports {
         std::mem::take(&mut self.derived_statuses_changed)
     }
 
-    /// Sets the state of an object; `None` removes it without reporting a change.
+    /// Sets the derived status of an object; `None` removes it without reporting a change.
     pub(crate) fn set_derived_status(
         &mut self,
         key: &ObjectKey,
@@ -102,7 +102,7 @@ impl Reports {
 }
 
 /// Replaces the problems of an object. Returns whether they changed.
-fn replace(
+fn replace_problems(
     all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
     key: &ObjectKey,
     problems: Vec<Problem>,

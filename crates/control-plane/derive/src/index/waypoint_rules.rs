@@ -1,4 +1,4 @@
-//! Marks pods whose records list layer 7 rules of their waypoint, after a change of a rule.
+//! Marks pods as stale if their records list layer 7 rules of their waypoint, after a change of a rule.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// Updates the targets of a changed policy, and marks the pods that it could apply to.
+    /// Updates the targets of a changed policy, and marks as stale the pods that it could apply to.
     pub(crate) fn update_policy_targets(
         &mut self,
         key: &ObjectKey,
@@ -24,58 +24,58 @@ impl Index {
             .references
             .replace(ReferenceKind::PolicyTarget, key, old, new);
         for target in targets {
-            self.mark_pods_of_target(&target);
+            self.mark_target_pods_stale(&target);
         }
     }
 
-    /// Marks the pods that a policy attached to `target` could apply to.
-    fn mark_pods_of_target(&mut self, target: &ObjectKey) {
+    /// Marks as stale the pods that a policy attached to `target` could apply to.
+    fn mark_target_pods_stale(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
         } = target;
         match target.kind {
             Kind::Gateway => {
-                self.mark_pods_behind(&GatewayName::new(namespace.clone(), name.clone()))
+                self.mark_waypoint_pods_stale(&GatewayName::new(namespace.clone(), name.clone()))
             }
             Kind::GatewayClass => {
                 for gateway in self.view.gateways_of_class(name) {
-                    self.mark_pods_behind(&gateway);
+                    self.mark_waypoint_pods_stale(&gateway);
                 }
             }
             Kind::Service => {
                 let service = self.view.get::<Service>(target);
                 let selector = service.and_then(|service| service.selector.clone());
-                self.mark_endpoints(namespace, selector.as_ref());
+                self.mark_service_endpoints_stale(namespace, selector.as_ref());
             }
             _ => {
                 let entry = self.view.get::<ServiceEntry>(target);
                 let selector = entry.and_then(|entry| entry.selector.clone());
-                self.mark_endpoints(namespace, selector.as_ref());
+                self.mark_service_endpoints_stale(namespace, selector.as_ref());
             }
         }
     }
 
-    /// Marks the endpoints of a service; without a selector, all workloads of the namespace, since EndpointSlices may
-    /// name them.
-    fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
+    /// Marks as stale the endpoints of a service; without a selector, all workloads of the namespace, since
+    /// EndpointSlices may name them.
+    fn mark_service_endpoints_stale(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
-            Some(_) => self.mark_selected_workloads(namespace, selector),
-            None => self.mark_namespace(namespace),
+            Some(_) => self.mark_selected_workloads_stale(namespace, selector),
+            None => self.mark_namespace_workloads_stale(namespace),
         }
     }
 
-    fn mark_pods_behind(&mut self, gateway: &GatewayName) {
+    fn mark_waypoint_pods_stale(&mut self, gateway: &GatewayName) {
         let namespaces: BTreeSet<ArcStr> = self
             .view
             .policy_waypoints
-            .of(gateway)
+            .keys_at_waypoint(gateway)
             .filter_map(|scope| match scope {
                 PolicyScope::Namespace(namespace) => Some(namespace.clone()),
                 PolicyScope::Policy(_) => None,
             })
             .collect();
         for namespace in namespaces {
-            self.mark_namespace(&namespace);
+            self.mark_namespace_workloads_stale(&namespace);
         }
     }
 }

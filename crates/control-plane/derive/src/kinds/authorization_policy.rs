@@ -15,13 +15,13 @@ use crate::{
     labels::{Labels, selects},
     objects::{
         Objects,
-        authorization_policy::{convert, input::PolicyInput},
+        authorization_policy::{convert_rules, input::PolicyInput},
         trust_domain_names::TrustDomainNames,
     },
     pod_directory::PodDirectory,
     problem::Note,
     relations::references::ReferenceKind,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for AuthorizationPolicy {
@@ -29,9 +29,9 @@ impl MeshKind for AuthorizationPolicy {
 
     fn on_change(index: &mut Index, change: &Change<'_, PolicyInput>, _: &mut PodDirectory) {
         let key = change.key;
-        index.mark_object(key.clone());
-        for policy in change.both() {
-            callers::mark_notes(index, &key.namespace, policy);
+        index.mark_object_stale(key.clone());
+        for policy in change.both_versions() {
+            callers::mark_client_notes_stale(index, &key.namespace, policy);
         }
         let targets = |policy: Option<&PolicyInput>| -> Vec<ObjectKey> {
             let attached = policy.and_then(|policy| policy.attached.as_ref());
@@ -45,7 +45,7 @@ impl MeshKind for AuthorizationPolicy {
             attached.and_then(|one| one.provider.clone())
         };
         index.view.references.replace(
-            ReferenceKind::Provider,
+            ReferenceKind::ExtensionProvider,
             key,
             provider(change.old),
             provider(change.new),
@@ -56,7 +56,7 @@ impl MeshKind for AuthorizationPolicy {
         };
         if has_waypoint_copy(&index.view, key) {
             // Which connections the copy concerns depends on what the pods' node proxies enforce.
-            index.mark_namespace(&key.namespace);
+            index.mark_namespace_workloads_stale(&key.namespace);
         }
         let (old, new) = (join_names(change.old), join_names(change.new));
         if old == new {
@@ -73,27 +73,30 @@ impl MeshKind for AuthorizationPolicy {
         };
         for namespace in namespaces {
             for selector in [old.as_ref(), new.as_ref()] {
-                index.mark_selected_workloads(&namespace, selector);
+                index.mark_selected_workloads_stale(&namespace, selector);
                 if selector.is_some() {
-                    index.mark_endpoints_of_entries(&namespace);
+                    index.mark_inline_endpoints_stale(&namespace);
                 }
             }
         }
     }
 
-    fn render(view: &MeshView, _: &ObjectKey, policy: &PolicyInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, policy: &PolicyInput) -> RenderedRecords {
         let attached = policy.attached.as_ref();
         let names = view.own_trust_domain_names();
-        let mut rendered = Rendered {
-            policies: policy.for_node_proxies(&names).into_iter().collect(),
-            conflicts: policy
-                .note(view)
+        let mut rendered = RenderedRecords {
+            policies: policy
+                .render_node_proxy_policy(&names)
                 .into_iter()
-                .chain(attached.and_then(|one| one.note(view)))
                 .collect(),
-            ..Rendered::default()
+            conflicts: policy
+                .waypoint_pods_note(view)
+                .into_iter()
+                .chain(attached.and_then(|one| one.provider_note(view)))
+                .collect(),
+            ..RenderedRecords::default()
         };
-        rendered.add(attached.map(|one| one.render(view)).unwrap_or_default());
+        rendered.add_waypoint_records(attached.map(|one| one.render(view)).unwrap_or_default());
         rendered
     }
 
@@ -118,7 +121,7 @@ impl MeshKind for AuthorizationPolicy {
 /// Whether a waypoint policy of the same namespace is, by its annotation, a copy of this policy.
 fn has_waypoint_copy(view: &MeshView, original: &ObjectKey) -> bool {
     let objects = view.objects(&original.namespace);
-    let policies = objects.map(|objects| objects.all::<AuthorizationPolicy>().values());
+    let policies = objects.map(|objects| objects.all_of_kind::<AuthorizationPolicy>().values());
     let mut attached = policies
         .into_iter()
         .flatten()
@@ -164,7 +167,7 @@ pub(crate) fn policy_names_for(
         .into_iter()
         .filter_map(|(namespace, objects)| Some((namespace, objects?)))
         .flat_map(|(namespace, objects)| {
-            let policies = objects.all::<AuthorizationPolicy>().iter();
+            let policies = objects.all_of_kind::<AuthorizationPolicy>().iter();
             policies.map(move |entry| (namespace, entry))
         })
         .filter(|(_, (_, policy))| {
@@ -177,21 +180,21 @@ pub(crate) fn policy_names_for(
         .map(|(namespace, (name, _))| arcstr::format!("{namespace}/{name}"))
         .collect();
     names.sort_unstable();
-    let of_peers = peer_authentication::policy_for(view, namespace, objects, labels);
+    let of_peers = peer_authentication::strict_policy_for(view, namespace, objects, labels);
     names.extend(of_peers.map(|key| ArcStr::from(key.to_string())));
     names
 }
 
 impl PolicyInput {
     /// Returns the policy that node proxies receive, with principals expanded to all names of the mesh's trust domain.
-    fn for_node_proxies(&self, names: &TrustDomainNames) -> Option<Authorization> {
+    fn render_node_proxy_policy(&self, names: &TrustDomainNames) -> Option<Authorization> {
         let mut node_proxy_policy = self.node_proxy_policy.clone()?;
         if let Some(rules) = self
             .unexpanded_rules
             .as_deref()
-            .filter(|_| !names.is_literal())
+            .filter(|_| !names.needs_no_expansion())
         {
-            let expanded = convert(
+            let expanded = convert_rules(
                 rules,
                 node_proxy_policy.action,
                 &node_proxy_policy.namespace,
@@ -208,7 +211,7 @@ impl PolicyInput {
     }
 
     /// Builds the note on rules that have no effect on pods behind a waypoint.
-    fn note(&self, view: &MeshView) -> Option<Note> {
+    fn waypoint_pods_note(&self, view: &MeshView) -> Option<Note> {
         callers::client_identity_note(view, self)
     }
 }

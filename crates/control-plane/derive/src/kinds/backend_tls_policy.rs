@@ -15,7 +15,7 @@ use crate::{
     condition::{DerivedStatus, StatusListType},
     index::{Index, change::Change},
     kinds::{kind::MeshKind, route::ports::declared_ports},
-    objects::backend_tls_policy::input::{BackendTlsInput, InvalidReason},
+    objects::backend_tls_policy::input::{BackendTlsInput, InvalidPolicyReason},
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
     view::MeshView,
@@ -24,7 +24,7 @@ use crate::{
 /// TLS settings that a policy gives a service, or one of its ports.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendTls {
-    /// Service port that the settings are for; all ports if `None`.
+    /// Number of the service port that the settings are for; all ports if `None`.
     port: Option<u16>,
     tls: Result<Arc<DestinationTls>, ArcStr>,
 }
@@ -70,19 +70,20 @@ impl MeshKind for BackendTLSPolicy {
             targets.map(|target| target.key.clone()).collect()
         };
         let (old, new) = (targets(change.old), targets(change.new));
-        index
-            .view
-            .references
-            .set(ReferenceKind::BackendTls, change.key, change.new.is_some());
+        index.view.references.set_mesh_reference(
+            ReferenceKind::BackendTlsPolicy,
+            change.key,
+            change.new.is_some(),
+        );
         index.view.references.replace(
             ReferenceKind::PolicyTarget,
             change.key,
             old.clone(),
             new.clone(),
         );
-        index.mark_object(change.key.clone());
+        index.mark_object_stale(change.key.clone());
         for target in old.into_iter().chain(new) {
-            index.mark_tls_of(&target);
+            index.mark_target_tls_stale(&target);
         }
     }
 
@@ -97,22 +98,26 @@ impl MeshKind for BackendTLSPolicy {
 
 impl BackendTlsInput {
     /// Returns the TLS settings with the resolved CA certificates, or the reason why requests are refused.
-    fn resolve_tls(&self, view: &MeshView) -> Result<Arc<DestinationTls>, InvalidReason> {
+    fn resolve_tls(&self, view: &MeshView) -> Result<Arc<DestinationTls>, InvalidPolicyReason> {
         let tls = self.tls.as_ref().map_err(Clone::clone)?;
-        let roots = match &tls.roots {
+        let roots = match &tls.ca_config_maps {
             None => TlsRoots::System,
             Some(names) => TlsRoots::Pem(self.ca_certificates(view, names)?),
         };
         Ok(Arc::new(DestinationTls {
             server_name: Some(tls.hostname.clone()),
-            names: tls.names.clone(),
+            names: tls.subject_alt_names.clone(),
             roots,
             client: None,
         }))
     }
 
     /// Returns the CA certificates of all ConfigMaps that the policy names, as PEM.
-    fn ca_certificates(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, InvalidReason> {
+    fn ca_certificates(
+        &self,
+        view: &MeshView,
+        names: &[ArcStr],
+    ) -> Result<ArcStr, InvalidPolicyReason> {
         let mut all = String::new();
         for name in names {
             let namespace = self.key.namespace.clone();
@@ -120,7 +125,7 @@ impl BackendTlsInput {
             let map = view.get::<ConfigMap>(&key);
             let text = map.and_then(|map| map.ca_certificates()).ok_or_else(|| {
                 let message = format!("{key} does not exist, or has no certificates in ca.crt");
-                InvalidReason::reference("InvalidCACertificateRef", message)
+                InvalidPolicyReason::unresolved_reference("InvalidCACertificateRef", message)
             })?;
             all.push_str(text);
             all.push('\n');
@@ -156,7 +161,7 @@ impl MeshView {
     /// Returns the policies attached to a Service or ServiceEntry, each with its port, by decreasing precedence for the
     /// same port; policies for all ports come last.
     fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
-        let policies = self.references.of(ReferenceKind::PolicyTarget, key);
+        let policies = self.references.referrers(ReferenceKind::PolicyTarget, key);
         let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
         let policies = policies.filter(of_tls);
         let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
@@ -174,7 +179,9 @@ impl MeshView {
         }
         all.sort_by(|(a, of_a), (b, of_b)| {
             let whole = of_a.is_none().cmp(&of_b.is_none());
-            whole.then(of_a.cmp(of_b)).then(a.rank().cmp(&b.rank()))
+            whole
+                .then(of_a.cmp(of_b))
+                .then(a.precedence_key().cmp(&b.precedence_key()))
         });
         all
     }
@@ -188,38 +195,39 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the policies that name a ConfigMap with CA certificates, and the destinations of their services.
-    pub(crate) fn mark_policies_naming_ca(&mut self, map: &ObjectKey) {
+    /// Marks as stale the policies that name a ConfigMap with CA certificates, and the destinations of their services.
+    pub(crate) fn mark_ca_policies_stale(&mut self, map: &ObjectKey) {
         let of_namespace = self
             .view
             .references
-            .of_mesh(ReferenceKind::BackendTls)
+            .mesh_referrers(ReferenceKind::BackendTlsPolicy)
             .filter(|policy| policy.namespace == map.namespace);
         let policies = of_namespace.filter_map(|policy| self.view.get::<BackendTLSPolicy>(policy));
-        let users = policies.filter(|policy| policy.refers_to(&map.name));
+        let users = policies.filter(|policy| policy.refers_to_config_map(&map.name));
         let users: Vec<BackendTlsInput> = users.cloned().collect();
         for user in users {
-            self.mark_object(user.key);
+            self.mark_object_stale(user.key);
             for target in user.targets {
-                self.mark_tls_of(&target.key);
+                self.mark_target_tls_stale(&target.key);
             }
         }
     }
 
-    /// Marks the hosts of a service and all BackendTLSPolicies attached to it, whose conditions depend on each other.
-    fn mark_tls_of(&mut self, target: &ObjectKey) {
+    /// Marks as stale the hosts of a service and all BackendTLSPolicies attached to it, whose conditions depend on each
+    /// other.
+    fn mark_target_tls_stale(&mut self, target: &ObjectKey) {
         for host in self.view.hosts_of(target) {
-            self.mark_only_host(host);
+            self.mark_only_host_stale(host);
         }
         let policies: Vec<_> = self
             .view
             .references
-            .of(ReferenceKind::PolicyTarget, target)
+            .referrers(ReferenceKind::PolicyTarget, target)
             .cloned()
             .collect();
         let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
         for policy in policies.into_iter().filter(of_tls) {
-            self.mark_object(policy);
+            self.mark_object_stale(policy);
         }
     }
 }

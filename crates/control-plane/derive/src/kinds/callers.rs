@@ -9,8 +9,10 @@ use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
 
 use crate::{
     index::Index,
-    kinds::{backend_tls_policy::BackendTls, destination_rule::patterns},
-    objects::{backend_tls_policy::input::BackendTlsInput, destination_rule::input::RuleInput},
+    kinds::{backend_tls_policy::BackendTls, destination_rule::host_patterns},
+    objects::{
+        backend_tls_policy::input::BackendTlsInput, destination_rule::input::DestinationRuleInput,
+    },
     relations::references::ReferenceKind,
     view::MeshView,
 };
@@ -22,16 +24,19 @@ impl MeshView {
         host: &str,
         policies: &[BackendTls],
     ) -> impl Iterator<Item = &GatewayName> {
-        let is_told = !policies.is_empty() || patterns(host).any(|one| self.originates_tls(&one));
+        let is_told =
+            !policies.is_empty() || host_patterns(host).any(|one| self.originates_tls(&one));
         let all = is_told.then(|| self.all_waypoints());
         all.into_iter().flatten()
     }
 
     /// Whether any DestinationRule with exactly this host pattern originates TLS.
     fn originates_tls(&self, pattern: &ArcStr) -> bool {
-        let rules = self.references.of(ReferenceKind::DestinationRule, pattern);
+        let rules = self
+            .references
+            .referrers(ReferenceKind::DestinationRuleHost, pattern);
         let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
-        rules.any(RuleInput::originates_tls)
+        rules.any(DestinationRuleInput::originates_tls)
     }
 
     /// Whether the DestinationRule that a waypoint applies to a service originates TLS.
@@ -41,12 +46,14 @@ impl MeshView {
         service: &NamespacedHostname,
     ) -> bool {
         let rule = self.rule_for(service, gateway);
-        rule.is_some_and(RuleInput::originates_tls)
+        rule.is_some_and(DestinationRuleInput::originates_tls)
     }
 
     /// Returns the hosts for which some DestinationRule originates TLS.
     pub(crate) fn hosts_with_tls(&self) -> BTreeSet<ArcStr> {
-        let patterns = self.references.names(ReferenceKind::DestinationRule);
+        let patterns = self
+            .references
+            .referenced_names(ReferenceKind::DestinationRuleHost);
         let patterns = patterns.filter(|pattern| self.originates_tls(pattern));
         patterns
             .flat_map(|pattern| self.hosts_matching(pattern))
@@ -55,9 +62,12 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the hosts to which TLS is originated, after the set of waypoints changed.
-    pub(crate) fn mark_hosts_with_tls(&mut self) {
-        let policies = self.view.references.of_mesh(ReferenceKind::BackendTls);
+    /// Marks as stale the hosts to which TLS is originated, after the set of waypoints changed.
+    pub(crate) fn mark_tls_hosts_stale(&mut self) {
+        let policies = self
+            .view
+            .references
+            .mesh_referrers(ReferenceKind::BackendTlsPolicy);
         let policies =
             policies.filter_map(|key: &ObjectKey| self.view.get::<BackendTLSPolicy>(key));
         let targets = policies.flat_map(BackendTlsInput::targets);
@@ -65,7 +75,7 @@ impl Index {
         let mut hosts: BTreeSet<ArcStr> = of_policies.collect();
         hosts.append(&mut self.view.hosts_with_tls());
         for host in hosts {
-            self.mark_only_host(host);
+            self.mark_only_host_stale(host);
         }
     }
 }

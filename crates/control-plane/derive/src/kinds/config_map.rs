@@ -23,24 +23,29 @@ use crate::{
     pod_directory::PodDirectory,
     problem::Note,
     relations::references::ReferenceKind,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for ConfigMap {
     fn on_change(index: &mut Index, change: &Change<'_, ConfigMapInput>, pods: &mut PodDirectory) {
-        if change.both().any(|one| one.ca_certificates().is_some()) {
-            index.mark_policies_naming_ca(change.key);
+        if change
+            .both_versions()
+            .any(|one| one.ca_certificates().is_some())
+        {
+            index.mark_ca_policies_stale(change.key);
         }
-        if change.both().all(|one| one.settings().is_none()) {
+        if change.both_versions().all(|one| one.settings().is_none()) {
             return;
         }
         index.recompute_discovery(pods);
         let hosts = |of: Option<&ConfigMapInput>| {
             let settings = of.and_then(ConfigMapInput::settings);
-            settings.map(MeshSettings::hosts).unwrap_or_default()
+            settings
+                .map(MeshSettings::provider_hosts)
+                .unwrap_or_default()
         };
         index.view.references.replace(
-            ReferenceKind::Calls,
+            ReferenceKind::CalledHost,
             change.key,
             hosts(change.old),
             hosts(change.new),
@@ -51,26 +56,26 @@ impl MeshKind for ConfigMap {
             (!aliases.is_empty() || !roots.is_empty()).then(|| (aliases.clone(), roots.clone()))
         };
         if domains(change.old) != domains(change.new) {
-            index.mark_callers();
+            index.mark_principal_policies_stale();
             // Entries must not name identities of other namespaces, under any name of the trust domain.
-            index.mark_service_entries();
+            index.mark_service_entries_stale();
         }
         let export =
             |of: Option<&ConfigMapInput>| of.and_then(ConfigMapInput::settings)?.default_export;
         if export(change.old) != export(change.new) {
-            index.mark_service_entries();
+            index.mark_service_entries_stale();
         }
-        index.mark_gateways();
-        index.mark_users_of_providers();
-        index.mark_object(change.key.clone());
-        index.mark_telemetry();
+        index.mark_all_gateways_stale();
+        index.mark_provider_policies_stale();
+        index.mark_object_stale(change.key.clone());
+        index.mark_all_telemetry_stale();
     }
 
-    fn render(view: &MeshView, _: &ObjectKey, input: &ConfigMapInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, input: &ConfigMapInput) -> RenderedRecords {
         let settings = input.settings();
-        Rendered {
+        RenderedRecords {
             conflicts: settings.map(|one| notes(view, one)).unwrap_or_default(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 }
@@ -79,7 +84,7 @@ impl MeshKind for ConfigMap {
 fn notes(view: &MeshView, settings: &MeshSettings) -> Vec<Note> {
     let all = settings.ca_certificates.iter().enumerate();
     let notes = all.filter_map(|(number, one)| {
-        let RootSource::Bundle(url) = &one.source else {
+        let RootSource::TrustBundleUrl(url) = &one.source else {
             return None;
         };
         let trouble = view.bundle_error(url)?;
@@ -107,13 +112,14 @@ impl MeshView {
         self.settings()?.providers.get(name)
     }
 
-    /// Returns how waypoints normalize paths, by the MeshConfig or else the control plane's flags.
+    /// Returns how waypoints normalize paths: the MeshConfig's setting, else that of the control plane's flags.
     pub(crate) fn path_normalization(&self) -> PathNormalization {
         let own = self.settings().and_then(|one| one.path_normalization);
         own.unwrap_or(self.config.path_normalization)
     }
 
-    /// Returns the number of trusted proxies before the mesh, by the MeshConfig or else the control plane's flags.
+    /// Returns the number of trusted proxies in front of the mesh: from the MeshConfig, else from the control plane's
+    /// flags.
     pub(crate) fn trusted_proxies(&self) -> u32 {
         let own = self.settings().and_then(|one| one.trusted_proxies);
         own.unwrap_or(self.config.trusted_proxies)

@@ -17,7 +17,7 @@ use crate::{
     condition::{ConditionType, DESTINATION_RULE_USED, DerivedStatus},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::destination_rule::{input::RuleInput, originates_tls},
+    objects::destination_rule::{input::DestinationRuleInput, originates_tls},
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
     view::MeshView,
@@ -26,53 +26,62 @@ use crate::{
 impl MeshKind for DestinationRule {
     const CONDITIONS: &'static [ConditionType] = &[DESTINATION_RULE_USED];
 
-    fn derived_status(view: &MeshView, _: &ObjectKey, rule: &RuleInput) -> Option<DerivedStatus> {
+    fn derived_status(
+        view: &MeshView,
+        _: &ObjectKey,
+        rule: &DestinationRuleInput,
+    ) -> Option<DerivedStatus> {
         Some(conditions::derived_status(view, rule))
     }
 
-    fn on_change(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
-        let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
+    fn on_change(
+        index: &mut Index,
+        change: &Change<'_, DestinationRuleInput>,
+        _: &mut PodDirectory,
+    ) {
+        let host = |rule: Option<&DestinationRuleInput>| rule.map(|rule| rule.host.clone());
         let (old, new) = (host(change.old), host(change.new));
         index.view.references.replace(
-            ReferenceKind::DestinationRule,
+            ReferenceKind::DestinationRuleHost,
             change.key,
             old.clone(),
             new.clone(),
         );
-        index.mark_object(change.key.clone());
-        let of_both = change.both().flat_map(|rule| rule.subsets.keys());
+        index.mark_object_stale(change.key.clone());
+        let of_both = change.both_versions().flat_map(|rule| rule.subsets.keys());
         let has_subsets = of_both.count() > 0;
         let has_some = change.new.is_some_and(|rule| !rule.subsets.is_empty());
-        index
-            .view
-            .references
-            .set(ReferenceKind::HasSubsets, change.key, has_some);
+        index.view.references.set_mesh_reference(
+            ReferenceKind::RuleWithSubsets,
+            change.key,
+            has_some,
+        );
         for pattern in old.into_iter().chain(new) {
             // Others for the same may be followed in its place.
             let rivals: Vec<_> = index
                 .view
                 .references
-                .of(ReferenceKind::DestinationRule, &pattern)
+                .referrers(ReferenceKind::DestinationRuleHost, &pattern)
                 .cloned()
                 .collect();
             for rival in rivals {
-                index.mark_object(rival);
+                index.mark_object_stale(rival);
             }
             for host in index.view.hosts_matching(&pattern) {
                 let objects_declaring: Vec<_> =
                     index.view.objects_declaring(&host).cloned().collect();
-                index.mark_host(host);
+                index.mark_host_stale(host);
                 // Routes may have its subsets as backends.
                 for key in objects_declaring.iter().filter(|_| has_subsets) {
-                    index.mark_routes_with_backend(key);
+                    index.mark_backend_routes_stale(key);
                 }
             }
         }
     }
 }
 
-impl RuleInput {
-    fn of(
+impl DestinationRuleInput {
+    fn render_destination(
         &self,
         view: &MeshView,
         key: &ObjectKey,
@@ -84,14 +93,14 @@ impl RuleInput {
             policy: self.policy.clone(),
             ports: self.ports.clone(),
             subsets: subsets
-                .map(|(name, subset)| (name.clone(), subset.of(view, key)))
+                .map(|(name, subset)| (name.clone(), subset.resolve_subset(view, key)))
                 .collect(),
         }
     }
 }
 
 /// Returns the values of a rule's `host` that match a host, the most specific first.
-pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
+pub(crate) fn host_patterns(host: &str) -> impl Iterator<Item = ArcStr> {
     let dots = host.match_indices('.').map(|(at, _)| at);
     let ends = dots.filter_map(|at| host.get(at..));
     let wildcards = ends.map(|end| arcstr::format!("*{end}"));
@@ -105,16 +114,18 @@ impl MeshView {
         &self,
         service: &NamespacedHostname,
         gateway: &GatewayName,
-    ) -> Option<&RuleInput> {
+    ) -> Option<&DestinationRuleInput> {
         let root = &self.config.root_namespace;
         let namespaces = [&service.namespace, &gateway.namespace, root];
         namespaces.into_iter().find_map(|namespace| {
-            patterns(&service.hostname).find_map(|pattern| {
-                let rules = self.references.of(ReferenceKind::DestinationRule, &pattern);
+            host_patterns(&service.hostname).find_map(|pattern| {
+                let rules = self
+                    .references
+                    .referrers(ReferenceKind::DestinationRuleHost, &pattern);
                 let rules = rules.filter(|key| key.namespace == *namespace);
                 let rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
                 let seen = rules.filter(|rule| rule.is_visible_to(gateway));
-                seen.min_by(|a, b| a.age().cmp(&b.age()))
+                seen.min_by(|a, b| a.precedence_key().cmp(&b.precedence_key()))
             })
         })
     }
@@ -132,7 +143,7 @@ impl MeshView {
 
     /// Renders the destination of an object's host for each waypoint that forwards requests to it, and for waypoints
     /// that may call it on their own (see [`super::callers`]).
-    pub(crate) fn destinations(
+    pub(crate) fn render_destinations(
         &self,
         key: &ObjectKey,
         host: &ArcStr,
@@ -144,11 +155,11 @@ impl MeshView {
         let tls = self.backend_tls(key);
         let destination_of = |gateway: &GatewayName| {
             let rule = self.rule_for(&service, gateway);
-            let destination = rule.map(|rule| rule.of(self, key, service.clone()));
+            let destination = rule.map(|rule| rule.render_destination(self, key, service.clone()));
             let mut destination = match destination {
                 Some(destination) => destination,
                 None if tls.is_empty() => return None,
-                None => WaypointDestination::without_rules(service.clone()),
+                None => WaypointDestination::without_policy(service.clone()),
             };
             for one in &tls {
                 one.override_tls(&mut destination);
@@ -173,8 +184,10 @@ impl MeshView {
     fn has_destinations(&self) -> bool {
         let mut rules = self
             .references
-            .names::<ArcStr>(ReferenceKind::DestinationRule);
-        let mut policies = self.references.of_mesh(ReferenceKind::BackendTls);
+            .referenced_names::<ArcStr>(ReferenceKind::DestinationRuleHost);
+        let mut policies = self
+            .references
+            .mesh_referrers(ReferenceKind::BackendTlsPolicy);
         rules.next().is_some() || policies.next().is_some()
     }
 
@@ -188,14 +201,14 @@ impl MeshView {
         let mut gateways = self.waypoints_serving(key, host);
         let by_name = self
             .references
-            .of(ReferenceKind::RouteHost, host)
+            .referrers(ReferenceKind::RouteHost, host)
             .filter(|route| {
                 let route = self.route(route);
                 route.is_some_and(|route| self.host_owner_in(route.namespace(), host) == Some(key))
             });
         for route in self
             .references
-            .of(ReferenceKind::RouteBackend, key)
+            .referrers(ReferenceKind::RouteBackend, key)
             .chain(by_name)
         {
             for (target, host) in self.services_routed_by(route) {
@@ -207,56 +220,58 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the backends of an object's routes, since other waypoints may now forward requests to them.
-    pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
+    /// Marks as stale the backends of an object's routes, since other waypoints may now forward requests to them.
+    pub(crate) fn mark_route_backends_stale(&mut self, parent: &ObjectKey) {
         if !self.view.has_destinations() {
             return;
         }
         let hosts = self.view.hosts_of(parent);
-        let by_host = hosts
-            .iter()
-            .flat_map(|host| self.view.references.of(ReferenceKind::VirtualHost, host));
+        let by_host = hosts.iter().flat_map(|host| {
+            self.view
+                .references
+                .referrers(ReferenceKind::VirtualServiceHost, host)
+        });
         let routes = self
             .view
             .references
-            .of(ReferenceKind::RouteParent, parent)
+            .referrers(ReferenceKind::RouteParent, parent)
             .chain(by_host);
         let routes = routes.filter_map(|route| self.view.route(route));
         let routes: Vec<_> = routes.collect();
-        let targets = routes.iter().flat_map(|route| route.targets());
+        let targets = routes.iter().flat_map(|route| route.referenced_objects());
         let targets: Vec<_> = targets.cloned().collect();
-        let hosts = routes.iter().flat_map(|route| route.hosts());
+        let hosts = routes.iter().flat_map(|route| route.referenced_hosts());
         let hosts: Vec<_> = hosts.cloned().collect();
         for target in targets {
-            self.mark_destinations_of(&target);
+            self.mark_destinations_stale(&target);
         }
         for host in hosts {
-            self.mark_rules_of(&host);
-            self.mark_only_host(host);
+            self.mark_host_rules_stale(&host);
+            self.mark_only_host_stale(host);
         }
     }
 
-    /// Marks the hosts of an object, whose destinations may have changed, and the rules for them.
-    pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
+    /// Marks as stale the hosts of an object, whose destinations may have changed, and the rules for them.
+    pub(crate) fn mark_destinations_stale(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
-            self.mark_rules_of(&host);
-            self.mark_only_host(host);
+            self.mark_host_rules_stale(&host);
+            self.mark_only_host_stale(host);
         }
     }
 
-    /// Marks the rules that may apply to a host, since their conditions list the waypoints that apply them.
-    pub(crate) fn mark_rules_of(&mut self, host: &str) {
-        let rules: Vec<_> = patterns(host)
+    /// Marks as stale the rules that may apply to a host, since their conditions list the waypoints that apply them.
+    pub(crate) fn mark_host_rules_stale(&mut self, host: &str) {
+        let rules: Vec<_> = host_patterns(host)
             .flat_map(|pattern| {
                 self.view
                     .references
-                    .of(ReferenceKind::DestinationRule, &pattern)
+                    .referrers(ReferenceKind::DestinationRuleHost, &pattern)
                     .cloned()
                     .collect::<Vec<_>>()
             })
             .collect();
         for rule in rules {
-            self.mark_object(rule);
+            self.mark_object_stale(rule);
         }
     }
 }

@@ -13,12 +13,12 @@ use crate::{
     objects::endpoint_slice::{EndpointSliceInput, PodEndpoint},
     pod_directory::PodDirectory,
     relations::cluster_addresses,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for EndpointSlice {
     fn on_change(index: &mut Index, change: &Change<'_, EndpointSliceInput>, _: &mut PodDirectory) {
-        index.mark_object(change.key.clone());
+        index.mark_object_stale(change.key.clone());
         let of_api_server = |slice: Option<&EndpointSliceInput>| -> BTreeSet<IpAddr> {
             let slice = slice
                 .filter(|slice| cluster_addresses::is_api_server(&slice.namespace, &slice.service));
@@ -27,25 +27,25 @@ impl MeshKind for EndpointSlice {
         };
         let (old, new) = (of_api_server(change.old), of_api_server(change.new));
         if index.view.cluster_addresses.replace(&old, &new) {
-            index.mark_gateways();
+            index.mark_all_gateways_stale();
         }
-        for pod in change.both().flat_map(|slice| &slice.pods) {
-            index.mark_object(pod.key());
+        for pod in change.both_versions().flat_map(|slice| &slice.pods) {
+            index.mark_object_stale(pod.key());
         }
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, slice: &EndpointSliceInput) -> Rendered {
-        Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, slice: &EndpointSliceInput) -> RenderedRecords {
+        RenderedRecords {
             workloads: workloads(view, key, slice).unwrap_or_default(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 }
 
-/// Marks the EndpointSlices of a service, and the pods that they name.
-pub(crate) fn mark_slices_of_service(index: &mut Index, service: &ObjectKey) {
+/// Marks as stale the EndpointSlices of a service, and the pods that they name.
+pub(crate) fn mark_service_slices_stale(index: &mut Index, service: &ObjectKey) {
     let objects = index.view.objects(&service.namespace);
-    let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());
+    let slices = objects.map(|objects| objects.all_of_kind::<EndpointSlice>().values());
     let of_service = slices.into_iter().flatten();
     let of_service = of_service.filter(|slice| slice.service == service.name);
     let keys: Vec<_> = of_service
@@ -59,7 +59,7 @@ pub(crate) fn mark_slices_of_service(index: &mut Index, service: &ObjectKey) {
         })
         .collect();
     for key in keys {
-        index.mark_object(key);
+        index.mark_object_stale(key);
     }
 }
 
@@ -69,8 +69,8 @@ fn workloads(
     slice: &EndpointSliceInput,
 ) -> Option<Vec<Workload>> {
     let objects = view.objects(&key.namespace)?;
-    let service = objects.all::<Service>().get(&slice.service)?;
-    if !view.may_serve(&key.namespace, &service.name, None) {
+    let service = objects.all_of_kind::<Service>().get(&slice.service)?;
+    if !view.may_be_endpoint(&key.namespace, &service.name, None) {
         return None;
     }
     let host = NamespacedHostname::new(
@@ -79,7 +79,7 @@ fn workloads(
     );
     let ports = service.target_ports_by_name(&slice.ports);
     let workload = |(ip, ready): &(IpAddr, bool)| Workload {
-        uid: view.uid(&format!(
+        uid: view.workload_uid(&format!(
             "discovery.k8s.io/EndpointSlice/{}/{}/{ip}",
             key.namespace, key.name
         )),
@@ -94,7 +94,7 @@ fn workloads(
             WorkloadStatus::Unhealthy
         },
         services: [(host.clone(), ports.clone())].into(),
-        ..view.base(&key.namespace, &key.name)
+        ..view.base_workload(&key.namespace, &key.name)
     };
     Some(slice.addresses.iter().map(workload).collect())
 }

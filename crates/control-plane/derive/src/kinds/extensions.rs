@@ -1,4 +1,4 @@
-//! Objects of Ambit's own kinds that routes name in filters of the type `ExtensionRef`.
+//! Objects of Ambit's own kinds (`ambit.io`), which routes name in filters of the type `ExtensionRef`.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -11,16 +11,16 @@ use crate::{
 };
 
 /// Marks an object of Ambit's own kinds, and the routes that name it in a filter.
-pub(crate) fn mark_with_routes(index: &mut Index, key: &ObjectKey) {
-    index.mark_object(key.clone());
-    index.mark_routes_with_backend(key);
+pub(crate) fn mark_extension_routes_stale(index: &mut Index, key: &ObjectKey) {
+    index.mark_object_stale(key.clone());
+    index.mark_backend_routes_stale(key);
 }
 
-/// Returns the state of an object of Ambit's own kinds: the routes that name it in a filter.
+/// Returns the derived status of an object of Ambit's own kinds: the routes that name it in a filter.
 pub(crate) fn derived_status(view: &MeshView, key: &ObjectKey) -> DerivedStatus {
     let routes: Vec<String> = view
         .references
-        .of(ReferenceKind::RouteBackend, key)
+        .referrers(ReferenceKind::RouteBackend, key)
         .map(ToString::to_string)
         .collect();
     let condition = match join_names(&routes) {

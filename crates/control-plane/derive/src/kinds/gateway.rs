@@ -17,7 +17,7 @@ use crate::{
     objects::{gateway::GatewayInput, inbound_binding},
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for Gateway {
@@ -46,14 +46,16 @@ impl MeshKind for Gateway {
                 needs_attention: false,
             }),
             entries: gateway.listeners.iter().map(listener_status).collect(),
-            introduction: view.introduced_condition(&gateway.name),
-            replaces: view.replaces_condition(&gateway.name),
+            introduced_condition: view.introduced_condition(&gateway.name),
+            replaces_condition: view.replaces_condition(&gateway.name),
         })
     }
 
     fn on_change(index: &mut Index, change: &Change<'_, GatewayInput>, _: &mut PodDirectory) {
         let name = GatewayName::new(change.key.namespace.clone(), change.key.name.clone());
-        let of = change.new.map(|one| (one.uid.as_str(), &one.replaced));
+        let of = change
+            .new
+            .map(|one| (one.uid.as_str(), &one.previous_waypoints));
         index.view.introductions.update_gateway(&name, of);
         let address = |gateway: Option<&GatewayInput>| gateway.and_then(|one| one.address.clone());
         let (old, new) = (address(change.old), address(change.new));
@@ -61,27 +63,30 @@ impl MeshKind for Gateway {
             .view
             .references
             .replace(ReferenceKind::GatewayAddress, change.key, old, new);
-        let classes: Vec<_> = change.both().map(|one| one.class.clone()).collect();
+        let classes: Vec<_> = change
+            .both_versions()
+            .map(|one| one.class.clone())
+            .collect();
         for class in &classes {
-            index.mark_gateway(&name, class);
+            index.mark_gateway_dependents_stale(&name, class);
         }
         if index.view.has_telemetry() {
-            index.mark_telemetry();
+            index.mark_all_telemetry_stale();
         }
     }
 
-    fn render(view: &MeshView, _: &ObjectKey, gateway: &GatewayInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, gateway: &GatewayInput) -> RenderedRecords {
         let is_waypoint = view.waypoint(&gateway.name).is_some();
-        let own = gateway.config.trusted_proxies;
+        let own = gateway.proxy_config.trusted_proxies;
         let record = is_waypoint.then(|| WaypointGateway {
             gateway: gateway.name.clone(),
             path_normalization: view.path_normalization(),
             trusted_proxies: own.unwrap_or_else(|| view.trusted_proxies()),
-            client_identity_header: gateway.client_identity_header,
+            client_identity_header: gateway.sends_client_identity_header,
             cluster_addresses: view.cluster_addresses.all(),
             allowed_addresses: view.config.allowed_addresses.clone(),
             policies_only_for_services: view.config.service_policy_scope
-                == ServicePolicyScope::Istio,
+                == ServicePolicyScope::ServiceOnly,
         });
         let (waypoint_telemetry, of_telemetry) = match is_waypoint {
             true => telemetry::render(view, &gateway.name),
@@ -96,22 +101,22 @@ impl MeshKind for Gateway {
             notes.extend(
                 gateway
                     .inbound_binding
-                    .map(|_| inbound_binding::without_effect()),
+                    .map(|_| inbound_binding::no_effect_note()),
             );
             notes
         });
-        let mut rendered = Rendered {
+        let mut rendered = RenderedRecords {
             conflicts: conflicts.unwrap_or_default(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         };
-        rendered.add(record.map(|one| (gateway.name.clone(), one)));
+        rendered.add_waypoint_records(record.map(|one| (gateway.name.clone(), one)));
         let telemetry = waypoint_telemetry.into_iter();
-        rendered.add(telemetry.map(|one| (gateway.name.clone(), one)));
+        rendered.add_waypoint_records(telemetry.map(|one| (gateway.name.clone(), one)));
         rendered
     }
 }
 
-/// Builds the status conditions of a listener, with Istio's reasons.
+/// Builds the status entry of a listener, whose conditions have Istio's reasons.
 fn listener_status((name, is_good): &(String, bool)) -> StatusEntry {
     let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
     let condition = |is_true: bool, needs_attention: bool, reason: &'static str| ConditionContent {
@@ -138,7 +143,7 @@ fn listener_status((name, is_good): &(String, bool)) -> StatusEntry {
     };
     StatusEntry {
         identity: BTreeMap::from([("name", name.as_str().into())]),
-        fields: BTreeMap::from([("attachedRoutes", json!(0)), ("supportedKinds", json!([]))]),
+        other_fields: BTreeMap::from([("attachedRoutes", json!(0)), ("supportedKinds", json!([]))]),
         conditions: vec![
             ("Accepted", accepted),
             ("Conflicted", condition(false, false, "NoConflicts")),

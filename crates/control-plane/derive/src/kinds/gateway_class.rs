@@ -1,4 +1,4 @@
-//! GatewayClasses: a change marks the Gateways of the class.
+//! GatewayClasses: a change marks as stale the Gateways of the class.
 
 use ambit_k8s_api::GatewayClass;
 
@@ -12,7 +12,7 @@ use crate::{
 impl MeshKind for GatewayClass {
     fn on_change(index: &mut Index, change: &Change<'_, GatewayClassInput>, _: &mut PodDirectory) {
         for gateway in index.view.gateways_of_class(&change.key.name) {
-            index.mark_gateway(&gateway, &change.key.name);
+            index.mark_gateway_dependents_stale(&gateway, &change.key.name);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! HTTPFaults: a change marks the routes that name the object.
+//! HTTPFaults: a change marks as stale the routes that name the object.
 
 use ambit_k8s_api::{HTTPFault, ObjectKey};
 use ambit_model::HttpFault;
@@ -15,7 +15,7 @@ impl MeshKind for HTTPFault {
     const CONDITIONS: &'static [ConditionType] = &[HTTP_FAULT_USED];
 
     fn on_change(index: &mut Index, change: &Change<'_, HttpFault>, _: &mut PodDirectory) {
-        extensions::mark_with_routes(index, change.key);
+        extensions::mark_extension_routes_stale(index, change.key);
     }
 
     fn derived_status(view: &MeshView, key: &ObjectKey, _: &HttpFault) -> Option<DerivedStatus> {

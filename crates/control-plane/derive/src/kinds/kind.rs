@@ -1,4 +1,4 @@
-//! Trait of the kinds of objects that the mesh derives records and conditions from.
+//! Trait of the kinds of objects from which the control plane derives records and conditions.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
@@ -9,7 +9,7 @@ use crate::{
     objects::Stored,
     pod_directory::PodDirectory,
     records::ServiceRecord,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 /// Claim of an object to the record of a host that it declares, with its precedence.
@@ -36,8 +36,8 @@ pub(crate) trait MeshKind: Stored {
     fn on_change(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
 
     /// Renders the records that belong to the object itself, rather than to a host that it declares.
-    fn render(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
-        Rendered::default()
+    fn render(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> RenderedRecords {
+        RenderedRecords::default()
     }
 
     /// Returns the object's claim to the record of a host that it declared with [`Index::update_declared_hosts`];
@@ -59,7 +59,7 @@ pub(crate) trait MeshKind: Stored {
         None
     }
 
-    /// Returns the state of an object as far as it depends on other objects; `None` if the kind has none.
+    /// Returns the status of an object as far as it depends on other objects; `None` if the kind has no derived status.
     fn derived_status(
         _view: &MeshView,
         _key: &ObjectKey,

@@ -18,7 +18,7 @@ impl MeshKind for Namespace {
         let old = change.old.unwrap_or(&nothing);
         let new = change.new.unwrap_or(&nothing);
         if change.old.is_none() || change.new.is_none() {
-            index.mark_short_names_of(name);
+            index.mark_short_names_stale(name);
         }
         index.update_binding(change.key, old.binding.as_ref(), new.binding.as_ref());
         index.update_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
@@ -26,34 +26,37 @@ impl MeshKind for Namespace {
         // Gateways of other namespaces may allow those with certain labels.
         let other_waypoint = old.labels != new.labels;
         let other_canary = old.canary != new.canary;
-        if other_waypoint || other_canary || old.distribution != new.distribution {
-            index.mark_hosts_of_namespace(name);
+        if other_waypoint || other_canary || old.traffic_distribution != new.traffic_distribution {
+            index.mark_namespace_hosts_stale(name);
         }
         if other_waypoint {
             // Its labels decide which of its pods belong to the mesh.
             let objects = index.view.objects(name);
-            for pod in objects.iter().flat_map(|all| all.all::<Pod>().values()) {
+            for pod in objects
+                .iter()
+                .flat_map(|all| all.all_of_kind::<Pod>().values())
+            {
                 pods.insert(name, &pod.name, pod.facts(&index.view));
             }
-            index.mark_namespace(name);
-            index.mark_bypassable_gateways();
+            index.mark_namespace_workloads_stale(name);
+            index.mark_bypassable_gateways_stale();
             if index.view.has_telemetry() {
-                index.mark_telemetry();
+                index.mark_all_telemetry_stale();
             }
         }
         // Gateways may have become another control plane's, or ours.
         if old.labels.get(labels::REVISION) != new.labels.get(labels::REVISION) {
-            index.mark_gateways_of(name);
+            index.mark_namespace_gateways_stale(name);
         }
         if *name == index.view.config.root_namespace && index.view.network != new.network {
             index.view.network = new.network.clone();
-            index.mark_mesh();
+            index.mark_entire_mesh_stale();
         }
     }
 }
 
-/// Returns the traffic distribution in a namespace's annotation.
-pub(crate) fn distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
-    let namespaces = view.objects("")?.all::<Namespace>();
-    namespaces.get(namespace)?.distribution.as_deref()
+/// Returns the traffic distribution that a namespace's annotation sets for its services.
+pub(crate) fn traffic_distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
+    let namespaces = view.objects("")?.all_of_kind::<Namespace>();
+    namespaces.get(namespace)?.traffic_distribution.as_deref()
 }

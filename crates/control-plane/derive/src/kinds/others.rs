@@ -1,4 +1,4 @@
-//! Kinds that manifests of the lab contain and the control plane ignores.
+//! Kinds of objects that the control plane ignores, but that the lab's manifests contain.
 
 use ambit_k8s_api::{Deployment, ServiceAccount};
 

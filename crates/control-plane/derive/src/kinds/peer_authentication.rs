@@ -18,7 +18,7 @@ use crate::{
         peer_authentication::{Mode, PeerAuthInput},
     },
     pod_directory::PodDirectory,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for PeerAuthentication {
@@ -26,21 +26,23 @@ impl MeshKind for PeerAuthentication {
 
     fn on_change(index: &mut Index, change: &Change<'_, PeerAuthInput>, _: &mut PodDirectory) {
         let key = change.key;
-        index.mark_static_strict();
-        index.mark_object(key.clone());
-        let for_all = change.both().any(|policy| policy.selector.is_none());
+        index.mark_strict_policy_stale();
+        index.mark_object_stale(key.clone());
+        let for_all = change
+            .both_versions()
+            .any(|policy| policy.selector.is_none());
         if !for_all {
-            for policy in change.both() {
-                index.mark_selected_workloads(&key.namespace, policy.selector.as_ref());
+            for policy in change.both_versions() {
+                index.mark_selected_workloads_stale(&key.namespace, policy.selector.as_ref());
             }
-            index.mark_endpoints_of_entries(&key.namespace);
+            index.mark_inline_endpoints_stale(&key.namespace);
             return;
         }
         let is_mesh = key.namespace == index.view.config.root_namespace;
         if is_mesh {
-            index.mark_workloads();
+            index.mark_all_workloads_stale();
         } else {
-            index.mark_namespace(&key.namespace);
+            index.mark_namespace_workloads_stale(&key.namespace);
         }
         // What they inherit may be another mode.
         let heirs: Vec<_> = index
@@ -48,26 +50,26 @@ impl MeshKind for PeerAuthentication {
             .all_objects()
             .filter(|(namespace, _)| is_mesh || **namespace == key.namespace)
             .flat_map(|(namespace, objects)| {
-                let names = objects.all::<Self>().keys();
+                let names = objects.all_of_kind::<Self>().keys();
                 names.map(|name| {
                     ObjectKey::new(Kind::PeerAuthentication, namespace.clone(), name.clone())
                 })
             })
             .collect();
         for heir in heirs {
-            index.mark_object(heir);
+            index.mark_object_stale(heir);
         }
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, policy: &PeerAuthInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, policy: &PeerAuthInput) -> RenderedRecords {
         let is_effective = key.namespace != view.config.root_namespace;
         let objects = view.objects(&key.namespace).filter(|_| is_effective);
-        Rendered {
+        RenderedRecords {
             policies: objects
-                .and_then(|objects| policy.converted(inherited_mode(view, objects)))
+                .and_then(|objects| policy.converted_policy(inherited_mode(view, objects)))
                 .into_iter()
                 .collect(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 
@@ -91,7 +93,7 @@ impl PeerAuthInput {
 
     /// Returns the policy converted from the object, if the mode of some of its ports differs from the mode of the
     /// others. `inherited` is the mode of the wider level.
-    fn converted(&self, inherited: Mode) -> Option<Authorization> {
+    fn converted_policy(&self, inherited: Mode) -> Option<Authorization> {
         self.selector.as_ref()?;
         let whole = self.mode.unwrap_or(inherited);
         let different: Vec<u16> = self
@@ -147,7 +149,7 @@ impl PeerAuthInput {
 }
 
 /// Returns the shared policy that refuses all plaintext.
-pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
+pub(crate) fn static_strict_policy(root_namespace: &ArcStr) -> Authorization {
     let plaintext = Match {
         not_principals: vec![StringMatch::Presence],
         ..Match::default()
@@ -164,17 +166,17 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
 }
 
 /// Whether the shared policy is published: if there is any PeerAuthentication.
-pub(crate) fn publishes_static_strict(view: &MeshView) -> bool {
+pub(crate) fn has_static_strict_policy(view: &MeshView) -> bool {
     let mut all = view.all_objects();
-    all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
+    all.any(|(_, objects)| !objects.all_of_kind::<PeerAuthentication>().is_empty())
 }
 
 /// Returns the oldest PeerAuthentication of a namespace without a selector.
 fn namespace_policy(objects: &Objects) -> Option<&PeerAuthInput> {
-    let policies = objects.all::<PeerAuthentication>().values();
+    let policies = objects.all_of_kind::<PeerAuthentication>().values();
     policies
         .filter(|policy| policy.selector.is_none())
-        .min_by(|a, b| a.age().cmp(&b.age()))
+        .min_by(|a, b| a.precedence_key().cmp(&b.precedence_key()))
 }
 
 /// Returns the mode of a namespace, which workloads inherit.
@@ -192,7 +194,7 @@ impl MeshView {
     pub fn strict_peer_authentication(&self, pod: &ObjectKey) -> Option<ObjectKey> {
         let labels = &self.get::<Pod>(pod)?.labels;
         let objects = self.objects(&pod.namespace)?;
-        policy_for(self, &pod.namespace, objects, labels)?;
+        strict_policy_for(self, &pod.namespace, objects, labels)?;
         let is_own = pod.namespace != self.config.root_namespace;
         let selected = selected_policy(objects, labels).filter(|_| is_own);
         let selected = selected.filter(|one| one.mode.is_some() || !one.ports.is_empty());
@@ -208,17 +210,17 @@ impl MeshView {
 
 /// Returns the oldest PeerAuthentication of a namespace whose selector matches the labels.
 fn selected_policy<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
-    let policies = objects.all::<PeerAuthentication>().values();
+    let policies = objects.all_of_kind::<PeerAuthentication>().values();
     policies
         .filter(|policy| {
             let selector = policy.selector.as_ref();
             selector.is_some_and(|selector| selects(selector, labels))
         })
-        .min_by(|a, b| a.age().cmp(&b.age()))
+        .min_by(|a, b| a.precedence_key().cmp(&b.precedence_key()))
 }
 
 /// Returns the policy that the workload's record lists, if the workload refuses plaintext on any port.
-pub(crate) fn policy_for(
+pub(crate) fn strict_policy_for(
     view: &MeshView,
     namespace: &ArcStr,
     objects: &Objects,
@@ -227,7 +229,7 @@ pub(crate) fn policy_for(
     let root_namespace = &view.config.root_namespace;
     let inherited = inherited_mode(view, objects);
     let selected = selected_policy(objects, labels).filter(|_| namespace != root_namespace);
-    if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {
+    if let Some(policy) = selected.filter(|policy| policy.converted_policy(inherited).is_some()) {
         return Some(policy.key());
     }
     let mode = selected.and_then(|policy| policy.mode).unwrap_or(inherited);

@@ -18,8 +18,8 @@ use crate::{
     relations::references::ReferenceKind,
     view::{
         MeshView,
-        rendered::Rendered,
-        workloads::{Services, canonical_name_and_revision},
+        rendered::RenderedRecords,
+        workloads::{EndpointServices, canonical_name_and_revision},
     },
 };
 
@@ -39,7 +39,7 @@ impl MeshKind for Pod {
                 .view
                 .addresses
                 .update_owned_addresses(key, &ips(change.old), &ips(change.new));
-        index.mark_entries(named_by);
+        index.mark_entries_stale(named_by);
         let hosts =
             |pod: Option<&PodInput>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
         if index
@@ -47,17 +47,17 @@ impl MeshKind for Pod {
             .cluster_addresses
             .replace(&hosts(change.old), &hosts(change.new))
         {
-            index.mark_gateways();
+            index.mark_all_gateways_stale();
         }
         let node = |pod: Option<&PodInput>| pod.map(|pod| pod.node.clone());
         index.view.references.replace(
-            ReferenceKind::OnNode,
+            ReferenceKind::PodNode,
             key,
             node(change.old),
             node(change.new),
         );
         let binding = |pod: Option<&PodInput>| {
-            pod.and_then(|pod| WaypointSelection::of(&pod.labels, &pod.namespace))
+            pod.and_then(|pod| WaypointSelection::from_labels(&pod.labels, &pod.namespace))
         };
         let (old, new) = (binding(change.old), binding(change.new));
         index.update_binding(key, old.as_ref(), new.as_ref());
@@ -66,30 +66,30 @@ impl MeshKind for Pod {
             published.map(|pod| pod.labels.clone())
         };
         let (before, after) = (labels(change.old), labels(change.new));
-        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
+        index.mark_endpoint_subsets_stale(&key.namespace, before.as_ref(), after.as_ref());
         index.update_pod_waypoint_label(key, new.is_some());
         index.update_instance(change);
         index.update_foreign_proxies(change);
-        index.mark_object(key.clone());
+        index.mark_object_stale(key.clone());
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, pod: &PodInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, pod: &PodInput) -> RenderedRecords {
         let objects = view.objects(&key.namespace);
         let objects = objects.filter(|_| pod.is_published());
-        Rendered {
+        RenderedRecords {
             workloads: objects
                 .map(|objects| workload(view, objects, key, pod))
                 .into_iter()
                 .collect(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 }
 
 impl PodInput {
     /// Returns the uid of the pod's workload record.
-    pub(crate) fn uid_in(&self, view: &MeshView) -> WorkloadUid {
-        view.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
+    pub(crate) fn workload_uid(&self, view: &MeshView) -> WorkloadUid {
+        view.workload_uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
     /// Returns the facts about the pod for the [`PodDirectory`].
@@ -99,8 +99,8 @@ impl PodInput {
             uid: self.uid.clone(),
             service_account: self.service_account.clone(),
             node: self.node.clone(),
-            live: !self.terminated,
-            enrolled: self.is_enrolled(view),
+            is_live: !self.is_terminated,
+            is_enrolled: self.is_enrolled(view),
             gateway: gateway.map(ArcStr::from),
             address: self.ips.first().copied(),
         }
@@ -118,7 +118,7 @@ impl PodInput {
         let none = Labels::new();
         let facts = enablement::PodFacts {
             namespace: &self.namespace,
-            host_network: self.host_network,
+            host_network: self.uses_host_network,
             labels: &self.labels,
             has_sidecar: self.has_sidecar,
         };
@@ -126,17 +126,17 @@ impl PodInput {
             facts,
             namespace.map_or(&none, |namespace| &namespace.labels),
         );
-        decision.is_included() || (self.captured && !decision.is_never_included())
+        decision.is_included() || (self.is_captured && !decision.is_never_included())
     }
 }
 
 fn workload(view: &MeshView, objects: &Objects, key: &ObjectKey, pod: &PodInput) -> Workload {
-    let mut workload = without_waypoint(view, objects, pod);
+    let mut workload = workload_without_waypoint(view, objects, pod);
     // Pods in their node's network are never captured: no waypoint takes them by itself.
-    let account = Some(&pod.service_account).filter(|_| !pod.host_network);
+    let account = Some(&pod.service_account).filter(|_| !pod.uses_host_network);
     if !view.is_instance(pod) {
         let attachment = view.waypoint_of_workload(key, &pod.labels, account);
-        view.attach(&mut workload, attachment.as_ref());
+        view.set_workload_waypoint(&mut workload, attachment.as_ref());
         let rules = attachment.and_then(|attachment| view.waypoint_rules(&workload, &attachment));
         if let Some(waypoint) = &mut workload.endpoint_waypoint {
             waypoint.rules = rules;
@@ -145,20 +145,20 @@ fn workload(view: &MeshView, objects: &Objects, key: &ObjectKey, pod: &PodInput)
     workload
 }
 
-fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workload {
+fn workload_without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workload {
     let (canonical_name, canonical_revision) =
         canonical_name_and_revision(&pod.labels, &pod.workload_name);
-    let hbone = pod.captured || pod.native_tunnel;
+    let hbone = pod.is_captured || pod.has_native_tunnel;
     Workload {
-        uid: pod.uid_in(view),
+        uid: pod.workload_uid(view),
         workload_ips: pod.ips.clone(),
         protocol: if hbone {
             Protocol::Hbone
         } else {
             Protocol::Tcp
         },
-        native_tunnel: pod.native_tunnel,
-        network_mode: if pod.host_network {
+        native_tunnel: pod.has_native_tunnel,
+        network_mode: if pod.uses_host_network {
             NetworkMode::HostNetwork
         } else {
             NetworkMode::Standard
@@ -169,7 +169,7 @@ fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workl
         canonical_name,
         canonical_revision,
         authorization_policies: policy_names_for(view, &pod.namespace, objects, &pod.labels),
-        status: if pod.ready || view.serves_while_terminating(pod) {
+        status: if pod.is_ready || view.serves_while_terminating(pod) {
             WorkloadStatus::Healthy
         } else {
             WorkloadStatus::Unhealthy
@@ -177,19 +177,19 @@ fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workl
         application_tunnel: view.inbound_binding(pod),
         locality: node::locality(view, &pod.node),
         services: services(view, objects, pod),
-        ..view.base(&pod.namespace, &pod.name)
+        ..view.base_workload(&pod.namespace, &pod.name)
     }
 }
 
 /// Returns the services that the pod is an endpoint of, with their target ports.
-fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
-    let mut services = Services::new();
-    for service in objects.all::<Service>().values() {
+fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> EndpointServices {
+    let mut services = EndpointServices::new();
+    for service in objects.all_of_kind::<Service>().values() {
         if service
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &pod.labels))
-            && view.may_serve(&pod.namespace, &service.name, Some(pod))
+            && view.may_be_endpoint(&pod.namespace, &service.name, Some(pod))
         {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),
@@ -198,7 +198,7 @@ fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
             services.insert(name, service.target_ports_in(pod));
         }
     }
-    for entry in objects.all::<ServiceEntry>().values() {
+    for entry in objects.all_of_kind::<ServiceEntry>().values() {
         if entry
             .selector
             .as_ref()
@@ -211,17 +211,17 @@ fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
         }
     }
     // Slices made by hand, of services that select nothing themselves.
-    for slice in objects.all::<EndpointSlice>().values() {
+    for slice in objects.all_of_kind::<EndpointSlice>().values() {
         let names_it = slice.pods.iter().any(|endpoint| {
             endpoint.namespace == pod.namespace
                 && endpoint.pod == pod.name
                 && (endpoint.uid.is_empty() || endpoint.uid == pod.uid)
         });
         let service = objects
-            .all::<Service>()
+            .all_of_kind::<Service>()
             .get(&slice.service)
             .filter(|service| service.selector.is_none())
-            .filter(|service| view.may_serve(&pod.namespace, &service.name, Some(pod)));
+            .filter(|service| view.may_be_endpoint(&pod.namespace, &service.name, Some(pod)));
         if let (true, Some(service)) = (names_it, service) {
             let name = NamespacedHostname::new(
                 pod.namespace.clone(),

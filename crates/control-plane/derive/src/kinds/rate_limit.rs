@@ -8,26 +8,26 @@ use crate::{
     index::{Index, change::Change},
     kinds::kind::MeshKind,
     objects::{
-        config_map::callee::host,
+        config_map::callee::host_of_service,
         rate_limit::{RateLimitInput, RateLimitService},
     },
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl RateLimitService {
     /// Resolves the rate-limit service. A service of another namespace needs a ReferenceGrant for RateLimits of
     /// `namespace`.
     fn resolve(&self, view: &MeshView, namespace: &str) -> Result<NamespacedHostname, String> {
-        let object = &self.object;
+        let object = &self.service_key;
         if !view.may_call_for((Kind::RateLimit, namespace), object) {
             let owner = &object.namespace;
             return Err(format!(
                 "{object} is of another namespace; add a ReferenceGrant from RateLimit of {namespace} in {owner}"
             ));
         }
-        view.resolve_callee(&self.service)
+        view.resolve_callee(&self.qualified_name)
     }
 }
 
@@ -35,7 +35,7 @@ impl MeshKind for RateLimit {
     const CONDITIONS: &'static [ConditionType] = &[RATE_LIMIT_ACCEPTED];
 
     fn on_change(index: &mut Index, change: &Change<'_, RateLimitInput>, _: &mut PodDirectory) {
-        index.mark_object(change.key.clone());
+        index.mark_object_stale(change.key.clone());
         let targets = |limit: Option<&RateLimitInput>| -> Vec<ObjectKey> {
             limit
                 .map(|limit| limit.targets.0.clone())
@@ -44,32 +44,32 @@ impl MeshKind for RateLimit {
         let (old, new) = (targets(change.old), targets(change.new));
         index.update_policy_targets(change.key, old, new);
         let callee = |limit: Option<&RateLimitInput>| {
-            let callee = limit.and_then(|limit| limit.callee.as_ref());
-            callee.map(|callee| host(&callee.service))
+            let callee = limit.and_then(|limit| limit.rate_limit_service.as_ref());
+            callee.map(|callee| host_of_service(&callee.qualified_name))
         };
         let (old, new) = (callee(change.old), callee(change.new));
         index
             .view
             .references
-            .replace(ReferenceKind::Calls, change.key, old, new);
+            .replace(ReferenceKind::CalledHost, change.key, old, new);
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, input: &RateLimitInput) -> RenderedRecords {
         let mut limit = input.limit.clone();
-        if let (Some(global), Some(callee)) = (&mut limit.global, &input.callee) {
+        if let (Some(global), Some(callee)) = (&mut limit.global, &input.rate_limit_service) {
             let found = callee.resolve(view, &key.namespace).map_err(ArcStr::from);
             global.target = found.map(|service| (service, callee.port));
         }
         let waypoints = input.targets.by_waypoint(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let limit = model::RateLimit {
-                for_gateway: concerned.for_gateway,
+                for_gateway: concerned.targets_gateway,
                 services: concerned.services,
                 ..limit.clone()
             };
             (gateway, limit)
         });
-        Rendered::at_waypoints(records)
+        RenderedRecords::from_waypoint_records(records)
     }
 
     fn derived_status(
@@ -89,7 +89,7 @@ impl MeshKind for RateLimit {
                 .targets
                 .waypoints_condition(view, "rate limit", "enforced")
         };
-        let missing = input.callee.as_ref();
+        let missing = input.rate_limit_service.as_ref();
         let missing = missing.and_then(|callee| callee.resolve(view, &key.namespace).err());
         if let Some(missing) = missing {
             if condition.is_true {

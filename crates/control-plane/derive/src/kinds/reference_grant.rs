@@ -24,29 +24,34 @@ impl MeshKind for ReferenceGrant {
         _: &mut PodDirectory,
     ) {
         let namespace = &change.key.namespace;
-        let names_pods = change.new.is_some_and(|grant| !grant.pods.is_empty());
+        let names_pods = change
+            .new
+            .is_some_and(|grant| !grant.granted_pods.is_empty());
         index
             .view
             .references
-            .set(ReferenceKind::GrantsPods, change.key, names_pods);
-        if change.both().any(|grant| !grant.pods.is_empty()) {
+            .set_mesh_reference(ReferenceKind::PodGrant, change.key, names_pods);
+        if change
+            .both_versions()
+            .any(|grant| !grant.granted_pods.is_empty())
+        {
             // Whether the rules of their waypoint are known depends on it.
-            index.mark_namespace(namespace);
+            index.mark_namespace_workloads_stale(namespace);
         }
-        let attached = change.both().flat_map(|grant| &grant.attached);
+        let attached = change.both_versions().flat_map(|grant| &grant.pod_grantees);
         let attached: BTreeSet<ArcStr> = attached.map(|(_, of)| of.clone()).collect();
         for of in &attached {
-            index.mark_hosts_of_namespace(of);
+            index.mark_namespace_hosts_stale(of);
         }
         let services: Vec<ObjectKey> = index
             .view
             .references
-            .names(ReferenceKind::RouteBackend)
+            .referenced_names(ReferenceKind::RouteBackend)
             .filter(|service: &&ObjectKey| service.namespace == *namespace)
             .filter(|service| {
                 change
-                    .both()
-                    .any(|grant| grant.covers_service(&service.name))
+                    .both_versions()
+                    .any(|grant| grant.permits_service(&service.name))
             })
             .cloned()
             .collect();
@@ -54,22 +59,24 @@ impl MeshKind for ReferenceGrant {
             index.view.objects_declaring(host).any(|key| {
                 key.kind == Kind::Service
                     && key.namespace == *namespace
-                    && change.both().any(|grant| grant.covers_service(&key.name))
+                    && change
+                        .both_versions()
+                        .any(|grant| grant.permits_service(&key.name))
             })
         };
         let hosts = index
             .view
             .references
-            .names(ReferenceKind::RouteHost)
+            .referenced_names(ReferenceKind::RouteHost)
             .filter(is_covered);
         let hosts: Vec<ArcStr> = hosts.cloned().collect();
         for service in services {
-            index.mark_routes_with_backend(&service);
+            index.mark_backend_routes_stale(&service);
         }
         for host in hosts {
-            index.mark_routes_naming(&host);
+            index.mark_routes_to_host_stale(&host);
         }
-        let from = change.both().flat_map(|grant| &grant.from);
+        let from = change.both_versions().flat_map(|grant| &grant.referrers);
         let from: BTreeSet<_> = from
             .filter(|(kind, _)| CALLING_KINDS.contains(kind))
             .collect();
@@ -78,7 +85,7 @@ impl MeshKind for ReferenceGrant {
             .flat_map(|(kind, namespace)| index.view.calling_objects(*kind, namespace))
             .collect();
         for caller in callers {
-            index.mark_object(caller);
+            index.mark_object_stale(caller);
         }
     }
 }
@@ -90,8 +97,8 @@ impl MeshView {
             return Vec::new();
         };
         let names: Vec<&ArcStr> = match kind {
-            Kind::WasmPlugin => objects.all::<WasmPlugin>().keys().collect(),
-            Kind::RateLimit => objects.all::<RateLimit>().keys().collect(),
+            Kind::WasmPlugin => objects.all_of_kind::<WasmPlugin>().keys().collect(),
+            Kind::RateLimit => objects.all_of_kind::<RateLimit>().keys().collect(),
             _ => Vec::new(),
         };
         let key = |name: &ArcStr| ObjectKey::new(kind, namespace.clone(), name.clone());
@@ -104,16 +111,16 @@ impl MeshView {
         from.1 == service.namespace || self.is_granted(from, service)
     }
 
-    /// Returns the services of other namespaces that waypoints may call on behalf of objects (kind, namespace). A host
-    /// name that begins with `*.` means all Services of its namespace.
+    /// Returns the services of other namespaces that waypoints may call on behalf of objects `from` (kind, namespace).
+    /// A host name that begins with `*.` means all Services of its namespace.
     pub(crate) fn granted_services(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();
         for (namespace, objects) in self.all_objects() {
-            let grants = objects.all::<ReferenceGrant>().values();
+            let grants = objects.all_of_kind::<ReferenceGrant>().values();
             for name in grants
-                .filter(|grant| grant.is_from(from))
-                .flat_map(|grant| &grant.to)
+                .filter(|grant| grant.permits_referrer(from))
+                .flat_map(|grant| &grant.granted_services)
             {
                 let name = name.as_deref().unwrap_or("*");
                 let hostname = arcstr::format!("{name}.{namespace}.svc.{domain}");
@@ -126,23 +133,23 @@ impl MeshView {
     fn is_granted(&self, from: (Kind, &str), service: &ObjectKey) -> bool {
         let grants = self
             .objects(&service.namespace)
-            .map(|all| all.all::<ReferenceGrant>());
+            .map(|all| all.all_of_kind::<ReferenceGrant>());
         let mut grants = grants.into_iter().flat_map(|all| all.values());
-        grants.any(|grant| grant.covers(from, &service.name))
+        grants.any(|grant| grant.permits_reference(from, &service.name))
     }
 
     /// Returns the pods of other namespaces that permit policies attached to a Service or ServiceEntry to apply to
     /// them.
     pub(crate) fn pod_grants(&self, of: &ObjectKey) -> Vec<PodGrant> {
-        let foreign = self.references.of_mesh(ReferenceKind::GrantsPods);
+        let foreign = self.references.mesh_referrers(ReferenceKind::PodGrant);
         let foreign = foreign.filter(|key| key.namespace != of.namespace);
         let grants =
             foreign.filter_map(|key| Some((&key.namespace, self.get::<ReferenceGrant>(key)?)));
         let is_of = |(kind, from): &(Kind, ArcStr)| *kind == of.kind && *from == of.namespace;
-        let granting = grants.filter(|(_, grant)| grant.attached.iter().any(is_of));
+        let granting = grants.filter(|(_, grant)| grant.pod_grantees.iter().any(is_of));
         let mut pod_grants: Vec<_> = granting
             .flat_map(|(namespace, grant)| {
-                grant.pods.iter().map(|pod| PodGrant {
+                grant.granted_pods.iter().map(|pod| PodGrant {
                     namespace: namespace.clone(),
                     pod: pod.clone().unwrap_or_default(),
                 })

@@ -8,10 +8,10 @@ use crate::{
     condition::{AUTHENTICATION_ACCEPTED, ConditionContent, ConditionType, DerivedStatus},
     index::{Index, change::Change},
     kinds::kind::MeshKind,
-    objects::request_authentication::{AuthenticationInput, input::RuleInput},
+    objects::request_authentication::{AuthenticationInput, input::JwtRuleInput},
     pod_directory::PodDirectory,
     relations::key_set_state::KeySetState,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
 impl MeshKind for RequestAuthentication {
@@ -27,10 +27,10 @@ impl MeshKind for RequestAuthentication {
         };
         let (old, new) = (targets(change.old), targets(change.new));
         index.update_policy_targets(change.key, old, new);
-        index.mark_object(change.key.clone());
+        index.mark_object_stale(change.key.clone());
     }
 
-    fn render(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> Rendered {
+    fn render(view: &MeshView, _: &ObjectKey, input: &AuthenticationInput) -> RenderedRecords {
         let rules = input.rules.iter().map(|one| one.render(view));
         let authentication = Authentication {
             key: input.key.clone(),
@@ -41,13 +41,13 @@ impl MeshKind for RequestAuthentication {
         let waypoints = input.targets.by_waypoint(view).into_iter();
         let waypoints = waypoints.map(|(gateway, concerned)| {
             let record = Authentication {
-                for_gateway: concerned.for_gateway,
+                for_gateway: concerned.targets_gateway,
                 services: concerned.services,
                 ..authentication.clone()
             };
             (gateway, record)
         });
-        Rendered::at_waypoints(waypoints)
+        RenderedRecords::from_waypoint_records(waypoints)
     }
 
     fn derived_status(
@@ -94,7 +94,7 @@ impl AuthenticationInput {
     }
 }
 
-impl RuleInput {
+impl JwtRuleInput {
     fn render(&self, view: &MeshView) -> JwtRule {
         let Some(source) = &self.source else {
             return self.rule.clone();

@@ -19,9 +19,9 @@ use crate::{
     index::{Index, change::Change},
     kinds::{kind::MeshKind, route::changed::on_change},
     objects::route::{
-        hosts::HostScope,
+        hosts::VirtualServiceScope,
         input::{RouteInput, RouteRules},
-        rules::RuleInput,
+        rules::RouteRuleInput,
         session,
     },
     pod_directory::PodDirectory,
@@ -65,14 +65,16 @@ routes! { HTTPRoute GRPCRoute TLSRoute TCPRoute }
 impl MeshView {
     /// Returns the routes that have a service as parent.
     fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
-        let routes = self.references.of(ReferenceKind::RouteParent, target);
+        let routes = self
+            .references
+            .referrers(ReferenceKind::RouteParent, target);
         routes.filter_map(|key| self.route(key))
     }
 
     /// Returns the routes that have a service as parent, by precedence: the oldest first, then by name.
     fn sorted_routes_of(&self, target: &ObjectKey) -> Vec<&RouteInput> {
         let mut routes: Vec<_> = self.routes_of(target).collect();
-        routes.sort_by_key(|route| route.age());
+        routes.sort_by_key(|route| route.precedence_key());
         routes
     }
 
@@ -85,7 +87,7 @@ impl MeshView {
         gateway: &GatewayName,
     ) -> Vec<HttpRoute> {
         let mut routes = self.gateway_api_routes(target, gateway);
-        routes.extend(self.virtual_routes(host, target, gateway));
+        routes.extend(self.render_virtual_routes(host, target, gateway));
         routes
     }
 
@@ -94,17 +96,17 @@ impl MeshView {
             let RouteRules::Http(rules) = &route.rules else {
                 return None;
             };
-            let rule = |(index, rule): (usize, &RuleInput)| {
-                let mut rule = rule.resolved(self, route.attached_to(target), gateway);
+            let rule = |(index, rule): (usize, &RouteRuleInput)| {
+                let mut rule = rule.render(self, route.attached_to(target), gateway);
                 if let Some(session) = &mut rule.session {
-                    session::name(session, &route.name, index);
+                    session::name_session(session, &route.name, index);
                 }
                 rule
             };
             Some(HttpRoute {
                 name: route.name.clone(),
-                ports: route.ports(self, target)?,
-                clients: route.clients(target, gateway),
+                ports: route.applicable_ports(self, target)?,
+                clients: route.consumer_namespace(target, gateway),
                 rules: rules.iter().enumerate().map(rule).collect(),
                 first_match: false,
                 of_service: false,
@@ -125,9 +127,9 @@ impl MeshView {
         let resolved = |route: &RouteInput| match &route.rules {
             RouteRules::Stream(stream) if route.kind == kind => Some(StreamRoute {
                 name: route.name.clone(),
-                ports: route.ports(self, target)?,
-                clients: route.clients(target, gateway),
-                ..stream.resolved(self, route.attached_to(target))
+                ports: route.applicable_ports(self, target)?,
+                clients: route.consumer_namespace(target, gateway),
+                ..stream.render(self, route.attached_to(target))
             }),
             _ => None,
         };
@@ -144,7 +146,7 @@ impl MeshView {
             hosts.map(move |host| (parent.target.clone(), host))
         });
         let scope = route.and_then(|route| route.scope.as_ref());
-        let called = scope.into_iter().flat_map(HostScope::hosts);
+        let called = scope.into_iter().flat_map(VirtualServiceScope::hosts);
         let called = called.flat_map(|host| {
             let records = self.record_owners(host).into_iter();
             records.map(move |(target, _)| (target.clone(), host.clone()))
@@ -154,42 +156,45 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the routes that have a host, or an object that declares it, as backend: the host's record may now belong
-    /// to another object.
-    pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
+    /// Marks as stale the routes that have a host, or an object that declares it, as backend: the host's record may now
+    /// belong to another object.
+    pub(crate) fn mark_routes_to_host_stale(&mut self, host: &ArcStr) {
         let entries = self.view.objects_declaring(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
-        let leading =
-            entries.flat_map(|entry| self.view.references.of(ReferenceKind::RouteBackend, entry));
+        let leading = entries.flat_map(|entry| {
+            self.view
+                .references
+                .referrers(ReferenceKind::RouteBackend, entry)
+        });
         let routes: Vec<_> = self
             .view
             .references
-            .of(ReferenceKind::RouteHost, host)
+            .referrers(ReferenceKind::RouteHost, host)
             .chain(leading)
             .cloned()
             .collect();
         for key in routes {
             let services = self.view.services_routed_by(&key);
-            self.mark_object(key);
+            self.mark_object_stale(key);
             for (_, host) in services {
-                self.mark_only_host(host);
+                self.mark_only_host_stale(host);
             }
         }
     }
 
-    /// Marks the hosts of the parents of routes that have a Service as backend, since their records contain the
-    /// backend.
-    pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
+    /// Marks as stale the hosts of the parents of routes that have a Service as backend, since their records contain
+    /// the backend.
+    pub(crate) fn mark_parent_hosts_stale(&mut self, backend: &ObjectKey) {
         let routes: Vec<_> = self
             .view
             .references
-            .of(ReferenceKind::RouteBackend, backend)
+            .referrers(ReferenceKind::RouteBackend, backend)
             .cloned()
             .collect();
         for route in routes {
             let parents = self.view.route(&route).map(|route| route.parents.clone());
             for parent in parents.into_iter().flatten() {
-                self.mark_hosts_of_object(&parent.target);
+                self.mark_object_hosts_stale(&parent.target);
             }
         }
     }

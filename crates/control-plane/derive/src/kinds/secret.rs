@@ -1,4 +1,4 @@
-//! Secrets: a change marks the WasmPlugins that name the Secret as their `imagePullSecret`.
+//! Secrets: a change marks as stale the WasmPlugins that name the Secret as their `imagePullSecret`.
 
 use ambit_k8s_api::{ObjectKey, Secret};
 
@@ -15,11 +15,11 @@ impl MeshKind for Secret {
         let users: Vec<ObjectKey> = index
             .view
             .references
-            .of(ReferenceKind::PullSecret, change.key)
+            .referrers(ReferenceKind::PullSecret, change.key)
             .cloned()
             .collect();
         for user in users {
-            index.mark_object(user);
+            index.mark_object_stale(user);
         }
     }
 }

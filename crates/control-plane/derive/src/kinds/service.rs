@@ -13,7 +13,7 @@ use crate::{
         kind::{HostClaim, MeshKind},
         namespace,
     },
-    objects::service::{ServiceInput, ServicePort, TargetPort, failover},
+    objects::service::{ServiceInput, ServicePort, TargetPort, failover_scopes},
     pod_directory::PodDirectory,
     records::ServiceRecord,
     relations::cluster_addresses,
@@ -33,12 +33,12 @@ impl MeshKind for Service {
                 .view
                 .addresses
                 .update_owned_addresses(key, &vips(change.old), &vips(change.new));
-        index.mark_entries(named_by);
+        index.mark_entries_stale(named_by);
         if cluster_addresses::is_api_server(&key.namespace, &key.name) {
             let (old, new) = (vips(change.old), vips(change.new));
             let (old, new) = (old.into_iter().collect(), new.into_iter().collect());
             if index.view.cluster_addresses.replace(&old, &new) {
-                index.mark_gateways();
+                index.mark_all_gateways_stale();
             }
         }
         if key.namespace == index.view.config.root_namespace {
@@ -49,24 +49,24 @@ impl MeshKind for Service {
         let host = |service: &ServiceInput| service.hostname(&domain);
         let hosts = |service: Option<&ServiceInput>| service.map(host).into_iter().collect();
         index.update_declared_hosts(key, hosts(change.old), hosts(change.new));
-        for service in change.both() {
-            index.mark_selected_workloads(&key.namespace, service.selector.as_ref());
+        for service in change.both_versions() {
+            index.mark_selected_workloads_stale(&key.namespace, service.selector.as_ref());
         }
-        endpoint_slice::mark_slices_of_service(index, key);
+        endpoint_slice::mark_service_slices_stale(index, key);
         let binding = |service: Option<&ServiceInput>| service.and_then(|one| one.binding.clone());
         let (old, new) = (binding(change.old), binding(change.new));
         index.update_binding(key, old.as_ref(), new.as_ref());
         let canary = |service: Option<&ServiceInput>| service.and_then(|one| one.canary.clone());
         let (old, new) = (canary(change.old), canary(change.new));
         index.update_canary(key, old.as_ref(), new.as_ref());
-        index.mark_attached_to(key);
-        index.mark_gateway_of(key);
+        index.mark_attached_objects_stale(key);
+        index.mark_service_gateway_stale(key);
         if change.old.is_none() || change.new.is_none() {
-            index.mark_short_names_of(&key.namespace);
+            index.mark_short_names_stale(&key.namespace);
         }
         let ports = |service: Option<&ServiceInput>| service.map(|one| one.ports.clone());
         if ports(change.old) != ports(change.new) {
-            index.mark_users_of_providers();
+            index.mark_provider_policies_stale();
         }
     }
 
@@ -102,25 +102,25 @@ impl MeshKind for Service {
         service: &ServiceInput,
         _: &ArcStr,
     ) -> Option<ServiceRecord> {
-        let distribution = namespace::distribution(view, &service.namespace);
+        let distribution = namespace::traffic_distribution(view, &service.namespace);
         let domain = &view.config.cluster_domain;
-        Some(service.record(domain, &view.network, distribution))
+        Some(service.build_record(domain, &view.network, distribution))
     }
 }
 
 impl ServiceInput {
     /// Builds the service record, without the field `canonical`.
-    pub(crate) fn record(
+    pub(crate) fn build_record(
         &self,
         domain: &str,
         network: &ArcStr,
         namespace_distribution: Option<&str>,
     ) -> ServiceRecord {
-        let target = |port: &ServicePort| match port.target {
+        let target = |port: &ServicePort| match port.target_port {
             TargetPort::Number(number) => number,
             TargetPort::Name(_) => 0,
         };
-        let health_policy = if self.publish_not_ready {
+        let health_policy = if self.publishes_not_ready {
             HealthPolicy::AllowAll
         } else {
             HealthPolicy::OnlyHealthy
@@ -145,11 +145,13 @@ impl ServiceInput {
                     .map(|port| (port.port, target(port)))
                     .collect(),
                 load_balancing: load_balancing(
-                    self.node_local,
-                    self.distribution.as_deref().or(namespace_distribution),
+                    self.is_node_local,
+                    self.traffic_distribution
+                        .as_deref()
+                        .or(namespace_distribution),
                     health_policy,
                 ),
-                session_affinity: self.session_affinity,
+                session_affinity: self.has_session_affinity,
                 ip_families: self.ip_families,
                 ..model::Service::default()
             },
@@ -165,7 +167,7 @@ pub(crate) fn load_balancing(
     let (mode, routing_preferences) = if node_local {
         (LbMode::Strict, vec![LbScope::Node])
     } else {
-        match distribution.and_then(failover) {
+        match distribution.and_then(failover_scopes) {
             Some(scopes) => (LbMode::Failover, scopes),
             None => (LbMode::Standard, Vec::new()),
         }

@@ -21,13 +21,13 @@ use crate::{
     },
     objects::{
         export::ExportTo,
-        service_entry::{ServiceEntryInput, is_of_another_namespace},
+        service_entry::{ServiceEntryInput, names_another_namespace},
     },
     pod_directory::PodDirectory,
     problem::Note,
     records::ServiceRecord,
     relations::references::ReferenceKind,
-    view::{MeshView, exports::short_names, rendered::Rendered},
+    view::{MeshView, exports::short_names, rendered::RenderedRecords},
 };
 
 impl MeshKind for ServiceEntry {
@@ -50,15 +50,15 @@ impl MeshKind for ServiceEntry {
         };
         let (old, new) = (hosts(change.old), hosts(change.new));
         index.view.references.replace(
-            ReferenceKind::ShortName,
+            ReferenceKind::ShortNameNamespace,
             key,
             short_names(&old),
             short_names(&new),
         );
         index.update_declared_hosts(key, old, new);
-        index.mark_object(key.clone());
-        for entry in change.both() {
-            index.mark_selected_workloads(&key.namespace, entry.selector.as_ref());
+        index.mark_object_stale(key.clone());
+        for entry in change.both_versions() {
+            index.mark_selected_workloads_stale(&key.namespace, entry.selector.as_ref());
         }
         let bindings = |entry: Option<&ServiceEntryInput>| -> Vec<GatewayName> {
             entry
@@ -71,16 +71,16 @@ impl MeshKind for ServiceEntry {
             index.replace_gateways(key, old, new);
         }
         let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
-        index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());
-        index.mark_attached_to(key);
-        index.mark_users_of_providers();
+        index.update_waypoint_label(key, own(change.old).as_ref(), own(change.new).as_ref());
+        index.mark_attached_objects_stale(key);
+        index.mark_provider_policies_stale();
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
-        Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> RenderedRecords {
+        RenderedRecords {
             workloads: workloads(view, key, entry),
             conflicts: conflicts(view, key, entry),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 
@@ -113,13 +113,13 @@ impl MeshKind for ServiceEntry {
         entry: &ServiceEntryInput,
         host: &ArcStr,
     ) -> Option<ServiceRecord> {
-        let distribution = namespace::distribution(view, &entry.namespace);
+        let distribution = namespace::traffic_distribution(view, &entry.namespace);
         let is_free = |net: &IpNet| address_owner(view, entry, net).is_none();
-        let mut record = entry.record(host, &view.network, distribution, is_free);
+        let mut record = entry.build_record(host, &view.network, distribution, is_free);
         record.service.visibility = view.visibility(entry, host)?;
         let aliases = view.own_trust_domain_names();
         let is_published = |name: &ArcStr| {
-            !is_of_another_namespace(name, &entry.namespace, &view.config, |td| {
+            !names_another_namespace(name, &entry.namespace, &view.config, |td| {
                 aliases.contains(td)
             })
         };
@@ -173,7 +173,7 @@ fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
         let field = format!("spec.endpoints[{number}].address");
-        workload_entry::conflict(view, &field, endpoint)
+        workload_entry::address_conflict_note(view, &field, endpoint)
     });
     let taken = entry.addresses().filter_map(|(field, net)| {
         let message = address_conflict(view, entry, net)?;
@@ -199,7 +199,7 @@ fn visibility_notes(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
     });
     let mut notes: Vec<Note> = reserved.collect();
     let export = view.exported_to(entry);
-    if entry.export.is_some_and(|requested| requested > export) {
+    if entry.export_to.is_some_and(|requested| requested > export) {
         let message = format!(
             "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the \
              {} does not have \"*\"",
@@ -248,7 +248,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
     };
     let hosts: BTreeSet<&ArcStr> = view.owned_hosts(entry).collect();
     let uid = |address: &str| {
-        view.uid(&format!(
+        view.workload_uid(&format!(
             "networking.istio.io/ServiceEntry/{}/{}/{address}",
             key.namespace, key.name
         ))
@@ -267,7 +267,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
                     canonical_name: key.name.clone(),
                     canonical_revision: "latest".into(),
                     services: [(name, entry.target_ports_by_name(&BTreeMap::new()))].into(),
-                    ..view.base(&key.namespace, &key.name)
+                    ..view.base_workload(&key.namespace, &key.name)
                 }
             })
             .collect();
@@ -283,7 +283,14 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
                 .iter()
                 .map(|host| (name(host), entry.target_ports_by_name(&endpoint.ports)))
                 .collect();
-            workload_of_endpoint(view, objects, key, uid(&endpoint.text), endpoint, services)
+            workload_of_endpoint(
+                view,
+                objects,
+                key,
+                uid(&endpoint.address_text),
+                endpoint,
+                services,
+            )
         })
         .collect()
 }
@@ -291,7 +298,7 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
 impl ServiceEntryInput {
     /// Builds the service record of one host, with the addresses that `is_free` accepts and without the fields that
     /// depend on other objects: `canonical` and `visibility`.
-    pub(crate) fn record(
+    pub(crate) fn build_record(
         &self,
         host: &ArcStr,
         network: &ArcStr,
@@ -329,7 +336,7 @@ impl ServiceEntryInput {
                 ports: self
                     .ports
                     .iter()
-                    .map(|port| (port.number, port.target.unwrap_or(port.number)))
+                    .map(|port| (port.number, port.target_port.unwrap_or(port.number)))
                     .collect(),
                 subject_alt_names: self.subject_alt_names.clone(),
                 load_balancing: if self.resolution == Resolution::None {
@@ -337,7 +344,9 @@ impl ServiceEntryInput {
                 } else {
                     load_balancing(
                         false,
-                        self.distribution.as_deref().or(namespace_distribution),
+                        self.traffic_distribution
+                            .as_deref()
+                            .or(namespace_distribution),
                         HealthPolicy::OnlyHealthy,
                     )
                 },

@@ -37,8 +37,8 @@ impl MeshKind for Telemetry {
             targets(change.old).unwrap_or_default(),
             targets(change.new).unwrap_or_default(),
         );
-        index.mark_object(change.key.clone());
-        index.mark_telemetry();
+        index.mark_object_stale(change.key.clone());
+        index.mark_all_telemetry_stale();
     }
 
     fn derived_status(
@@ -119,13 +119,13 @@ impl MeshView {
     /// Whether there is any Telemetry object.
     pub(crate) fn has_telemetry(&self) -> bool {
         let mut all = self.all_objects();
-        all.any(|(_, objects)| !objects.all::<Telemetry>().is_empty())
+        all.any(|(_, objects)| !objects.all_of_kind::<Telemetry>().is_empty())
     }
 
     fn telemetry_scopes(&self) -> Vec<(GatewayName, ambit_model::TelemetryScope)> {
         let gateways = self
             .all_objects()
-            .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+            .flat_map(|(_, objects)| objects.all_of_kind::<Gateway>().values());
         let waypoints = gateways.filter(|gateway| self.waypoint(&gateway.name).is_some());
         let scopes = waypoints.flat_map(|gateway| {
             let scopes = self.telemetry_scopes_of(&gateway.name).into_iter();
@@ -139,9 +139,9 @@ impl MeshView {
         use ambit_model::{NamespacedHostname, TelemetryScope};
         let mut scopes = vec![TelemetryScope::Waypoint];
         for (namespace, objects) in self.all_objects() {
-            let all = objects.all::<Telemetry>();
-            let is_served =
-                *namespace == gateway.namespace || self.serves_services(gateway, namespace).is_ok();
+            let all = objects.all_of_kind::<Telemetry>();
+            let is_served = *namespace == gateway.namespace
+                || self.check_serves_services(gateway, namespace).is_ok();
             if all.is_empty() || !is_served {
                 continue;
             }
@@ -165,28 +165,31 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks all Telemetry objects, and the Gateways, whose records contain the merged settings.
-    pub(crate) fn mark_telemetry(&mut self) {
+    /// Marks as stale all Telemetry objects, and the Gateways, whose records contain the merged settings.
+    pub(crate) fn mark_all_telemetry_stale(&mut self) {
         let all: Vec<ObjectKey> = self
             .view
             .all_objects()
-            .flat_map(|(_, objects)| objects.all::<Telemetry>().values())
+            .flat_map(|(_, objects)| objects.all_of_kind::<Telemetry>().values())
             .map(|one| one.key.clone())
             .collect();
         for key in all {
-            self.mark_object(key);
+            self.mark_object_stale(key);
         }
-        self.mark_gateways();
+        self.mark_all_gateways_stale();
     }
 
-    /// Marks all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
-    pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
+    /// Marks as stale all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
+    pub(crate) fn mark_attached_telemetry_stale(&mut self, target: &ObjectKey) {
         let is_named = {
-            let mut policies = self.view.references.of(ReferenceKind::PolicyTarget, target);
+            let mut policies = self
+                .view
+                .references
+                .referrers(ReferenceKind::PolicyTarget, target);
             policies.any(|policy| policy.kind == Kind::Telemetry)
         };
         if is_named {
-            self.mark_telemetry();
+            self.mark_all_telemetry_stale();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Objects that have no effect on waypoints, which the Gateways of waypoints report.
+//! Objects that have no effect on waypoints, such as EnvoyFilters: the status of waypoints' Gateways reports them.
 
 use std::collections::BTreeSet;
 
@@ -18,16 +18,16 @@ use crate::{
 
 impl MeshKind for EnvoyFilter {
     fn on_change(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
-        index.mark_gateways();
+        index.mark_all_gateways_stale();
     }
 }
 
 /// Returns the objects of a namespace that have no effect, as text: EnvoyFilters, and VirtualServices for gateways
 /// alone.
 fn unsupported_objects(namespace: &str, objects: &Objects) -> Vec<String> {
-    let filters = objects.all::<EnvoyFilter>().keys();
+    let filters = objects.all_of_kind::<EnvoyFilter>().keys();
     let filters = filters.map(|name| (Kind::EnvoyFilter, name));
-    let routes = objects.all::<VirtualService>().iter();
+    let routes = objects.all_of_kind::<VirtualService>().iter();
     let routes = routes.filter(|(_, route)| !virtual_service::is_for_mesh(route));
     let routes = routes.map(|(name, _)| (Kind::VirtualService, name));
     let all = filters.chain(routes);
@@ -41,7 +41,7 @@ fn unsupported_objects(namespace: &str, objects: &Objects) -> Vec<String> {
 pub(crate) fn unsupported_objects_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
         [&gateway.namespace, &view.config.root_namespace].into();
-    for key in view.references.of(ReferenceKind::Bound, gateway) {
+    for key in view.references.referrers(ReferenceKind::Waypoint, gateway) {
         match key.kind {
             // They come and go, and are of a namespace that is named or has such services.
             Kind::Pod => {}

@@ -1,6 +1,6 @@
 //! Records and status conditions of WasmPlugins.
 
-use ambit_k8s_api::{Kind, ObjectKey, Secret, WasmPlugin, labels, secret::DOCKER_CONFIG};
+use ambit_k8s_api::{Kind, ObjectKey, Secret, WasmPlugin, labels, secret::DOCKER_CONFIG_TYPE};
 use ambit_model::{NamespacedHostname, WaypointExtension};
 
 use crate::{
@@ -10,18 +10,18 @@ use crate::{
     objects::wasm_plugin::PluginInput,
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
-    view::{MeshView, rendered::Rendered},
+    view::{MeshView, rendered::RenderedRecords},
 };
 
-/// Namespace and host, which no Service has, that permit to fetch a plugin's module from any Service or pod: for
-/// plugins of the root namespace, which administrators write.
+/// Namespace and host of a callee, which no Service has, by which waypoints may fetch the plugin's module from any
+/// Service or pod. Only plugins of the root namespace, which administrators write, get it.
 const ANY_CALLEE: &str = "*";
 
 impl MeshKind for WasmPlugin {
     const CONDITIONS: &'static [ConditionType] = &[WASM_PLUGIN_ACCEPTED];
 
     fn on_change(index: &mut Index, change: &Change<'_, PluginInput>, _: &mut PodDirectory) {
-        index.mark_object(change.key.clone());
+        index.mark_object_stale(change.key.clone());
         let targets = |plugin: Option<&PluginInput>| -> Vec<ObjectKey> {
             plugin
                 .map(|plugin| plugin.targets.0.clone())
@@ -37,9 +37,9 @@ impl MeshKind for WasmPlugin {
             .replace(ReferenceKind::PullSecret, change.key, old, new);
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, plugin: &PluginInput) -> Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, plugin: &PluginInput) -> RenderedRecords {
         let Some(extension) = &plugin.extension else {
-            return Rendered::default();
+            return RenderedRecords::default();
         };
         let mut callees = view.granted_services((Kind::WasmPlugin, &key.namespace));
         if key.namespace == view.config.root_namespace {
@@ -49,7 +49,7 @@ impl MeshKind for WasmPlugin {
         let waypoints = plugin.targets.by_waypoint(view).into_iter();
         let records = waypoints.map(|(gateway, concerned)| {
             let extension = WaypointExtension {
-                for_gateway: concerned.for_gateway,
+                for_gateway: concerned.targets_gateway,
                 services: concerned.services,
                 pull_secret: pull_secret.clone(),
                 callees: callees.clone(),
@@ -57,7 +57,7 @@ impl MeshKind for WasmPlugin {
             };
             (gateway, extension)
         });
-        Rendered::at_waypoints(records)
+        RenderedRecords::from_waypoint_records(records)
     }
 
     fn derived_status(
@@ -99,7 +99,7 @@ impl PluginInput {
 /// Builds the status condition for an `imagePullSecret` that does not exist or is not usable.
 fn missing_secret_condition(secret: &ObjectKey) -> ConditionContent {
     let message = format!(
-        "spec.imagePullSecret: there is no {secret} of the type {DOCKER_CONFIG} with the label {}: the image is pulled \
+        "spec.imagePullSecret: there is no {secret} of the type {DOCKER_CONFIG_TYPE} with the label {}: the image is pulled \
          without credentials, and if its registry refuses that, requests are decided by spec.failStrategy or by the \
          version before",
         labels::IMAGE_PULL_SELECTOR

@@ -14,15 +14,15 @@ use crate::{
     objects::{
         Objects,
         binding::WaypointSelection,
-        workload_entry::{Address, EndpointInput, WorkloadEntryInput},
+        workload_entry::{EndpointAddress, EndpointInput, WorkloadEntryInput},
     },
     pod_directory::PodDirectory,
     problem::Note,
     view::{
         MeshView,
         attachment::{AttachmentError, AttachmentOrigin},
-        rendered::Rendered,
-        workloads::{Services, canonical_name_and_revision},
+        rendered::RenderedRecords,
+        workloads::{EndpointServices, canonical_name_and_revision},
     },
 };
 
@@ -40,18 +40,20 @@ impl MeshKind for WorkloadEntry {
             .addresses
             .update_named_addresses(key, &named(change.old), &named(change.new));
         let binding = |entry: Option<&WorkloadEntryInput>| {
-            entry.and_then(|entry| WaypointSelection::of(&entry.endpoint.labels, &entry.namespace))
+            entry.and_then(|entry| {
+                WaypointSelection::from_labels(&entry.endpoint.labels, &entry.namespace)
+            })
         };
         let (old, new) = (binding(change.old), binding(change.new));
         index.update_binding(key, old.as_ref(), new.as_ref());
         let labels =
             |entry: Option<&WorkloadEntryInput>| entry.map(|entry| entry.endpoint.labels.clone());
         let (before, after) = (labels(change.old), labels(change.new));
-        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
-        for entry in change.both() {
-            index.mark_gateway_of_account(&key.namespace, &entry.endpoint.service_account);
+        index.mark_endpoint_subsets_stale(&key.namespace, before.as_ref(), after.as_ref());
+        for entry in change.both_versions() {
+            index.mark_account_gateway_stale(&key.namespace, &entry.endpoint.service_account);
         }
-        index.mark_object(key.clone());
+        index.mark_object_stale(key.clone());
     }
 
     fn derived_status(
@@ -63,18 +65,19 @@ impl MeshKind for WorkloadEntry {
         let attachment = view.waypoint_of_workload(key, labels, None);
         // A waypoint for services that only its namespace names is no problem.
         let attachment = attachment.filter(|one| {
-            one.origin == AttachmentOrigin::Own || one.outcome != Err(AttachmentError::NotServed)
+            one.origin == AttachmentOrigin::ObjectLabel
+                || one.outcome != Err(AttachmentError::NotServed)
         });
         Some(view.bound_status(attachment.as_ref(), &BTreeSet::new()))
     }
 
-    fn render(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {
-        Rendered {
+    fn render(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> RenderedRecords {
+        RenderedRecords {
             workloads: workload(view, key, entry).into_iter().collect(),
-            conflicts: conflict(view, "spec.address", &entry.endpoint)
+            conflicts: address_conflict_note(view, "spec.address", &entry.endpoint)
                 .into_iter()
                 .collect(),
-            ..Rendered::default()
+            ..RenderedRecords::default()
         }
     }
 }
@@ -95,7 +98,7 @@ pub(crate) fn workload_of_endpoint(
     key: &ObjectKey,
     uid: WorkloadUid,
     endpoint: &EndpointInput,
-    services: Services,
+    services: EndpointServices,
 ) -> Workload {
     let (namespace, name) = (&key.namespace, &key.name);
     let workload_name = endpoint
@@ -105,20 +108,20 @@ pub(crate) fn workload_of_endpoint(
         .map_or_else(|| name.clone(), ArcStr::from);
     let (canonical_name, canonical_revision) =
         canonical_name_and_revision(&endpoint.labels, &workload_name);
-    let base = view.base(namespace, name);
+    let base = view.base_workload(namespace, name);
     // A pod's address stays the pod's: an entry that has it, too, is found through services only, and has no tunnel,
     // which would reach the pod under the identity of a waypoint.
     let is_pods = pod_at(view, endpoint).is_some();
-    let native_tunnel = endpoint.native_tunnel && !is_pods;
+    let native_tunnel = endpoint.has_native_tunnel && !is_pods;
     let mut workload = Workload {
         uid,
         workload_ips: match &endpoint.address {
-            Address::Ip(ip) => vec![*ip],
-            Address::Host(_) => Vec::new(),
+            EndpointAddress::Ip(ip) => vec![*ip],
+            EndpointAddress::Host(_) => Vec::new(),
         },
         hostname: match &endpoint.address {
-            Address::Ip(_) => ArcStr::new(),
-            Address::Host(host) => host.clone(),
+            EndpointAddress::Ip(_) => ArcStr::new(),
+            EndpointAddress::Host(host) => host.clone(),
         },
         network: endpoint
             .network
@@ -146,16 +149,20 @@ pub(crate) fn workload_of_endpoint(
         ..base
     };
     let attachment = view.waypoint_of_workload(key, &endpoint.labels, None);
-    view.attach(&mut workload, attachment.as_ref());
+    view.set_workload_waypoint(&mut workload, attachment.as_ref());
     workload
 }
 
 /// Builds the note on an endpoint whose address belongs to a pod.
-pub(crate) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -> Option<Note> {
+pub(crate) fn address_conflict_note(
+    view: &MeshView,
+    field: &str,
+    endpoint: &EndpointInput,
+) -> Option<Note> {
     let pod = pod_at(view, endpoint)?;
     let message = format!(
         "{:?} is the address of {pod}: services have it as an endpoint in plaintext, but the address itself stays the pod's",
-        endpoint.text
+        endpoint.address_text
     );
     Some(Note::new(field, message))
 }
@@ -163,7 +170,7 @@ pub(crate) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -
 impl MeshView {
     /// Returns the uid of the workload record of a WorkloadEntry.
     pub(crate) fn uid_of_entry(&self, namespace: &str, name: &str) -> WorkloadUid {
-        self.uid(&format!(
+        self.workload_uid(&format!(
             "networking.istio.io/WorkloadEntry/{namespace}/{name}"
         ))
     }
@@ -172,20 +179,20 @@ impl MeshView {
 fn workload(view: &MeshView, key: &ObjectKey, input: &WorkloadEntryInput) -> Option<Workload> {
     let objects = view.objects(&key.namespace)?;
     let endpoint = &input.endpoint;
-    let mut services = Services::new();
-    for service in objects.all::<Service>().values() {
+    let mut services = EndpointServices::new();
+    for service in objects.all_of_kind::<Service>().values() {
         if service
             .selector
             .as_ref()
             .is_some_and(|selector| selects(selector, &endpoint.labels))
-            && view.may_serve(&key.namespace, &service.name, None)
+            && view.may_be_endpoint(&key.namespace, &service.name, None)
         {
             let host = service.hostname(&view.config.cluster_domain);
             let name = NamespacedHostname::new(key.namespace.clone(), host);
             services.insert(name, service.target_ports_by_name(&endpoint.ports));
         }
     }
-    for service in objects.all::<ServiceEntry>().values() {
+    for service in objects.all_of_kind::<ServiceEntry>().values() {
         if service
             .selector
             .as_ref()

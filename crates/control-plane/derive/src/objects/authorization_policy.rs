@@ -125,7 +125,7 @@ impl PolicyInput {
             }
         };
         let as_written = TrustDomainNames::default();
-        let rules = convert(&spec.rules, action, &namespace, &as_written, &mut notes)?;
+        let rules = convert_rules(&spec.rules, action, &namespace, &as_written, &mut notes)?;
         let dry_run = is_dry_run(policy)?;
         if dry_run && !config.dry_run_policies {
             return nothing(Note::new(
@@ -204,7 +204,7 @@ impl PolicyInput {
     }
 }
 
-pub(crate) fn convert(
+pub(crate) fn convert_rules(
     rules: &[istio::Rule],
     action: Action,
     namespace: &ArcStr,
@@ -214,7 +214,9 @@ pub(crate) fn convert(
     let mut converted = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         let at = format!("spec.rules[{index}]");
-        converted.extend(rules::convert(rule, action, namespace, names, &at, notes)?);
+        converted.extend(rules::convert_rule(
+            rule, action, namespace, names, &at, notes,
+        )?);
     }
     Ok(converted)
 }

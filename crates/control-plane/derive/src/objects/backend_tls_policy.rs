@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        backend_tls_policy::input::{BackendTlsInput, InvalidReason},
+        backend_tls_policy::input::{BackendTlsInput, InvalidPolicyReason},
         readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     },
     problem::FieldError,
@@ -29,7 +29,7 @@ impl Readable for BackendTLSPolicy {
     fn substitute(&self, _: &MeshConfig) -> Option<BackendTlsInput> {
         let error = FieldError::new("spec", "cannot be read");
         Some(BackendTlsInput {
-            tls: Err(InvalidReason::invalid(&error)),
+            tls: Err(InvalidPolicyReason::from_field_error(&error)),
             ..read::parse_policy(self)
         })
     }
@@ -52,12 +52,16 @@ impl BackendTlsInput {
         self.targets.iter().map(|target| &target.key)
     }
 
-    pub(crate) fn rank(&self) -> (&str, &str) {
+    pub(crate) fn precedence_key(&self) -> (&str, &str) {
         (&self.created, &self.key.name)
     }
 
-    pub(crate) fn refers_to(&self, map: &str) -> bool {
-        let roots = self.tls.as_ref().ok().and_then(|tls| tls.roots.as_ref());
+    pub(crate) fn refers_to_config_map(&self, map: &str) -> bool {
+        let roots = self
+            .tls
+            .as_ref()
+            .ok()
+            .and_then(|tls| tls.ca_config_maps.as_ref());
         roots.is_some_and(|names| names.iter().any(|name| name == map))
     }
 }

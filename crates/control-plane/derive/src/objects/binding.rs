@@ -16,7 +16,7 @@ pub(crate) enum WaypointSelection {
 
 impl WaypointSelection {
     /// Parses the labels of an object in `namespace`; `None` if `istio.io/use-waypoint` is unset or empty.
-    pub(crate) fn of(all: &Labels, namespace: &str) -> Option<Self> {
+    pub(crate) fn from_labels(all: &Labels, namespace: &str) -> Option<Self> {
         let name = all
             .get(labels::USE_WAYPOINT)
             .filter(|name| !name.is_empty())?;
@@ -51,7 +51,7 @@ pub(crate) struct CanaryWaypoint {
 impl CanaryWaypoint {
     /// Parses the canary's labels and its weight annotation of an object in `namespace`; `None` if no label names a
     /// canary.
-    pub(crate) fn of(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
+    pub(crate) fn from_metadata(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
         let labels = metadata.labels.as_ref()?;
         let label = |name: &str| labels.get(name).filter(|value| !value.is_empty());
         let name = label(labels::USE_WAYPOINT_CANARY)?;

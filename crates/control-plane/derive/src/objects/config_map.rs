@@ -14,14 +14,14 @@ use ambit_model::ArcStr;
 use crate::{
     config::MeshConfig,
     objects::{
-        config_map::{fields::MESH_KEY, settings::MeshSettings},
+        config_map::{fields::MESH_CONFIG_KEY, settings::MeshSettings},
         readable::{FetchExtent, FetchedKind, Parsed, Readable},
     },
     problem::FieldError,
 };
 
 /// Name of the default revision's ConfigMap; other revisions append `-` and the revision's name.
-const NAME: &str = "istio";
+const MESH_CONFIG_MAP_NAME: &str = "istio";
 /// Key of the CA certificates in all ConfigMaps but the MeshConfig's.
 const CA_CERTIFICATES_KEY: &str = "ca.crt";
 /// Maximum length of the CA certificates of one ConfigMap, in bytes of PEM.
@@ -33,10 +33,12 @@ impl FetchedKind for ConfigMap {
     fn without_unused_fields(mut self) -> Self {
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let is_settings = name
-            .strip_prefix(NAME)
+            .strip_prefix(MESH_CONFIG_MAP_NAME)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
         if let Some(data) = &mut self.data {
-            data.retain(|key, _| key == CA_CERTIFICATES_KEY || is_settings && key == MESH_KEY);
+            data.retain(|key, _| {
+                key == CA_CERTIFICATES_KEY || is_settings && key == MESH_CONFIG_KEY
+            });
         }
         self.binary_data = None;
         self
@@ -86,7 +88,7 @@ impl Readable for ConfigMap {
             return Ok(Parsed::new(input, Vec::new()));
         }
         let mut notes = Vec::new();
-        let text = text(MESH_KEY).map_or("", String::as_str);
+        let text = text(MESH_CONFIG_KEY).map_or("", String::as_str);
         let read = settings::read(text, config, &mut notes)?;
         let input = ConfigMapInput::Settings(Box::new(read));
         Ok(Parsed::new(Some(input), notes))
@@ -95,5 +97,8 @@ impl Readable for ConfigMap {
 
 /// Returns the name of the ConfigMap that has the MeshConfig of the control plane's revision.
 pub(crate) fn settings_name(config: &MeshConfig) -> String {
-    format!("{NAME}{}", revisions::name_suffix(&config.revision))
+    format!(
+        "{MESH_CONFIG_MAP_NAME}{}",
+        revisions::name_suffix(&config.revision)
+    )
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     config::MeshConfig,
     objects::{
-        destination_rule::{input::RuleInput, subsets::SubsetInput},
+        destination_rule::{input::DestinationRuleInput, subsets::SubsetInput},
         readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
     },
     problem::{FieldError, Note},
@@ -30,9 +30,9 @@ impl FetchedKind for DestinationRule {
 }
 
 impl Readable for DestinationRule {
-    type Input = RuleInput;
+    type Input = DestinationRuleInput;
 
-    fn read(&self, config: &MeshConfig) -> Result<Parsed<RuleInput>, FieldError> {
+    fn read(&self, config: &MeshConfig) -> Result<Parsed<DestinationRuleInput>, FieldError> {
         let mut notes = Vec::new();
         let spec = &self.spec;
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
@@ -52,11 +52,11 @@ impl Readable for DestinationRule {
             notes.push(Note::new("spec.workloadSelector", message));
             return Ok(Parsed::new(None, notes));
         }
-        let input = RuleInput {
+        let input = DestinationRuleInput {
             key: ObjectKey::new(Kind::DestinationRule, namespace, name),
             created: created(&self.metadata),
             host,
-            exported: parse_export_to(&spec.export_to, namespace),
+            export_to: parse_export_to(&spec.export_to, namespace),
             policy,
             ports,
             subsets,
@@ -64,7 +64,7 @@ impl Readable for DestinationRule {
         Ok(Parsed::new(Some(input), notes))
     }
 
-    fn substitute(&self, config: &MeshConfig) -> Option<RuleInput> {
+    fn substitute(&self, config: &MeshConfig) -> Option<DestinationRuleInput> {
         let spec = serde_json::to_value(&self.spec).ok()?;
         // Without the rule, what TLS was to protect would be sent in clear.
         if !tls::requests_tls(&spec) || self.spec.workload_selector.is_some() {
@@ -73,11 +73,11 @@ impl Readable for DestinationRule {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let why = "the DestinationRule cannot be used as it is written";
-        Some(RuleInput {
+        Some(DestinationRuleInput {
             key: ObjectKey::new(Kind::DestinationRule, namespace, name),
             created: created(&self.metadata),
             host: qualify_host(&self.spec.host, namespace, config).ok()?,
-            exported: parse_export_to(&self.spec.export_to, namespace),
+            export_to: parse_export_to(&self.spec.export_to, namespace),
             policy: DestinationPolicy {
                 unsupported: Some(why.into()),
                 ..DestinationPolicy::default()
@@ -146,13 +146,13 @@ pub(crate) fn parse_export_to(to: &[String], namespace: &str) -> Option<BTreeSet
     Some(all.collect())
 }
 
-impl RuleInput {
+impl DestinationRuleInput {
     pub(crate) fn is_visible_to(&self, gateway: &GatewayName) -> bool {
-        let exported = self.exported.as_ref();
+        let exported = self.export_to.as_ref();
         exported.is_none_or(|to| to.contains(&gateway.namespace))
     }
 
-    pub(crate) fn age(&self) -> (&str, &str) {
+    pub(crate) fn precedence_key(&self) -> (&str, &str) {
         (&self.created, &self.key.name)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Units, each at most once, in this order.
+/// Units of a duration, with their length in milliseconds. A duration has each unit at most once, in this order.
 const DURATION_UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Parses a duration; `None` for zero.

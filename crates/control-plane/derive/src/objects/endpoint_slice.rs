@@ -53,7 +53,7 @@ pub(crate) struct EndpointSliceInput {
     pub(crate) pods: Vec<PodEndpoint>,
     /// Addresses that do not belong to pods, and whether each is healthy.
     pub(crate) addresses: Vec<(IpAddr, bool)>,
-    /// TCP ports by name.
+    /// TCP ports of the slice's addresses, by port name.
     pub(crate) ports: BTreeMap<String, u16>,
 }
 

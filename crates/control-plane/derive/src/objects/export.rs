@@ -3,10 +3,10 @@
 /// Namespaces that a ServiceEntry is visible in, ordered from the fewest to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ExportTo {
-    /// Visible in no namespace (`~`).
+    /// The ServiceEntry is visible in no namespace (`~`).
     None,
-    /// Visible in the entry's own namespace only (`.`).
+    /// The ServiceEntry is visible in its own namespace only (`.`).
     OwnNamespace,
-    /// Visible in all namespaces (`*`).
+    /// The ServiceEntry is visible in all namespaces (`*`).
     All,
 }

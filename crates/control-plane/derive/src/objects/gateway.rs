@@ -43,9 +43,9 @@ pub(crate) struct GatewayInput {
     pub(crate) revision: Option<ArcStr>,
     pub(crate) created: String,
     /// Traffic that the waypoint serves, by the label `istio.io/waypoint-for`; `None` if the label is unset.
-    pub(crate) serves: Option<ServedTraffic>,
+    pub(crate) served_traffic: Option<ServedTraffic>,
     /// Service account whose pods the Gateway attaches without labels, instead of all pods of its namespace.
-    pub(crate) account: Option<ArcStr>,
+    pub(crate) attached_service_account: Option<ArcStr>,
     pub(crate) allowed_namespaces: AllowedNamespaces,
     /// Address in the Gateway's status, for Gateways of other controllers. Our waypoints are reached by the name of
     /// their service.
@@ -53,14 +53,14 @@ pub(crate) struct GatewayInput {
     /// Whether the Gateway's status records that its waypoint has been ready before.
     pub(crate) has_been_ready: bool,
     /// Objects that keep their previous waypoint until this Gateway's waypoint has been ready, read from the status.
-    pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
+    pub(crate) previous_waypoints: BTreeMap<ObjectKey, GatewayName>,
     /// Whether `spec.addresses` requests addresses.
-    pub(crate) names_addresses: bool,
+    pub(crate) requests_addresses: bool,
     /// Handover of HBONE tunnels from the node proxy to the Gateway's pods (sandwiched waypoint), if the annotation
     /// asks for it.
     pub(crate) inbound_binding: Option<AppTunnel>,
-    pub(crate) client_identity_header: bool,
-    pub(crate) config: ProxyConfig,
+    pub(crate) sends_client_identity_header: bool,
+    pub(crate) proxy_config: ProxyConfig,
     /// Whether the Gateway is invalid: traffic that would go through its waypoint is refused.
     pub(crate) is_unusable: bool,
     /// Names of the listeners, and whether each is the waypoint's listener: the only one of the Gateway, with HBONE on
@@ -84,27 +84,27 @@ impl Readable for Gateway {
         let account = annotation(labels::FOR_SERVICE_ACCOUNT).filter(|name| !name.is_empty());
         let inbound_binding = inbound_binding::read(metadata, &mut notes);
         let input = GatewayInput {
-            name: name_of(metadata),
+            name: gateway_name(metadata),
             uid: metadata.uid.clone().unwrap_or_default(),
             class: self.spec.gateway_class_name.as_str().into(),
             revision: revision(metadata),
             created: created(metadata),
-            serves: parse_waypoint_for(metadata.labels.as_ref())?,
-            account: account.map(ArcStr::from),
+            served_traffic: parse_waypoint_for(metadata.labels.as_ref())?,
+            attached_service_account: account.map(ArcStr::from),
             allowed_namespaces: allowed_namespaces(
                 &self.spec.listeners,
                 inbound_binding,
                 &mut notes,
             ),
             inbound_binding,
-            address: gateway_address::address(&self.status),
+            address: gateway_address::parse_status_address(&self.status),
             has_been_ready: has_been_ready(&self.status),
-            replaced: replaced::read(&self.status),
-            names_addresses: !self.spec.addresses.is_empty(),
-            client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
+            previous_waypoints: replaced::read(&self.status),
+            requests_addresses: !self.spec.addresses.is_empty(),
+            sends_client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
                 .is_some_and(|value| value == "true"),
             listeners: listeners(&self.spec.listeners, &mut notes),
-            config: proxy_config::read(annotation(labels::PROXY_CONFIG), &mut notes),
+            proxy_config: proxy_config::read(annotation(labels::PROXY_CONFIG), &mut notes),
             is_unusable: false,
         };
         Ok(Parsed::new(Some(input), notes))
@@ -118,22 +118,22 @@ impl Readable for Gateway {
         let account = annotations.and_then(|all| all.get(labels::FOR_SERVICE_ACCOUNT));
         let account = account.filter(|name| !name.is_empty());
         Some(GatewayInput {
-            name: name_of(metadata),
+            name: gateway_name(metadata),
             uid: metadata.uid.clone().unwrap_or_default(),
             class: self.spec.gateway_class_name.as_str().into(),
             revision: revision(metadata),
             created: created(metadata),
-            serves: None,
-            account: account.map(ArcStr::from),
+            served_traffic: None,
+            attached_service_account: account.map(ArcStr::from),
             allowed_namespaces: AllowedNamespaces::None,
             address: None,
             has_been_ready: has_been_ready(&self.status),
-            replaced: replaced::read(&self.status),
-            names_addresses: false,
+            previous_waypoints: replaced::read(&self.status),
+            requests_addresses: false,
             inbound_binding: None,
-            client_identity_header: false,
+            sends_client_identity_header: false,
             listeners: Vec::new(),
-            config: ProxyConfig::default(),
+            proxy_config: ProxyConfig::default(),
             is_unusable: true,
         })
     }
@@ -149,14 +149,14 @@ impl Readable for Gateway {
         })
     }
 
-    fn inherit(new: &mut GatewayInput, old: &GatewayInput) {
-        if new.config.is_unreadable {
-            new.config.trusted_proxies = old.config.trusted_proxies;
+    fn inherit_if_unreadable(new: &mut GatewayInput, old: &GatewayInput) {
+        if new.proxy_config.is_unreadable {
+            new.proxy_config.trusted_proxies = old.proxy_config.trusted_proxies;
         }
     }
 }
 
-fn name_of(metadata: &ObjectMeta) -> GatewayName {
+fn gateway_name(metadata: &ObjectMeta) -> GatewayName {
     GatewayName::new(
         metadata.namespace.as_deref().unwrap_or("default"),
         metadata.name.as_deref().unwrap_or_default(),
@@ -184,7 +184,7 @@ fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
 }
 
 /// Protocol of the listener of a sandwiched waypoint, which receives connections that a node proxy hands over.
-const SANDWICHED_PROTOCOL: &str = "istio.io/PROXY";
+const SANDWICHED_LISTENER_PROTOCOL: &str = "istio.io/PROXY";
 
 fn is_hbone(listener: &Listener) -> bool {
     listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
@@ -215,7 +215,7 @@ fn allowed_namespaces(
 ) -> AllowedNamespaces {
     let is_behind = |one: &Listener| {
         let port = binding.and_then(|binding| binding.port).map(i32::from);
-        one.protocol == SANDWICHED_PROTOCOL || Some(one.port) == port
+        one.protocol == SANDWICHED_LISTENER_PROTOCOL || Some(one.port) == port
     };
     let first = |wanted: &dyn Fn(&Listener) -> bool| {
         let mut all = listeners.iter().enumerate();
@@ -227,10 +227,10 @@ fn allowed_namespaces(
         Some((index, allowed.namespaces.as_ref()?))
     });
     let Some((index, RouteNamespaces { from, selector })) = namespaces else {
-        return AllowedNamespaces::Same;
+        return AllowedNamespaces::SameNamespace;
     };
     match (from.as_deref(), selector) {
-        (None | Some("Same"), _) => AllowedNamespaces::Same,
+        (None | Some("Same"), _) => AllowedNamespaces::SameNamespace,
         (Some("All"), _) => AllowedNamespaces::All,
         (Some("None"), _) => AllowedNamespaces::None,
         (Some("Selector"), Some(selector)) => {
@@ -249,8 +249,8 @@ fn allowed_namespaces(
     }
 }
 
-/// Whether the status of a Gateway records that its waypoint has been ready: by our condition, or by addresses, which
-/// control planes that lack the condition wrote.
+/// Whether the status of a Gateway records that its waypoint has been ready: by Ambit's condition, or by addresses,
+/// which control planes that lack the condition wrote.
 pub(crate) fn has_been_ready(status: &Value) -> bool {
     let has_value =
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);

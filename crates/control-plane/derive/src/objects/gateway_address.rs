@@ -10,15 +10,15 @@ use serde_json::Value;
 /// Address of another controller's Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
-    /// IP address in the cluster's network.
+    /// IP address of the Gateway, in the cluster's network.
     Ip(IpAddr),
-    /// Host name, which is looked up in the Gateway's namespace.
+    /// Host name of the Gateway, which clients look up in the Gateway's namespace.
     Host(ArcStr),
 }
 
 /// Returns the address in a Gateway's status: a host name if there is one, else the first IP address. Unknown address
 /// types are ignored.
-pub(crate) fn address(status: &Value) -> Option<Address> {
+pub(crate) fn parse_status_address(status: &Value) -> Option<Address> {
     let all = Vec::<StatusAddress>::deserialize(status.get("addresses")?).ok()?;
     let of_type = |wanted: &'static str| {
         let all = all.iter();
@@ -70,8 +70,8 @@ mod tests {
             (json!([{"type": 1, "value": "10.0.0.1"}]), None),
         ] {
             let status = json!({"addresses": addresses});
-            assert_eq!(address(&status), expected, "{status}");
+            assert_eq!(parse_status_address(&status), expected, "{status}");
         }
-        assert_eq!(address(&Value::Null), None);
+        assert_eq!(parse_status_address(&Value::Null), None);
     }
 }

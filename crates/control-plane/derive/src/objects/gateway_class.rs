@@ -23,7 +23,7 @@ pub(crate) struct GatewayClassInput {
     /// Controller of the class's Gateways (`spec.controllerName`).
     pub(crate) controller: ArcStr,
     /// Traffic that waypoints of the class serve, unless their own label `istio.io/waypoint-for` is set.
-    pub(crate) serves: Option<ServedTraffic>,
+    pub(crate) served_traffic: Option<ServedTraffic>,
     /// Handover of HBONE tunnels from the node proxy to pods of the class's Gateways, unless a Gateway's own annotation
     /// sets it.
     pub(crate) inbound_binding: Option<AppTunnel>,
@@ -42,7 +42,7 @@ impl Readable for GatewayClass {
             });
         let input = GatewayClassInput {
             controller: self.spec.controller_name.as_str().into(),
-            serves,
+            served_traffic: serves,
             inbound_binding: inbound_binding::read(&self.metadata, &mut notes),
         };
         Ok(Parsed::new(Some(input), notes))

@@ -7,7 +7,7 @@ use ambit_k8s_api::{
     HTTPFault,
     ambit::{FaultAbort, FaultDelay, HttpFaultSpec},
 };
-use ambit_model::{FaultStatus, HttpFault, Share};
+use ambit_model::{FaultStatus, HttpFault, RequestFraction};
 use serde_json::Value;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Longest delay: a request that waits holds memory of the waypoint and of its client.
+/// Longest delay of a fault: a request that waits holds memory of the waypoint and of its client.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Names of the gRPC status codes; the index is the code.
 const GRPC_CODE_NAMES: [&str; 17] = [
@@ -55,7 +55,7 @@ impl Readable for HTTPFault {
     }
 }
 
-/// Reads faults; `at` is their path in an object.
+/// Parses the faults of an `HTTPFault`; `at` is their path in the object, for errors.
 pub(crate) fn parse_fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, FieldError> {
     if from.delay.is_none() && from.abort.is_none() {
         return Err(FieldError::new(at, "a delay or an abort is needed"));
@@ -70,7 +70,7 @@ pub(crate) fn parse_fault(from: &HttpFaultSpec, at: &str) -> Result<HttpFault, F
     })
 }
 
-fn parse_delay(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError> {
+fn parse_delay(from: &FaultDelay, at: &str) -> Result<(Duration, RequestFraction), FieldError> {
     let error = |message: String| FieldError::new(format!("{at}.fixedDelay"), message);
     let text = from.fixed_delay.as_deref();
     let text = text.ok_or_else(|| error("is needed".to_owned()))?;
@@ -83,7 +83,7 @@ fn parse_delay(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldEr
     Ok((read, share))
 }
 
-fn parse_abort(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldError> {
+fn parse_abort(from: &FaultAbort, at: &str) -> Result<(FaultStatus, RequestFraction), FieldError> {
     let share = share::read(from.percent, from.fraction.as_ref(), at)?;
     let status = match (from.http_status, &from.grpc_status) {
         (Some(status), None) => {
@@ -143,7 +143,7 @@ mod tests {
             "delay": {"fixedDelay": "1s500ms", "percent": 10},
             "abort": {"httpStatus": 503, "fraction": {"numerator": 1, "denominator": 1000}},
         }));
-        let share = |numerator, denominator| Share {
+        let share = |numerator, denominator| RequestFraction {
             numerator,
             denominator,
         };

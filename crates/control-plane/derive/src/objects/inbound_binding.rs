@@ -41,8 +41,8 @@ pub(crate) fn read(metadata: &ObjectMeta, notes: &mut Vec<Note>) -> Option<AppTu
     }
 }
 
-/// Returns the note for the annotation on one of our own Gateways, where it has no effect.
-pub(crate) fn without_effect() -> Note {
+/// Returns the note on a Gateway of this mesh whose annotation for sandwiched waypoints has no effect.
+pub(crate) fn no_effect_note() -> Note {
     Note::new(
         format!("metadata.annotations[{}]", labels::INBOUND_BINDING),
         "has no effect: the waypoint speaks HBONE",

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NamespaceInput {
     /// Traffic distribution of the namespace's services that do not set their own.
-    pub(crate) distribution: Option<String>,
+    pub(crate) traffic_distribution: Option<String>,
     pub(crate) network: ArcStr,
     pub(crate) labels: Labels,
     /// Waypoint that the namespace's labels select.
@@ -26,11 +26,11 @@ pub(crate) struct NamespaceInput {
     pub(crate) canary: Option<CanaryWaypoint>,
     /// Whether ingress gateways send requests through the waypoints of the namespace's services; `None` if the label is
     /// unset.
-    pub(crate) ingress: Option<bool>,
+    pub(crate) ingress_use_waypoint: Option<bool>,
 }
 
 impl FetchedKind for Namespace {
-    const FETCH_EXTENT: FetchExtent = FetchExtent::Metadata;
+    const FETCH_EXTENT: FetchExtent = FetchExtent::MetadataOnly;
 }
 
 impl Readable for Namespace {
@@ -42,17 +42,17 @@ impl Readable for Namespace {
         let labels = self.metadata.labels.as_ref();
         let network = labels.and_then(|all| all.get(labels::NETWORK));
         Ok(Parsed::without_notes(NamespaceInput {
-            distribution: distribution.cloned(),
+            traffic_distribution: distribution.cloned(),
             network: network.map(ArcStr::from).unwrap_or_default(),
             binding: labels.and_then(|all| {
                 let name = self.metadata.name.as_deref().unwrap_or_default();
-                WaypointSelection::of(all, name)
+                WaypointSelection::from_labels(all, name)
             }),
-            canary: CanaryWaypoint::of(
+            canary: CanaryWaypoint::from_metadata(
                 &self.metadata,
                 self.metadata.name.as_deref().unwrap_or_default(),
             ),
-            ingress: binding::ingress_use_waypoint(&self.metadata),
+            ingress_use_waypoint: binding::ingress_use_waypoint(&self.metadata),
             labels: labels.cloned().unwrap_or_default(),
         }))
     }

@@ -1,4 +1,4 @@
-//! Parsing of Nodes, whose labels have the locality of their pods.
+//! Parsing of Nodes: their labels determine the locality of the pods that run on them.
 
 use ambit_k8s_api::{Node, ObjectMeta, labels};
 use ambit_model::{ArcStr, Locality};
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl FetchedKind for Node {
-    const FETCH_EXTENT: FetchExtent = FetchExtent::Metadata;
+    const FETCH_EXTENT: FetchExtent = FetchExtent::MetadataOnly;
 }
 
 impl Readable for Node {

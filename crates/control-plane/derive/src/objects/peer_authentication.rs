@@ -143,7 +143,7 @@ impl PeerAuthInput {
         }
     }
 
-    pub(crate) fn age(&self) -> (&str, &str) {
+    pub(crate) fn precedence_key(&self) -> (&str, &str) {
         (&self.created, &self.name)
     }
 }

@@ -74,14 +74,14 @@ pub(crate) struct PodInput {
     pub(crate) host_ips: BTreeSet<IpAddr>,
     pub(crate) node: ArcStr,
     pub(crate) service_account: ArcStr,
-    pub(crate) terminated: bool,
-    pub(crate) ready: bool,
+    pub(crate) is_terminated: bool,
+    pub(crate) is_ready: bool,
     /// Whether the pod is terminating and still reports that it is ready.
-    pub(crate) keeps_serving: bool,
-    pub(crate) host_network: bool,
+    pub(crate) is_ready_while_terminating: bool,
+    pub(crate) uses_host_network: bool,
     pub(crate) has_sidecar: bool,
-    pub(crate) captured: bool,
-    pub(crate) native_tunnel: bool,
+    pub(crate) is_captured: bool,
+    pub(crate) has_native_tunnel: bool,
     pub(crate) workload_name: ArcStr,
     /// TCP container ports by name.
     pub(crate) ports: BTreeMap<String, u16>,
@@ -129,17 +129,17 @@ impl PodInput {
                 .unwrap_or_default()
                 .into(),
             service_account: account.into(),
-            terminated: matches!(phase, "Succeeded" | "Failed"),
-            ready: ready && !is_leaving,
-            keeps_serving: ready && is_leaving,
-            host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
+            is_terminated: matches!(phase, "Succeeded" | "Failed"),
+            is_ready: ready && !is_leaving,
+            is_ready_while_terminating: ready && is_leaving,
+            uses_host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
             has_sidecar: metadata
                 .annotations
                 .as_ref()
                 .is_some_and(enablement::has_sidecar),
-            captured: annotation(labels::REDIRECTION)
+            is_captured: annotation(labels::REDIRECTION)
                 .is_some_and(|value| value == labels::REDIRECTION_ENABLED),
-            native_tunnel,
+            has_native_tunnel: native_tunnel,
             workload_name: workload_name(pod, &labels),
             ports: spec.map(named_ports).unwrap_or_default(),
             labels,
@@ -148,7 +148,7 @@ impl PodInput {
 
     /// Whether the pod has a workload record: it has an address and has not terminated.
     pub(crate) fn is_published(&self) -> bool {
-        !self.terminated && !self.ips.is_empty()
+        !self.is_terminated && !self.ips.is_empty()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     config::MeshConfig,
     objects::{
         readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
-        targets::{PolicyTargets, readable_references, references},
+        targets::{PolicyTargets, readable_references, target_references},
     },
     problem::FieldError,
 };
@@ -31,7 +31,7 @@ pub(crate) struct RateLimitInput {
     pub(crate) targets: PolicyTargets,
     /// Limits in the form that waypoints receive, without the resolved address of the rate-limit service.
     pub(crate) limit: model::RateLimit,
-    pub(crate) callee: Option<RateLimitService>,
+    pub(crate) rate_limit_service: Option<RateLimitService>,
 }
 
 impl RateLimitInput {
@@ -45,9 +45,9 @@ impl RateLimitInput {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RateLimitService {
     /// Key of the Service.
-    pub(crate) object: ObjectKey,
+    pub(crate) service_key: ObjectKey,
     /// Name of the service as `namespace/host`.
-    pub(crate) service: String,
+    pub(crate) qualified_name: String,
     pub(crate) port: u16,
 }
 
@@ -57,7 +57,7 @@ impl Readable for RateLimit {
     fn read(&self, config: &MeshConfig) -> Result<Parsed<RateLimitInput>, FieldError> {
         let spec = &self.spec;
         let outline = minimal_limit(self);
-        let references = references(None, &spec.target_refs);
+        let references = target_references(None, &spec.target_refs);
         let targets = PolicyTargets::read(references, &outline.key.namespace, config)?;
         if spec.local.is_empty() && spec.global.is_none() {
             let message = "a limit is needed: spec.local or spec.global";
@@ -74,12 +74,12 @@ impl Readable for RateLimit {
                 sends_headers: spec.tell_clients,
                 ..outline
             },
-            callee: callee.transpose()?,
+            rate_limit_service: callee.transpose()?,
         }))
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<RateLimitInput> {
-        let references = references(None, &self.spec.target_refs);
+        let references = target_references(None, &self.spec.target_refs);
         let outline = minimal_limit(self);
         Some(RateLimitInput {
             targets: PolicyTargets::possible_targets(&references, &outline.key.namespace, config)?,
@@ -87,7 +87,7 @@ impl Readable for RateLimit {
                 not_understood: Some("the rate limit cannot be used as it is written".into()),
                 ..outline
             },
-            callee: None,
+            rate_limit_service: None,
         })
     }
 
@@ -127,11 +127,11 @@ fn minimal_limit(limit: &RateLimit) -> model::RateLimit {
 /// Resolves the reference to the rate-limit service. Waypoints call the service on behalf of the object's namespace.
 pub(crate) fn parse_rate_limit_service(
     global: &GlobalRateLimit,
-    own: &ArcStr,
+    policy_namespace: &ArcStr,
     config: &MeshConfig,
 ) -> Result<RateLimitService, FieldError> {
     let from = &global.service;
-    let namespace = from.namespace.as_deref().unwrap_or(own);
+    let namespace = from.namespace.as_deref().unwrap_or(policy_namespace);
     if !ambit_k8s_api::is_dns_name(namespace, 63) {
         let message = format!("{namespace:?} is no name of a namespace");
         return Err(FieldError::new("spec.global.service.namespace", message));
@@ -147,8 +147,8 @@ pub(crate) fn parse_rate_limit_service(
     })?;
     let (name, domain) = (&from.name, &config.cluster_domain);
     Ok(RateLimitService {
-        object: ObjectKey::new(Kind::Service, namespace, name.as_str()),
-        service: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
+        service_key: ObjectKey::new(Kind::Service, namespace, name.as_str()),
+        qualified_name: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
         port,
     })
 }

@@ -11,16 +11,17 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Extent to which the control plane fetches objects of a kind.
+/// Extent to which the control plane fetches objects of a kind from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchExtent {
     /// Objects of the kind are not fetched.
     Nothing,
-    /// Only whether objects exist. Startup does not wait for their list, and no record depends on it.
-    Presence,
-    /// Labels and annotations of all objects.
-    Metadata,
-    /// All fields that [`FetchedKind::without_unused_fields`] keeps.
+    /// The control plane fetches only whether objects of the kind exist. Startup does not wait for their list, and no
+    /// record depends on it.
+    ExistenceOnly,
+    /// The control plane fetches only the metadata of objects: labels and annotations.
+    MetadataOnly,
+    /// The control plane fetches all fields that [`FetchedKind::without_unused_fields`] keeps.
     Whole {
         /// Label selector of the objects to fetch; all objects if `None`.
         labels: Option<&'static str>,
@@ -33,14 +34,14 @@ pub trait FetchedKind: ObjectType {
     const FETCH_EXTENT: FetchExtent;
 
     /// Drops the fields that the mesh does not read, so that tens of thousands of objects need little memory while they
-    /// are fetched. The fetching source cuts the metadata.
+    /// are fetched. The source that fetches objects trims their metadata itself.
     #[must_use]
     fn without_unused_fields(self) -> Self {
         self
     }
 }
 
-/// Result of parsing an object.
+/// Result of parsing an object: its parsed form, and notes.
 #[derive(Debug)]
 pub(crate) struct Parsed<I> {
     /// Parsed object; `None` if the mesh ignores the object.
@@ -82,7 +83,7 @@ pub(crate) trait Readable: FetchedKind {
     }
 
     /// Copies parts of an object's last version to the new one where the new version of them is invalid.
-    fn inherit(_new: &mut Self::Input, _old: &Self::Input) {}
+    fn inherit_if_unreadable(_new: &mut Self::Input, _old: &Self::Input) {}
 
     /// Whether the object has `targetRefs`, so that waypoints enforce it.
     fn is_attached(&self) -> bool {

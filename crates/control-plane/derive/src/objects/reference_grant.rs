@@ -26,29 +26,29 @@ pub(crate) const CALLING_KINDS: [Kind; 3] = [
 pub(crate) struct ReferenceGrantInput {
     /// Kinds and namespaces of the objects (Services and ServiceEntries) that may have pods of the grant's namespace as
     /// endpoints.
-    pub(crate) attached: Vec<(Kind, ArcStr)>,
+    pub(crate) pod_grantees: Vec<(Kind, ArcStr)>,
     /// Names of the pods that the grant permits as endpoints; `None` for all pods.
-    pub(crate) pods: Vec<Option<ArcStr>>,
+    pub(crate) granted_pods: Vec<Option<ArcStr>>,
     /// Kinds and namespaces of the routes, and of objects on whose behalf waypoints make calls, that may refer to
     /// services of the grant's namespace.
-    pub(crate) from: Vec<(Kind, ArcStr)>,
+    pub(crate) referrers: Vec<(Kind, ArcStr)>,
     /// Names of the services that the grant permits references to; `None` for all services.
-    pub(crate) to: Vec<Option<ArcStr>>,
+    pub(crate) granted_services: Vec<Option<ArcStr>>,
 }
 
 impl ReferenceGrantInput {
-    pub(crate) fn covers(&self, from: (Kind, &str), service: &str) -> bool {
-        self.is_from(from) && self.covers_service(service)
+    pub(crate) fn permits_reference(&self, from: (Kind, &str), service: &str) -> bool {
+        self.permits_referrer(from) && self.permits_service(service)
     }
 
-    pub(crate) fn is_from(&self, from: (Kind, &str)) -> bool {
-        let mut all = self.from.iter();
+    pub(crate) fn permits_referrer(&self, from: (Kind, &str)) -> bool {
+        let mut all = self.referrers.iter();
         all.any(|(kind, namespace)| (*kind, namespace.as_str()) == from)
     }
 
-    pub(crate) fn covers_service(&self, service: &str) -> bool {
+    pub(crate) fn permits_service(&self, service: &str) -> bool {
         let is_to = |name: &Option<ArcStr>| name.as_ref().is_none_or(|name| name == service);
-        self.to.iter().any(is_to)
+        self.granted_services.iter().any(is_to)
     }
 }
 
@@ -78,13 +78,13 @@ impl Readable for ReferenceGrant {
             names.map(|name| name.map(ArcStr::from)).collect::<Vec<_>>()
         };
         let input = ReferenceGrantInput {
-            attached: attached.collect(),
-            pods: to("Pod"),
-            from: from.collect(),
-            to: to("Service"),
+            pod_grantees: attached.collect(),
+            granted_pods: to("Pod"),
+            referrers: from.collect(),
+            granted_services: to("Service"),
         };
-        let is_of_routes = !input.from.is_empty() && !input.to.is_empty();
-        let is_of_pods = !input.attached.is_empty() && !input.pods.is_empty();
+        let is_of_routes = !input.referrers.is_empty() && !input.granted_services.is_empty();
+        let is_of_pods = !input.pod_grantees.is_empty() && !input.granted_pods.is_empty();
         let says_something = is_of_routes || is_of_pods;
         Ok(Parsed::new(says_something.then_some(input), Vec::new()))
     }

@@ -1,5 +1,6 @@
-//! Waypoints that objects keep until the waypoint that their label names has been ready. A status condition of the new
-//! waypoint's Gateway records them, so that a control plane that restarts can read which waypoint was in use.
+//! Previous waypoints of objects: when an object's label is changed to another waypoint, the object continues to use
+//! the previous one until the new one has been ready for the first time. A status condition of the new waypoint's
+//! Gateway records them, so that a control plane that restarts can read which waypoint was in use.
 //!
 //! The condition's message is a list of `KIND NAMESPACE/NAME keeps NAMESPACE/GATEWAY`, separated by `; `; a Namespace
 //! has its name alone.

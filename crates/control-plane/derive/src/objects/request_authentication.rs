@@ -12,8 +12,8 @@ use crate::{
     objects::{
         key_source::KeySource,
         readable::{FetchExtent, FetchedKind, Parsed, Readable},
-        request_authentication::input::RuleInput,
-        targets::{PolicyTargets, readable_references, references},
+        request_authentication::input::JwtRuleInput,
+        targets::{PolicyTargets, readable_references, target_references},
     },
     problem::FieldError,
 };
@@ -27,13 +27,13 @@ impl FetchedKind for RequestAuthentication {
 pub(crate) struct AuthenticationInput {
     pub(crate) targets: PolicyTargets,
     pub(crate) key: PolicyKey,
-    pub(crate) rules: Vec<RuleInput>,
+    pub(crate) rules: Vec<JwtRuleInput>,
     pub(crate) not_understood: Option<ArcStr>,
 }
 
 impl AuthenticationInput {
     /// Returns the URLs that the object's key sets are fetched from.
-    pub(crate) fn sources(&self) -> impl Iterator<Item = &KeySource> {
+    pub(crate) fn key_sources(&self) -> impl Iterator<Item = &KeySource> {
         self.rules.iter().filter_map(|rule| rule.source.as_ref())
     }
 }
@@ -49,8 +49,8 @@ impl Readable for RequestAuthentication {
                 "cannot be given together with spec.targetRefs",
             ));
         }
-        let key = key_of(self);
-        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        let key = policy_key(self);
+        let references = target_references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         let targets = PolicyTargets::read(references, &key.namespace, config)?;
         // Objects of the root namespace are the administrator's.
         let caller = (key.namespace != config.root_namespace).then(|| key.namespace.clone());
@@ -66,8 +66,8 @@ impl Readable for RequestAuthentication {
 
     /// Builds the fail-closed substitute, which refuses all requests to every object that the targets may mean.
     fn substitute(&self, config: &MeshConfig) -> Option<AuthenticationInput> {
-        let key = key_of(self);
-        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        let key = policy_key(self);
+        let references = target_references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         Some(AuthenticationInput {
             targets: PolicyTargets::possible_targets(&references, &key.namespace, config)?,
             key,
@@ -92,7 +92,7 @@ impl Readable for RequestAuthentication {
     }
 }
 
-fn key_of(object: &RequestAuthentication) -> PolicyKey {
+fn policy_key(object: &RequestAuthentication) -> PolicyKey {
     let metadata = &object.metadata;
     PolicyKey {
         namespace: metadata.namespace.as_deref().unwrap_or("default").into(),

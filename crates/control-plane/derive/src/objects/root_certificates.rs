@@ -10,11 +10,11 @@ pub(crate) struct RootCertificates {
     pub(crate) source: RootSource,
 }
 
-/// Source of root certificates.
+/// Source of the root certificates of a trust domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RootSource {
-    /// Certificates as PEM.
+    /// Root certificates in the MeshConfig itself, as PEM.
     Pem(ArcStr),
-    /// URL of a SPIFFE trust bundle.
-    Bundle(ArcStr),
+    /// URL of a SPIFFE trust bundle, which the control plane fetches.
+    TrustBundleUrl(ArcStr),
 }

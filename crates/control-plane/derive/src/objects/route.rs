@@ -45,7 +45,7 @@ macro_rules! routes {
             }
 
             /// Builds the fail-closed substitute: requests and connections that the route may be for are refused until
-            /// it is valid.
+            /// the route is valid.
             fn substitute(&self, _: &MeshConfig) -> Option<RouteInput> {
                 let parents = parents(self.parent_refs(), namespace(&self.metadata)).ok()?;
                 (!parents.is_empty()).then(|| route(self, parents, self.unusable()))

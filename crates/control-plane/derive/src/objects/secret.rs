@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 
 use ambit_k8s_api::{
     Secret, labels,
-    secret::{DOCKER_CONFIG, DOCKER_CONFIG_KEY},
+    secret::{DOCKER_CONFIG_KEY, DOCKER_CONFIG_TYPE},
 };
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ impl FetchedKind for Secret {
     }
 }
 
-/// Registry credentials (`.dockerconfigjson`).
+/// Registry credentials of a Secret (`.dockerconfigjson`), for pulling images.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Credentials(pub(crate) Arc<[u8]>);
 
@@ -54,8 +54,8 @@ impl Readable for Secret {
         if !config.image_pull_secrets || !is_labelled {
             return Ok(Parsed::new(None, Vec::new()));
         }
-        if self.secret_type != DOCKER_CONFIG {
-            let message = format!("{:?} is not {DOCKER_CONFIG}", self.secret_type);
+        if self.secret_type != DOCKER_CONFIG_TYPE {
+            let message = format!("{:?} is not {DOCKER_CONFIG_TYPE}", self.secret_type);
             return Err(FieldError::new("type", message));
         }
         let error = |message: &str| FieldError::new(format!("data[{DOCKER_CONFIG_KEY}]"), message);

@@ -5,18 +5,18 @@ use ambit_k8s_api::selector;
 /// Traffic that a waypoint serves (`istio.io/waypoint-for`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServedTraffic {
-    /// Traffic to services.
+    /// The waypoint serves traffic to services.
     Services,
-    /// Connections to the addresses of workloads, rather than of services.
+    /// The waypoint serves connections to the addresses of workloads, rather than of services.
     Workloads,
-    /// Traffic to services and to workloads.
+    /// The waypoint serves traffic to services and to workloads.
     All,
-    /// No traffic at all.
+    /// The waypoint serves no traffic at all.
     None,
 }
 
 impl ServedTraffic {
-    /// Parses a value of the label; `None` if the value is unknown.
+    /// Parses a value of the label `istio.io/waypoint-for`; `None` if the value is unknown.
     pub(crate) fn read(text: &str) -> Option<Self> {
         match text {
             "service" => Some(Self::Services),
@@ -41,13 +41,13 @@ impl ServedTraffic {
 /// Namespaces whose objects may use a waypoint (`allowedRoutes` of its listener).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum AllowedNamespaces {
-    /// Objects of the waypoint's own namespace.
+    /// Objects of the waypoint's own namespace may use the waypoint.
     #[default]
-    Same,
-    /// Objects of all namespaces.
+    SameNamespace,
+    /// Objects of all namespaces may use the waypoint.
     All,
-    /// Objects of no namespace.
+    /// Objects of no namespace may use the waypoint.
     None,
-    /// Objects of the namespaces that the label selector matches.
+    /// Objects of the namespaces that the label selector matches may use the waypoint.
     Selector(Box<selector::LabelSelector>),
 }

@@ -41,7 +41,7 @@ pub(crate) enum TargetPort {
 pub(crate) struct ServicePort {
     pub(crate) name: String,
     pub(crate) port: u16,
-    pub(crate) target: TargetPort,
+    pub(crate) target_port: TargetPort,
     pub(crate) is_tcp: bool,
     pub(crate) app_protocol: AppProtocol,
 }
@@ -54,10 +54,10 @@ pub(crate) struct ServiceInput {
     pub(crate) vips: Vec<IpAddr>,
     pub(crate) ports: Vec<ServicePort>,
     pub(crate) selector: Option<Labels>,
-    pub(crate) distribution: Option<String>,
-    pub(crate) node_local: bool,
-    pub(crate) publish_not_ready: bool,
-    pub(crate) session_affinity: bool,
+    pub(crate) traffic_distribution: Option<String>,
+    pub(crate) is_node_local: bool,
+    pub(crate) publishes_not_ready: bool,
+    pub(crate) has_session_affinity: bool,
     pub(crate) ip_families: Option<IpFamilies>,
     pub(crate) created: String,
     /// Waypoint that the service's labels select.
@@ -65,7 +65,7 @@ pub(crate) struct ServiceInput {
     /// Canary waypoint that the service's labels select.
     pub(crate) canary: Option<CanaryWaypoint>,
     /// Whether ingress gateways send requests through the service's waypoint; `None` if the label is unset.
-    pub(crate) ingress: Option<bool>,
+    pub(crate) ingress_use_waypoint: Option<bool>,
     /// Whether a controller created the service for a Gateway (label `gateway.istio.io/managed`).
     pub(crate) is_managed: bool,
     /// Revision and tag in the service's labels, if it is the Service of a control plane of this mesh.
@@ -96,7 +96,7 @@ impl ServiceInput {
             .or_else(|| annotation(labels::TRAFFIC_DISTRIBUTION).cloned());
         if let Some(value) = distribution
             .as_deref()
-            .filter(|value| failover(value).is_none())
+            .filter(|value| failover_scopes(value).is_none())
         {
             notes.push(Note::new(
                 "spec.trafficDistribution",
@@ -113,15 +113,15 @@ impl ServiceInput {
                     .selector
                     .clone()
                     .filter(|selector| !selector.is_empty()),
-                distribution,
-                node_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
-                publish_not_ready: spec.publish_not_ready_addresses.unwrap_or(false),
-                session_affinity: spec.session_affinity.as_deref() == Some("ClientIP"),
+                traffic_distribution: distribution,
+                is_node_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+                publishes_not_ready: spec.publish_not_ready_addresses.unwrap_or(false),
+                has_session_affinity: spec.session_affinity.as_deref() == Some("ClientIP"),
                 ip_families: read_families(spec)?,
                 created: created(&service.metadata),
-                binding: own_labels.and_then(|all| WaypointSelection::of(all, namespace)),
-                canary: CanaryWaypoint::of(&service.metadata, namespace),
-                ingress: binding::ingress_use_waypoint(&service.metadata),
+                binding: own_labels.and_then(|all| WaypointSelection::from_labels(all, namespace)),
+                canary: CanaryWaypoint::from_metadata(&service.metadata, namespace),
+                ingress_use_waypoint: binding::ingress_use_waypoint(&service.metadata),
                 control_plane: ControlPlane::from_labels(own_labels),
                 is_managed: own_labels.is_some_and(|all| all.contains_key(labels::GATEWAY_MANAGED)),
             }),
@@ -135,7 +135,7 @@ impl ServiceInput {
 
     /// Maps service ports to target ports in one pod; ports whose name the pod does not have are left out.
     pub(crate) fn target_ports_in(&self, pod: &PodInput) -> PortMap {
-        let target = |port: &ServicePort| match &port.target {
+        let target = |port: &ServicePort| match &port.target_port {
             TargetPort::Number(number) => Some(*number),
             TargetPort::Name(name) => pod.ports.get(name).copied(),
         };
@@ -147,7 +147,7 @@ impl ServiceInput {
     /// Maps service ports to target ports of an endpoint that is not a pod: a named target port that `by_name` lacks is
     /// the service port itself.
     pub(crate) fn target_ports_by_name(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
-        let target = |port: &ServicePort| match &port.target {
+        let target = |port: &ServicePort| match &port.target_port {
             TargetPort::Number(number) => by_name.get(&port.name).copied().unwrap_or(*number),
             TargetPort::Name(name) => by_name
                 .get(name)
@@ -172,7 +172,7 @@ impl ServiceInput {
 }
 
 /// Returns the failover scopes of a traffic distribution, such as `PreferClose`; `None` if it is unknown.
-pub(crate) fn failover(distribution: &str) -> Option<Vec<LbScope>> {
+pub(crate) fn failover_scopes(distribution: &str) -> Option<Vec<LbScope>> {
     use LbScope::{Network, Node, Region, Subzone, Zone};
     match distribution.to_ascii_lowercase().as_str() {
         "preferclose" | "prefersamezone" => Some(vec![Network, Region, Zone]),
@@ -252,7 +252,7 @@ fn read_ports(spec: &ServiceSpec) -> Result<Vec<ServicePort>, FieldError> {
             },
             name,
             port: number,
-            target,
+            target_port: target,
             is_tcp,
         });
     }
@@ -285,7 +285,8 @@ fn read_families(spec: &ServiceSpec) -> Result<Option<IpFamilies>, FieldError> {
     }
 }
 
-/// Application protocol of a port, by `appProtocol`, else by the prefix of its name, else by its number.
+/// Returns the application protocol of a port: by its `appProtocol`, else by the prefix of its name, else by its
+/// number.
 pub(crate) fn app_protocol(declared: Option<&str>, name: &str, number: u16) -> AppProtocol {
     let by_word = |word: &str| match word {
         "http" => Some(AppProtocol::Http11),

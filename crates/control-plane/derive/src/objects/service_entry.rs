@@ -40,7 +40,7 @@ impl Readable for ServiceEntry {
 pub(crate) struct EntryPort {
     name: String,
     pub(crate) number: u16,
-    pub(crate) target: Option<u16>,
+    pub(crate) target_port: Option<u16>,
     protocol: String,
 }
 
@@ -59,9 +59,9 @@ pub(crate) struct ServiceEntryInput {
     /// Whether the entry's location is outside the mesh (`MESH_EXTERNAL`, the default).
     pub(crate) is_external: bool,
     pub(crate) subject_alt_names: Vec<ArcStr>,
-    pub(crate) distribution: Option<String>,
+    pub(crate) traffic_distribution: Option<String>,
     /// Visibility by the entry's `exportTo`; `None` if the field is unset.
-    pub(crate) export: Option<ExportTo>,
+    pub(crate) export_to: Option<ExportTo>,
     pub(crate) created: String,
     /// Waypoint that the entry's labels select.
     pub(crate) binding: Option<WaypointSelection>,
@@ -72,7 +72,7 @@ impl ServiceEntryInput {
         let spec = &entry.spec;
         let namespace = entry.metadata.namespace.as_deref().unwrap_or("default");
         let mut notes = Vec::new();
-        let export = read_export(&spec.export_to, namespace, &mut notes);
+        let export = read_export_to(&spec.export_to, namespace, &mut notes);
         if !spec.endpoints.is_empty() && spec.selected_labels().is_some() {
             return Err(FieldError::new(
                 "spec.endpoints",
@@ -84,10 +84,10 @@ impl ServiceEntryInput {
         for (index, endpoint) in spec.endpoints.iter().enumerate() {
             let at = format!("spec.endpoints[{index}]");
             let endpoint = EndpointInput::read(endpoint, None, &at)?;
-            if !seen.insert(endpoint.text.clone()) {
+            if !seen.insert(endpoint.address_text.clone()) {
                 return Err(FieldError::new(
                     format!("{at}.address"),
-                    format!("{:?} is given twice", endpoint.text),
+                    format!("{:?} is given twice", endpoint.address_text),
                 ));
             }
             endpoints.push(endpoint);
@@ -103,17 +103,22 @@ impl ServiceEntryInput {
             name: entry.metadata.name.as_deref().unwrap_or_default().into(),
             namespace: namespace.into(),
             hosts: read_hosts(&spec.hosts)?,
-            export,
+            export_to: export,
             addresses: read_addresses(entry)?,
             ports: read_ports(entry)?,
             endpoints,
             selector: spec.selected_labels().cloned(),
             resolution: spec.resolution,
             is_external: spec.location.as_deref() != Some("MESH_INTERNAL"),
-            subject_alt_names: read_names(&spec.subject_alt_names, namespace, config, &mut notes),
-            distribution: annotation.cloned(),
+            subject_alt_names: read_subject_alt_names(
+                &spec.subject_alt_names,
+                namespace,
+                config,
+                &mut notes,
+            ),
+            traffic_distribution: annotation.cloned(),
             created: created(&entry.metadata),
-            binding: own_labels.and_then(|all| WaypointSelection::of(all, namespace)),
+            binding: own_labels.and_then(|all| WaypointSelection::from_labels(all, namespace)),
         };
         Ok((input, notes))
     }
@@ -121,8 +126,9 @@ impl ServiceEntryInput {
     /// Returns the Gateways that the labels of the entry and of its endpoints name.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = GatewayName> {
         let endpoints = self.endpoints.iter();
-        let endpoints = endpoints
-            .filter_map(|endpoint| WaypointSelection::of(&endpoint.labels, &self.namespace));
+        let endpoints = endpoints.filter_map(|endpoint| {
+            WaypointSelection::from_labels(&endpoint.labels, &self.namespace)
+        });
         let all = self.binding.clone().into_iter().chain(endpoints);
         all.filter_map(|binding| binding.gateway().cloned())
     }
@@ -141,7 +147,7 @@ impl ServiceEntryInput {
         self.addresses.iter().map(|(_, net, field)| (field, net))
     }
 
-    /// Returns all addresses in the entry: its virtual addresses, and those of its endpoints.
+    /// Returns all addresses in the entry: its virtual addresses, and the addresses of its endpoints.
     pub(crate) fn all_addresses(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);
@@ -178,7 +184,7 @@ impl ServiceEntryInput {
                 let target = by_name
                     .get(&port.name)
                     .copied()
-                    .or(port.target)
+                    .or(port.target_port)
                     .unwrap_or(port.number);
                 (port.number, target)
             })
@@ -221,7 +227,11 @@ fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
 
 /// Parses `exportTo`: `*`, `.` (the entry's own namespace), `~` (none) and names of namespaces. Records are visible in
 /// all namespaces or in the entry's own: names of other namespaces are noted and have no effect.
-fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<ExportTo> {
+fn read_export_to(
+    export_to: &[String],
+    namespace: &str,
+    notes: &mut Vec<Note>,
+) -> Option<ExportTo> {
     if export_to.is_empty() {
         return None;
     }
@@ -248,7 +258,7 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
 
 /// Parses the `subjectAltNames` of an entry. Only entries of the root namespace may name identities of other
 /// namespaces: a waypoint would accept every workload with such an identity as an endpoint of the entry.
-fn read_names(
+fn read_subject_alt_names(
     names: &[String],
     namespace: &str,
     config: &MeshConfig,
@@ -256,7 +266,7 @@ fn read_names(
 ) -> Vec<ArcStr> {
     let is_foreign = |name: &str| {
         let is_own = |trust_domain: &str| trust_domain == config.trust_domain;
-        is_of_another_namespace(name, namespace, config, is_own)
+        names_another_namespace(name, namespace, config, is_own)
     };
     let mut read = Vec::new();
     for (index, name) in names.iter().enumerate() {
@@ -275,7 +285,7 @@ fn read_names(
 }
 
 /// Whether a SAN is the SPIFFE identity of another namespace of this mesh, in an entry that may not name one.
-pub(crate) fn is_of_another_namespace(
+pub(crate) fn names_another_namespace(
     name: &str,
     namespace: &str,
     config: &MeshConfig,
@@ -311,7 +321,7 @@ fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet, String)>, 
     let mut read = Vec::new();
     for (index, text) in entry.spec.addresses.iter().enumerate() {
         let field = format!("spec.addresses[{index}]");
-        read.push((ArcStr::new(), read_net(text, &field)?, field));
+        read.push((ArcStr::new(), read_ip_net(text, &field)?, field));
     }
     if read.is_empty() {
         let given = entry
@@ -326,13 +336,17 @@ fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet, String)>, 
                     .unwrap_or_default()
             };
             let field = format!("status.addresses[{index}].value");
-            read.push((text("host").into(), read_net(text("value"), &field)?, field));
+            read.push((
+                text("host").into(),
+                read_ip_net(text("value"), &field)?,
+                field,
+            ));
         }
     }
     Ok(read)
 }
 
-fn read_net(text: &str, field: &str) -> Result<IpNet, FieldError> {
+fn read_ip_net(text: &str, field: &str) -> Result<IpNet, FieldError> {
     let ip = text
         .parse::<IpAddr>()
         .map(|ip| IpNet::from(ip.to_canonical()));
@@ -365,7 +379,7 @@ fn read_ports(entry: &ServiceEntry) -> Result<Vec<EntryPort>, FieldError> {
         ports.push(EntryPort {
             name: port.name.clone(),
             number,
-            target,
+            target_port: target,
             protocol: port.protocol.clone(),
         });
     }

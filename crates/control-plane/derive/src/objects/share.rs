@@ -1,16 +1,16 @@
 //! Percentages and fractions of requests in the Gateway API (`percent`, `fraction`).
 
 use ambit_k8s_api::gateway::Fraction;
-use ambit_model::Share;
+use ambit_model::RequestFraction;
 
 use crate::problem::FieldError;
 
-/// Parses `percent` or `fraction`; all requests if both are unset.
+/// Parses the share of requests from `percent` or `fraction`; all requests if both are unset.
 pub(crate) fn read(
     percent: Option<i32>,
     fraction: Option<&Fraction>,
     at: &str,
-) -> Result<Share, FieldError> {
+) -> Result<RequestFraction, FieldError> {
     let (field, of, all) = match (percent, fraction) {
         (Some(_), Some(_)) => {
             let message = "percent and fraction exclude each other";
@@ -32,7 +32,7 @@ pub(crate) fn read(
         let message = format!("{of} of {all} is no share");
         FieldError::new(format!("{at}.{field}"), message)
     })?;
-    Ok(Share {
+    Ok(RequestFraction {
         numerator,
         denominator,
     })

@@ -16,7 +16,7 @@ const MAX_TARGETS: usize = 16;
 pub(crate) struct PolicyTargets(pub(crate) Vec<ObjectKey>);
 
 /// Returns the references in `targetRef` and `targetRefs`, each with its field.
-pub(crate) fn references<'a>(
+pub(crate) fn target_references<'a>(
     one: Option<&'a PolicyTargetReference>,
     several: &'a [PolicyTargetReference],
 ) -> Vec<(String, &'a PolicyTargetReference)> {
@@ -41,7 +41,7 @@ impl PolicyTargets {
         }
         let mut targets = Vec::new();
         for (field, reference) in references {
-            let target = target(reference, namespace, config);
+            let target = resolve_target(reference, namespace, config);
             targets.push(target.map_err(|message| FieldError::new(field, message))?);
         }
         Ok(Self(targets))
@@ -87,11 +87,13 @@ fn possible_targets(
     namespace: &ArcStr,
     config: &MeshConfig,
 ) -> Vec<ObjectKey> {
-    if other_namespace(reference, namespace).is_some() || reference.name.is_empty() {
+    if differing_namespace(reference, namespace).is_some() || reference.name.is_empty() {
         return Vec::new();
     }
-    if kind_of(reference).is_some() {
-        return target(reference, namespace, config).into_iter().collect();
+    if target_kind(reference).is_some() {
+        return resolve_target(reference, namespace, config)
+            .into_iter()
+            .collect();
     }
     let in_root = *namespace == config.root_namespace;
     let kinds = [Kind::Service, Kind::ServiceEntry, Kind::Gateway];
@@ -102,7 +104,7 @@ fn possible_targets(
 }
 
 /// Returns the kind that a reference names; `None` if policies cannot be attached to objects of the kind.
-fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
+fn target_kind(reference: &PolicyTargetReference) -> Option<Kind> {
     match (reference.group.as_str(), reference.kind.as_str()) {
         ("" | "core", "Service") => Some(Kind::Service),
         ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
@@ -113,7 +115,7 @@ fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
 }
 
 /// Returns the namespace that a reference names, if it differs from the policy's.
-fn other_namespace<'a>(
+fn differing_namespace<'a>(
     reference: &'a PolicyTargetReference,
     namespace: &ArcStr,
 ) -> Option<&'a String> {
@@ -122,17 +124,17 @@ fn other_namespace<'a>(
 }
 
 /// Resolves a reference to an object key.
-fn target(
+fn resolve_target(
     reference: &PolicyTargetReference,
     namespace: &ArcStr,
     config: &MeshConfig,
 ) -> Result<ObjectKey, String> {
-    if let Some(other) = other_namespace(reference, namespace) {
+    if let Some(other) = differing_namespace(reference, namespace) {
         return Err(format!(
             "a policy of {namespace} cannot be attached to an object of {other}"
         ));
     }
-    let kind = kind_of(reference).ok_or_else(|| {
+    let kind = target_kind(reference).ok_or_else(|| {
         let PolicyTargetReference { group, kind, .. } = reference;
         format!(
             "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"

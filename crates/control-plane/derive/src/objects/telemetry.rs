@@ -9,7 +9,7 @@ use crate::{
     config::MeshConfig,
     objects::{
         readable::{FetchExtent, FetchedKind, Parsed, Readable},
-        targets::{PolicyTargets, references},
+        targets::{PolicyTargets, target_references},
         telemetry::input::TelemetryInput,
     },
     problem::{FieldError, Note},
@@ -28,7 +28,7 @@ impl Readable for Telemetry {
         let namespace = self.metadata.namespace.as_deref().unwrap_or("default");
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let key = ObjectKey::new(Kind::Telemetry, namespace, name);
-        let references = references(spec.target_ref.as_ref(), &spec.target_refs);
+        let references = target_references(spec.target_ref.as_ref(), &spec.target_refs);
         let PolicyTargets(targets) = PolicyTargets::read(references, &key.namespace, config)?;
         let input = TelemetryInput {
             key,

@@ -9,29 +9,29 @@ use ambit_model::{
 /// Names of the mesh's own trust domain, which principals of policies may use interchangeably.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TrustDomainNames {
-    pub(crate) all: Vec<ArcStr>,
+    pub(crate) names: Vec<ArcStr>,
     /// Whether `cluster.local` in a principal means the mesh's own trust domain, whatever its name, as in Istio. False
     /// if `cluster.local` is a trust domain with other roots.
-    pub(crate) is_default_own: bool,
+    pub(crate) owns_default_domain: bool,
 }
 
 impl TrustDomainNames {
     /// Whether a name is one of the mesh's own trust domain.
     pub(crate) fn contains(&self, domain: &str) -> bool {
-        self.all.iter().any(|name| name == domain)
+        self.names.iter().any(|name| name == domain)
     }
 
     /// Whether expanding principals changes nothing, so that they are compared literally.
-    pub(crate) fn is_literal(&self) -> bool {
+    pub(crate) fn needs_no_expansion(&self) -> bool {
         let has_default = self.contains(DEFAULT_TRUST_DOMAIN);
-        self.all.len() < 2 && (has_default || !self.is_default_own)
+        self.names.len() < 2 && (has_default || !self.owns_default_domain)
     }
 
     /// Adds to principals of the mesh's trust domain the same principals under its other names.
     pub(crate) fn expand(&self, principals: Vec<StringMatch>) -> Vec<StringMatch> {
         let mut expanded = Vec::with_capacity(principals.len());
         for principal in principals {
-            let under_others = self.under_all_names(&principal);
+            let under_others = self.principal_variants(&principal);
             for one in [principal].into_iter().chain(under_others) {
                 if !expanded.contains(&one) {
                     expanded.push(one);
@@ -42,7 +42,7 @@ impl TrustDomainNames {
     }
 
     /// Expands the principals of a waypoint's policy to all names of the trust domain.
-    pub(crate) fn expand_in(&self, policy: &mut HttpPolicy) {
+    pub(crate) fn expand_in_policy(&self, policy: &mut HttpPolicy) {
         let replace = |principals: &mut Vec<StringMatch>| {
             *principals = self.expand(std::mem::take(principals));
         };
@@ -80,23 +80,23 @@ impl TrustDomainNames {
         values.extend(self.expand(texts).into_iter().map(HttpValue::Text));
     }
 
-    fn under_all_names(&self, principal: &StringMatch) -> Vec<StringMatch> {
+    fn principal_variants(&self, principal: &StringMatch) -> Vec<StringMatch> {
         let is_end = |text: &str| !text.is_empty() && !text.contains('/');
-        let each = |form: &dyn Fn(&ArcStr) -> StringMatch| self.all.iter().map(form).collect();
+        let each = |form: &dyn Fn(&ArcStr) -> StringMatch| self.names.iter().map(form).collect();
         match principal {
             StringMatch::Presence => Vec::new(),
             StringMatch::Exact(text) => match text.split_once('/') {
-                Some((domain, rest)) if self.is_named(domain) => {
+                Some((domain, rest)) if self.is_own_domain(domain) => {
                     each(&|name| StringMatch::Exact(arcstr::format!("{name}/{rest}")))
                 }
                 _ => Vec::new(),
             },
             StringMatch::Prefix(text) => match text.split_once('/') {
-                Some((domain, rest)) if self.is_named(domain) => {
+                Some((domain, rest)) if self.is_own_domain(domain) => {
                     each(&|name| StringMatch::Prefix(arcstr::format!("{name}/{rest}")))
                 }
                 // The beginning of a name of the trust domain.
-                None if self.is_any_name(|name| name.starts_with(text.as_str())) => {
+                None if self.any_name_matches(|name| name.starts_with(text.as_str())) => {
                     each(&|name| StringMatch::Prefix(arcstr::format!("{name}/")))
                 }
                 _ => Vec::new(),
@@ -104,7 +104,7 @@ impl TrustDomainNames {
             StringMatch::Suffix(text) => match text.split_once("/ns/") {
                 // The end of a name of the trust domain, and a whole workload.
                 Some((end, rest)) if is_end(end) && rest.contains("/sa/") => {
-                    match self.is_any_name(|name| name.ends_with(end)) {
+                    match self.any_name_matches(|name| name.ends_with(end)) {
                         true => {
                             each(&|name| StringMatch::Exact(arcstr::format!("{name}/ns/{rest}")))
                         }
@@ -116,14 +116,14 @@ impl TrustDomainNames {
         }
     }
 
-    fn is_named(&self, domain: &str) -> bool {
-        self.is_any_name(|name| name == domain)
+    fn is_own_domain(&self, domain: &str) -> bool {
+        self.any_name_matches(|name| name == domain)
     }
 
-    fn is_any_name(&self, is_meant: impl Fn(&str) -> bool) -> bool {
-        let default = self.is_default_own.then_some(DEFAULT_TRUST_DOMAIN);
-        let mut names = self.all.iter().map(ArcStr::as_str).chain(default);
-        !self.all.is_empty() && names.any(is_meant)
+    fn any_name_matches(&self, is_meant: impl Fn(&str) -> bool) -> bool {
+        let default = self.owns_default_domain.then_some(DEFAULT_TRUST_DOMAIN);
+        let mut names = self.names.iter().map(ArcStr::as_str).chain(default);
+        !self.names.is_empty() && names.any(is_meant)
     }
 }
 
@@ -131,10 +131,10 @@ impl TrustDomainNames {
 mod tests {
     use super::*;
 
-    fn expanded(all: &[&str], is_default_own: bool, pattern: &str) -> Vec<String> {
+    fn expand_pattern(all: &[&str], is_default_own: bool, pattern: &str) -> Vec<String> {
         let names = TrustDomainNames {
-            all: all.iter().map(|name| ArcStr::from(*name)).collect(),
-            is_default_own,
+            names: all.iter().map(|name| ArcStr::from(*name)).collect(),
+            owns_default_domain: is_default_own,
         };
         let text = |one: StringMatch| match one {
             StringMatch::Exact(text) => text.to_string(),
@@ -173,15 +173,18 @@ mod tests {
             ("new-td", "new-td"),
             ("new-td2/ns/a/sa/b", "new-td2/ns/a/sa/b"),
         ] {
-            assert_eq!(expanded(&names, true, pattern).join(" "), expected);
+            assert_eq!(expand_pattern(&names, true, pattern).join(" "), expected);
         }
     }
 
     #[test]
     fn the_default_name_is_another_mesh_where_it_has_roots() {
         let pattern = "cluster.local/ns/a/sa/b";
-        assert_eq!(expanded(&["td"], false, pattern), [pattern]);
-        assert_eq!(expanded(&["td"], true, pattern), [pattern, "td/ns/a/sa/b"]);
+        assert_eq!(expand_pattern(&["td"], false, pattern), [pattern]);
+        assert_eq!(
+            expand_pattern(&["td"], true, pattern),
+            [pattern, "td/ns/a/sa/b"]
+        );
     }
 
     #[test]
@@ -189,10 +192,10 @@ mod tests {
         let of = |all: &[&str], is_default_own| {
             let all = all.iter().map(|name| ArcStr::from(*name)).collect();
             TrustDomainNames {
-                all,
-                is_default_own,
+                names: all,
+                owns_default_domain: is_default_own,
             }
-            .is_literal()
+            .needs_no_expansion()
         };
         assert!(of(&["cluster.local"], true) && of(&["td"], false));
         assert!(!of(&["td"], true) && !of(&["cluster.local", "td"], true));

@@ -1,4 +1,4 @@
-//! EnvoyFilters, of which the control plane stores only that they exist.
+//! EnvoyFilters, which have no effect: the control plane stores only that they exist.
 
 use ambit_k8s_api::EnvoyFilter;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl FetchedKind for EnvoyFilter {
-    const FETCH_EXTENT: FetchExtent = FetchExtent::Presence;
+    const FETCH_EXTENT: FetchExtent = FetchExtent::ExistenceOnly;
 }
 
 impl Readable for EnvoyFilter {

@@ -19,7 +19,7 @@ use crate::{
     config::MeshConfig,
     objects::{
         readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
-        targets::{PolicyTargets, readable_references, references},
+        targets::{PolicyTargets, readable_references, target_references},
     },
     problem::{FieldError, Note},
 };
@@ -53,7 +53,7 @@ impl Readable for WasmPlugin {
         let spec = &self.spec;
         let namespace = namespace(self);
         let mut notes = Vec::new();
-        let references = references(spec.target_ref.as_ref(), &spec.target_refs);
+        let references = target_references(spec.target_ref.as_ref(), &spec.target_refs);
         if !references.is_empty() && spec.selector.is_some() {
             let message = "cannot be given together with spec.targetRefs";
             return Err(FieldError::new("spec.selector", message));
@@ -70,7 +70,7 @@ impl Readable for WasmPlugin {
     }
 
     fn substitute(&self, config: &MeshConfig) -> Option<PluginInput> {
-        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        let references = target_references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
         let extension = WaypointExtension {
             unsupported: Some("the plugin cannot be used as it is written".into()),
             // Before anything else.
@@ -152,7 +152,7 @@ fn parse_extension(
     let url =
         validate_module_url(&spec.url).map_err(|message| FieldError::new("spec.url", message))?;
     let sha256 = spec.sha256.to_ascii_lowercase();
-    if !sha256.is_empty() && !is_hash(&sha256) {
+    if !sha256.is_empty() && !is_sha256(&sha256) {
         let message = format!("{:?} is no SHA-256: 64 hexadecimal digits", spec.sha256);
         return Err(FieldError::new("spec.sha256", message));
     }
@@ -240,7 +240,7 @@ fn is_latest(url: &str) -> bool {
     !name.contains('@') && name.split_once(':').is_none_or(|(_, tag)| tag == "latest")
 }
 
-fn is_hash(text: &str) -> bool {
+fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 

@@ -26,7 +26,7 @@ impl Readable for WorkloadEntry {
 
 /// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(crate) enum EndpointAddress {
     Ip(IpAddr),
     Host(ArcStr),
 }
@@ -34,24 +34,24 @@ pub(crate) enum Address {
 /// Parsed endpoint outside Kubernetes, of a WorkloadEntry or of a ServiceEntry's `endpoints`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EndpointInput {
-    pub(crate) address: Address,
+    pub(crate) address: EndpointAddress,
     /// Address as the object has it, which is part of the workload's uid.
-    pub(crate) text: String,
+    pub(crate) address_text: String,
     pub(crate) ports: BTreeMap<String, u16>,
     pub(crate) labels: Labels,
     pub(crate) network: Option<ArcStr>,
     pub(crate) locality: Locality,
     pub(crate) capacity: u32,
     pub(crate) service_account: ArcStr,
-    pub(crate) native_tunnel: bool,
+    pub(crate) has_native_tunnel: bool,
 }
 
 impl EndpointInput {
     /// Returns the endpoint's IP address; `None` if its address has another form.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self.address {
-            Address::Ip(ip) => Some(ip),
-            Address::Host(_) => None,
+            EndpointAddress::Ip(ip) => Some(ip),
+            EndpointAddress::Host(_) => None,
         }
     }
 
@@ -62,9 +62,9 @@ impl EndpointInput {
     ) -> Result<Self, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let address = match spec.address.parse::<IpAddr>() {
-            Ok(ip) => Address::Ip(ip.to_canonical()),
+            Ok(ip) => EndpointAddress::Ip(ip.to_canonical()),
             Err(_) if is_dns_name(&spec.address.to_ascii_lowercase(), 253) => {
-                Address::Host(spec.address.to_ascii_lowercase().into())
+                EndpointAddress::Host(spec.address.to_ascii_lowercase().into())
             }
             Err(_) => {
                 let message = format!(
@@ -100,7 +100,7 @@ impl EndpointInput {
             .is_some_and(|value| value == "http");
         Ok(Self {
             address,
-            text: spec.address.clone(),
+            address_text: spec.address.clone(),
             ports,
             network: spec
                 .network
@@ -110,7 +110,7 @@ impl EndpointInput {
             locality: locality(spec.locality.as_deref()),
             capacity: spec.weight.unwrap_or(1),
             service_account: account.into(),
-            native_tunnel,
+            has_native_tunnel: native_tunnel,
             labels,
         })
     }

@@ -16,9 +16,9 @@ use ipnet::IpNet;
 pub(crate) struct Addresses {
     pub(crate) owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
     /// ServiceEntries and WorkloadEntries by the single addresses that they name.
-    named: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
+    entries_by_address: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
     /// Prefixes that each ServiceEntry names; few entries name any.
-    prefixes: BTreeMap<ObjectKey, Vec<IpNet>>,
+    prefixes_by_entry: BTreeMap<ObjectKey, Vec<IpNet>>,
 }
 
 impl Addresses {
@@ -39,8 +39,10 @@ impl Addresses {
             self.owners.entry(*ip).or_default().insert(key.clone());
         }
         let changed = || old.iter().chain(new);
-        let exact = changed().filter_map(|ip| self.named.get(ip)).flatten();
-        let prefixes = self.prefixes.iter();
+        let exact = changed()
+            .filter_map(|ip| self.entries_by_address.get(ip))
+            .flatten();
+        let prefixes = self.prefixes_by_entry.iter();
         let wide = prefixes
             .filter(|(_, nets)| changed().any(|ip| nets.iter().any(|net| net.contains(ip))))
             .map(|(entry, _)| entry);
@@ -57,19 +59,19 @@ impl Addresses {
     pub(crate) fn update_named_addresses(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
         for net in old.iter().filter(is_one) {
-            remove(&mut self.named, &net.addr(), key);
+            remove(&mut self.entries_by_address, &net.addr(), key);
         }
         for net in new.iter().filter(is_one) {
-            self.named
+            self.entries_by_address
                 .entry(net.addr())
                 .or_default()
                 .insert(key.clone());
         }
         let wide: Vec<_> = new.iter().filter(|net| !is_one(net)).copied().collect();
         if wide.is_empty() {
-            self.prefixes.remove(key);
+            self.prefixes_by_entry.remove(key);
         } else {
-            self.prefixes.insert(key.clone(), wide);
+            self.prefixes_by_entry.insert(key.clone(), wide);
         }
     }
 

@@ -14,28 +14,31 @@ pub(crate) struct Instances(HashMap<GatewayName, BTreeMap<ArcStr, GatewayPod>>);
 #[derive(Debug, PartialEq)]
 pub(crate) struct GatewayPod {
     account: ArcStr,
-    ready: bool,
+    is_ready: bool,
 }
 
 impl Instances {
-    pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = (&ArcStr, &GatewayPod)> {
+    pub(crate) fn pods_of(
+        &self,
+        gateway: &GatewayName,
+    ) -> impl Iterator<Item = (&ArcStr, &GatewayPod)> {
         self.0.get(gateway).into_iter().flatten()
     }
 
     /// Whether a pod with the Gateway's label and the waypoint's service account is ready.
     pub(crate) fn any_ready(&self, gateway: &GatewayName) -> bool {
-        let mut pods = self.of(gateway);
-        pods.any(|(_, pod)| pod.ready && pod.account == gateway.name)
+        let mut pods = self.pods_of(gateway);
+        pods.any(|(_, pod)| pod.is_ready && pod.account == gateway.name)
     }
 
     /// Whether a pod with the Gateway's label is ready, whatever its service account.
-    pub(crate) fn any_claims_ready(&self, gateway: &GatewayName) -> bool {
-        self.of(gateway).any(|(_, pod)| pod.ready)
+    pub(crate) fn any_labelled_ready(&self, gateway: &GatewayName) -> bool {
+        self.pods_of(gateway).any(|(_, pod)| pod.is_ready)
     }
 
     /// Returns the service accounts of the pods with the Gateway's label.
     pub(crate) fn accounts(&self, gateway: &GatewayName) -> BTreeSet<ArcStr> {
-        let pods = self.of(gateway);
+        let pods = self.pods_of(gateway);
         pods.map(|(_, pod)| pod.account.clone()).collect()
     }
 
@@ -58,7 +61,7 @@ impl Instances {
         {
             let instance = GatewayPod {
                 account: pod.service_account.clone(),
-                ready: pod.ready,
+                is_ready: pod.is_ready,
             };
             let pods = self.0.entry(gateway).or_default();
             pods.insert(name.clone(), instance);

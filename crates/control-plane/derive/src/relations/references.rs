@@ -8,70 +8,71 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::objects::gateway_address::Address;
 
-/// Kind of reference. Each variant names the objects that refer, and by which name they are found.
+/// Kind of reference: which objects refer, and to what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReferenceKind {
-    /// Pods, by the node that they run on.
-    OnNode,
-    /// Services and ServiceEntries, by the hosts that they declare.
-    Declares,
-    /// ServiceEntries, by each namespace for which one of their hosts is a short name of a Service (`NAME.NAMESPACE`).
-    ShortName,
-    /// Objects, by the Gateway that their labels select as waypoint.
-    Bound,
-    /// Objects, by the Gateway that their labels select as canary waypoint.
-    Canary,
-    /// Pods whose own label selects a waypoint or `none`, by their namespace.
+    /// References of pods to the node that they run on.
+    PodNode,
+    /// References of Services and ServiceEntries to the hosts that they declare.
+    DeclaredHost,
+    /// References of ServiceEntries to each namespace for which one of their hosts is a short name of a Service
+    /// (`NAME.NAMESPACE`).
+    ShortNameNamespace,
+    /// References of objects to the Gateway that their labels select as waypoint.
+    Waypoint,
+    /// References of objects to the Gateway that their labels select as canary waypoint.
+    CanaryWaypoint,
+    /// References of pods whose own label selects a waypoint or `none` to their namespace.
     PodWaypointLabel,
-    /// Routes, by the services that are their parents.
+    /// References of routes to the services that are their parents.
     RouteParent,
-    /// Routes, by the services of their backends and mirrors, and by the objects of their filters.
+    /// References of routes to the services of their backends and mirrors, and to the objects of their filters.
     RouteBackend,
-    /// Routes, by the hosts of their backends and mirrors.
+    /// References of routes to the hosts of their backends and mirrors.
     RouteHost,
-    /// VirtualServices, by the hosts that they route.
-    VirtualHost,
-    /// VirtualServices with a rule that matches all requests, by the hosts that they route.
-    CatchAll,
-    /// Gateways, by the address in their status.
+    /// References of VirtualServices to the hosts that they route.
+    VirtualServiceHost,
+    /// References of VirtualServices with a rule that matches all requests to the hosts that they route.
+    CatchAllHost,
+    /// References of Gateways to the address in their status.
     GatewayAddress,
-    /// DestinationRules, by their host.
-    DestinationRule,
-    /// DestinationRules that have subsets, for the mesh as a whole.
-    HasSubsets,
-    /// Objects, by the hosts of the services that waypoints call on their behalf.
-    Calls,
-    /// ReferenceGrants that permit pods as endpoints, for the mesh as a whole.
-    GrantsPods,
-    /// All BackendTLSPolicies, for the mesh as a whole.
-    BackendTls,
-    /// Policies, by the names of their extension providers.
-    Provider,
-    /// Policies, by the objects that their `targetRefs` name.
+    /// References of DestinationRules to their host.
+    DestinationRuleHost,
+    /// DestinationRules that have subsets, under the name [`Referent::EntireMesh`].
+    RuleWithSubsets,
+    /// References of objects to the hosts of the services that waypoints call on their behalf.
+    CalledHost,
+    /// ReferenceGrants that permit pods as endpoints, under the name [`Referent::EntireMesh`].
+    PodGrant,
+    /// All BackendTLSPolicies, under the name [`Referent::EntireMesh`].
+    BackendTlsPolicy,
+    /// References of policies to their extension providers, by name.
+    ExtensionProvider,
+    /// References of policies to the objects that their `targetRefs` name.
     PolicyTarget,
-    /// WasmPlugins, by the Secrets with their image pull credentials.
+    /// References of WasmPlugins to the Secrets with their image pull credentials.
     PullSecret,
 }
 
 /// Name by which an object refers to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referent {
-    /// The mesh as a whole, for objects that are only listed.
-    Mesh,
+    /// The mesh as a whole: stands for no name, to list all objects of a reference kind.
+    EntireMesh,
     Address(Address),
     Gateway(GatewayName),
     /// Name of a host, a namespace, a node or a provider.
-    ReferentName(ArcStr),
+    Name(ArcStr),
     Object(ObjectKey),
 }
 
-/// Type that can be the name in a reference.
+/// Type whose values can be the name in a reference, such as a Gateway's name.
 pub(crate) trait ReferentName: Clone {
     fn referent(self) -> Referent;
     fn of(referent: &Referent) -> Option<&Self>;
 }
 
-/// Implements [`ReferentName`] for a variant of [`Referent`].
+/// Implements [`ReferentName`] for the type in a variant of [`Referent`].
 macro_rules! names {
     ($($variant:ident: $type:ty),*) => {
         $(impl ReferentName for $type {
@@ -89,9 +90,9 @@ macro_rules! names {
     };
 }
 
-names!(Address: Address, Gateway: GatewayName, ReferentName: ArcStr, Object: ObjectKey);
+names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
 
-/// Objects by kind of reference and by the name that they refer to.
+/// Reverse index of references: objects by kind of reference and by the name that they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct References(HashMap<ReferenceKind, HashMap<Referent, BTreeSet<ObjectKey>>>);
 
@@ -112,12 +113,17 @@ impl References {
         }
     }
 
-    /// Adds an object to, or removes it from, the objects that [`References::of_mesh`] returns.
-    pub(crate) fn set(&mut self, kind: ReferenceKind, key: &ObjectKey, refers: bool) {
+    /// Adds an object to, or removes it from, the objects that [`References::mesh_referrers`] returns.
+    pub(crate) fn set_mesh_reference(
+        &mut self,
+        kind: ReferenceKind,
+        key: &ObjectKey,
+        refers: bool,
+    ) {
         if refers {
-            self.insert(kind, Referent::Mesh, key);
+            self.insert(kind, Referent::EntireMesh, key);
         } else {
-            self.remove(kind, &Referent::Mesh, key);
+            self.remove(kind, &Referent::EntireMesh, key);
         }
     }
 
@@ -137,8 +143,8 @@ impl References {
         }
     }
 
-    /// Returns all names that some object refers to by one kind of reference.
-    pub(crate) fn names<N: ReferentName + 'static>(
+    /// Returns every name to which at least one object refers by a kind of reference.
+    pub(crate) fn referenced_names<N: ReferentName + 'static>(
         &self,
         kind: ReferenceKind,
     ) -> impl Iterator<Item = &N> {
@@ -146,21 +152,21 @@ impl References {
         named.flat_map(HashMap::keys).filter_map(N::of)
     }
 
-    /// Returns the objects that refer to a name.
-    pub(crate) fn of<N: ReferentName>(
+    /// Returns the objects that refer to a name by one kind of reference.
+    pub(crate) fn referrers<N: ReferentName>(
         &self,
         kind: ReferenceKind,
         name: &N,
     ) -> impl Iterator<Item = &ObjectKey> + use<'_, N> {
-        self.keys(kind, &name.clone().referent())
+        self.referring_keys(kind, &name.clone().referent())
     }
 
-    /// Returns the objects listed under [`Referent::Mesh`].
-    pub(crate) fn of_mesh(&self, kind: ReferenceKind) -> impl Iterator<Item = &ObjectKey> {
-        self.keys(kind, &Referent::Mesh)
+    /// Returns the objects listed under [`Referent::EntireMesh`].
+    pub(crate) fn mesh_referrers(&self, kind: ReferenceKind) -> impl Iterator<Item = &ObjectKey> {
+        self.referring_keys(kind, &Referent::EntireMesh)
     }
 
-    fn keys(
+    fn referring_keys(
         &self,
         kind: ReferenceKind,
         referent: &Referent,
@@ -169,8 +175,8 @@ impl References {
         keys.into_iter().flatten()
     }
 
-    /// Whether any object refers to a name.
-    pub(crate) fn is_named<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
-        self.of(kind, name).next().is_some()
+    /// Whether any object refers to a name by one kind of reference.
+    pub(crate) fn is_referenced<N: ReferentName>(&self, kind: ReferenceKind, name: &N) -> bool {
+        self.referrers(kind, name).next().is_some()
     }
 }

@@ -7,10 +7,11 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayName, NamespacedHostname, Workload, WorkloadUid,
+    ArcStr, EndpointWaypoint, GatewayDestination, GatewayName, NamespacedHostname, Workload,
+    WorkloadUid,
 };
 
-/// Pods that a policy of node proxies applies to.
+/// Pods that a layer 4 policy applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PolicyScope {
     /// Pods whose workload record lists the policy, by its `namespace/name`.
@@ -21,14 +22,14 @@ pub(crate) enum PolicyScope {
 
 /// Services or policies (`K`), with the waypoints of their workloads.
 #[derive(Debug)]
-pub(crate) struct WorkloadWaypoints<K> {
+pub(crate) struct WaypointsByWorkload<K> {
     /// Workloads that have a waypoint, with the services or policies of each.
     by_workload: HashMap<WorkloadUid, (GatewayName, Vec<K>)>,
     /// Number of workloads by service or policy, and by their waypoint.
     by_key: HashMap<K, BTreeMap<GatewayName, usize>>,
 }
 
-impl<K> Default for WorkloadWaypoints<K> {
+impl<K> Default for WaypointsByWorkload<K> {
     fn default() -> Self {
         Self {
             by_workload: HashMap::new(),
@@ -37,7 +38,7 @@ impl<K> Default for WorkloadWaypoints<K> {
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord> WorkloadWaypoints<K> {
+impl<K: Clone + Eq + Hash + Ord> WaypointsByWorkload<K> {
     /// Updates the waypoint and the keys of a workload. Returns the services or policies whose set of waypoints
     /// changed.
     pub(crate) fn update(
@@ -74,7 +75,8 @@ impl<K: Clone + Eq + Hash + Ord> WorkloadWaypoints<K> {
         changed
     }
 
-    /// Removes one workload from the count of a waypoint. Returns whether it was the last workload with this waypoint.
+    /// Removes one workload of a service or policy from the count of a waypoint. Returns whether it was the last
+    /// workload with this waypoint.
     fn remove(&mut self, gateway: &GatewayName, key: &K) -> bool {
         let Some(waypoints) = self.by_key.get_mut(key) else {
             return false;
@@ -94,7 +96,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkloadWaypoints<K> {
     }
 
     /// Returns the services or policies that have a workload with this waypoint.
-    pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
+    pub(crate) fn keys_at_waypoint(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
         let all = self.by_key.iter();
         let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));
         of_it.map(|(key, _)| key)
@@ -116,7 +118,7 @@ pub(crate) fn endpoint_services(
     let waypoint = workload.endpoint_waypoint.as_ref();
     let waypoint = waypoint.filter(|waypoint| waypoint.for_services)?;
     Some((
-        gateway(waypoint)?,
+        own_gateway(waypoint)?,
         workload.services.keys().cloned().collect(),
     ))
 }
@@ -125,13 +127,13 @@ pub(crate) fn endpoint_services(
 /// another controller by its address.
 pub(crate) fn policy_scopes(
     workload: Option<&Workload>,
-    foreign: impl FnOnce(&Destination) -> Option<GatewayName>,
+    foreign: impl FnOnce(&GatewayDestination) -> Option<GatewayName>,
 ) -> Option<(GatewayName, Vec<PolicyScope>)> {
     let workload = workload?;
     let waypoint = workload.endpoint_waypoint.as_ref()?;
     let gateway = match waypoint.refuse {
         true => foreign(&waypoint.waypoint.destination),
-        false => gateway(waypoint),
+        false => own_gateway(waypoint),
     }?;
     let join_names = workload.authorization_policies.iter().cloned();
     let join_names = join_names.map(PolicyScope::Policy);
@@ -140,7 +142,7 @@ pub(crate) fn policy_scopes(
 }
 
 /// Returns the Gateway of one of our own waypoints, whose service account has the Gateway's name.
-fn gateway(of: &EndpointWaypoint) -> Option<GatewayName> {
+fn own_gateway(of: &EndpointWaypoint) -> Option<GatewayName> {
     let identity = of.identities.first()?;
     Some(GatewayName::new(
         identity.namespace.clone(),

@@ -33,9 +33,9 @@ fn addresses_of_other_namespaces_are_not_published() {
             "Pod shop/cart-1",
         ),
     ] {
-        let mesh = TestMesh::of(&all(&[
-            CART,
-            SERVICE,
+        let mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_POD,
+            CART_SERVICE,
             &entry_yaml(&format!("addresses: {addresses}")),
         ]));
         assert_eq!(vips(&mesh), [left], "{addresses}");
@@ -52,9 +52,9 @@ fn addresses_of_other_namespaces_are_not_published() {
 #[test]
 fn addresses_of_nobody_are_published() {
     for addresses in ["[192.0.2.1]", "[192.0.2.0/24]", "[\"2001:db8::/64\"]"] {
-        let mesh = TestMesh::of(&all(&[
-            CART,
-            SERVICE,
+        let mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_POD,
+            CART_SERVICE,
             &entry_yaml(&format!("addresses: {addresses}")),
         ]));
         assert_eq!(vips(&mesh).len(), 1, "{addresses}");
@@ -68,7 +68,7 @@ fn an_address_of_a_service_or_pod_is_never_an_entrys() {
         for address in ["10.96.0.9", "10.96.0.9/32", "10.1.2.3", "\"fd00::3\""] {
             let entry = entry_yaml(&format!("addresses: [{address}]"));
             let entry = entry.replace("namespace: evil", &format!("namespace: {namespace}"));
-            let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
+            let mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE, &entry]));
             let service = mesh.service(&format!("{namespace}/claim.example.com"));
             assert!(service.vips.is_empty() && service.cidr_vips.is_empty());
             let problems = mesh.problems();
@@ -86,7 +86,7 @@ fn prefix_excludes_services_and_pods_with_a_problem() {
         ("[\"fd00::/8\"]", "NONE"),
     ] {
         let entry = entry_yaml(&format!("addresses: {addresses}")).replace("STATIC", resolution);
-        let mesh = TestMesh::of(&all(&[CART, SERVICE, &entry]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE, &entry]));
         assert_eq!(vips(&mesh).len(), 1, "{addresses}");
         let problems = mesh.problems();
         assert_eq!(problems.len(), 1, "{addresses}");
@@ -96,16 +96,16 @@ fn prefix_excludes_services_and_pods_with_a_problem() {
 
 #[test]
 fn an_address_is_lost_and_won_with_its_owner() {
-    let mut mesh = TestMesh::of(&entry_yaml("addresses: [10.1.2.3]"));
+    let mut mesh = TestMesh::from_yaml(&entry_yaml("addresses: [10.1.2.3]"));
     assert_eq!(vips(&mesh).len(), 1);
     let pod = "c1//Pod/shop/cart-1";
-    assert_eq!(mesh.apply(CART), [pod, "evil/claim.example.com"]);
+    assert_eq!(mesh.apply(CART_POD), [pod, "evil/claim.example.com"]);
     assert_eq!(vips(&mesh), Vec::<String>::new());
     assert_eq!(mesh.problems().len(), 1);
-    mesh.apply(&cart(&[("phase: Running", "phase: Failed")]));
+    mesh.apply(&cart_pod(&[("phase: Running", "phase: Failed")]));
     assert_eq!(vips(&mesh).len(), 1);
     assert!(mesh.problems().is_empty());
-    mesh.apply(CART);
+    mesh.apply(CART_POD);
     mesh.delete(ambit_k8s_api::Kind::ServiceEntry, "evil", "claim");
     assert!(mesh.problems().is_empty(), "{:?}", mesh.problems());
 }
@@ -114,14 +114,14 @@ fn an_address_is_lost_and_won_with_its_owner() {
 fn an_endpoint_with_a_pods_address_leaves_the_address_to_the_pod() {
     let entry = "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: evil}\nspec: {address: 10.1.2.3}\n";
     let inline = entry_yaml("endpoints: [{address: 10.1.2.3}]");
-    let mut mesh = TestMesh::of(&all(&[entry, &inline]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[entry, &inline]));
     let modes = |mesh: &TestMesh| -> Vec<NetworkMode> {
         let all = mesh.workloads.values();
         let evil = all.filter(|workload| workload.namespace == "evil");
         evil.map(|workload| workload.network_mode).collect()
     };
     assert_eq!(modes(&mesh), [NetworkMode::Standard; 2]);
-    mesh.apply(CART);
+    mesh.apply(CART_POD);
     assert_eq!(modes(&mesh), [NetworkMode::HostNetwork; 2]);
     assert_eq!(mesh.pod("cart-1").network_mode, NetworkMode::Standard);
     assert_eq!(mesh.problems().len(), 2, "{:?}", mesh.problems());
@@ -136,7 +136,7 @@ fn endpoint_with_the_address_of_a_pod_has_no_tunnel() {
     let tunnel = "labels: {networking.istio.io/tunnel: http}";
     let entry = |address: &str| {
         let endpoint = format!("endpoints: [{{address: {address}, {tunnel}}}]");
-        all(&[
+        join_documents(&[
             &entry_yaml(&endpoint),
             &format!(
                 "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {{name: w, namespace: evil, {tunnel}}}\nspec: {{address: {address}}}\n"
@@ -151,10 +151,10 @@ fn endpoint_with_the_address_of_a_pod_has_no_tunnel() {
             .collect::<Vec<_>>()
     };
     for address in ["10.1.2.3", "\"fd00::3\"", "\"::ffff:10.1.2.3\""] {
-        let mut mesh = TestMesh::of(&entry(address));
+        let mut mesh = TestMesh::from_yaml(&entry(address));
         let native = [(Protocol::Hbone, true); 2];
         assert_eq!(protocols(&mesh), native, "{address}: nobody's");
-        mesh.apply(CART);
+        mesh.apply(CART_POD);
         let plain = [(Protocol::Tcp, false); 2];
         assert_eq!(protocols(&mesh), plain, "{address}: the pod's");
         mesh.delete(Kind::Pod, "shop", "cart-1");
@@ -176,7 +176,7 @@ fn entries_do_not_lend_identities_of_other_namespaces() {
         );
         let entry =
             entry_yaml(&names).replace("namespace: evil", &format!("namespace: {namespace}"));
-        let mesh = TestMesh::of(&entry);
+        let mesh = TestMesh::from_yaml(&entry);
         let service = mesh.service(&format!("{namespace}/claim.example.com"));
         let published = &service.subject_alt_names;
         assert_eq!(

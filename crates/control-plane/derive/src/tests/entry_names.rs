@@ -5,7 +5,7 @@ use ambit_model::Visibility;
 
 use super::*;
 
-fn entry(namespace: &str, hosts: &str, more: &str) -> String {
+fn service_entry(namespace: &str, hosts: &str, more: &str) -> String {
     format!(
         "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: {namespace}}}\n\
          spec: {{hosts: [{hosts}], resolution: STATIC, ports: [{{number: 80, name: http}}], \
@@ -18,14 +18,14 @@ fn namespace(name: &str) -> String {
 }
 
 /// Returns the ConfigMap with `defaultServiceExportTo`.
-fn setting(export_to: &str) -> String {
+fn export_setting(export_to: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\n\
          data: {{mesh: 'defaultServiceExportTo: {export_to}'}}\n"
     )
 }
 
-const OPEN: &str = "[\"*\"]";
+const EXPORT_TO_ALL: &str = "[\"*\"]";
 
 fn visibility(mesh: &TestMesh, name: &str) -> Option<Visibility> {
     mesh.services.get(name).map(|service| service.visibility)
@@ -41,67 +41,82 @@ fn entry_notes(mesh: &TestMesh, namespace: &str) -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expected {
+enum ExpectedVisibility {
     Refused,
     Own,
     Public,
 }
 
 /// Hosts with their expected visibility in an entry of a tenant, if `defaultServiceExportTo` is `["*"]`.
-const HOSTS: &[(&str, Expected)] = &[
-    ("web.store.svc.cluster.local", Expected::Refused),
-    ("WEB.Store.SVC.cluster.LOCAL", Expected::Refused),
-    ("absent.store.svc.cluster.local", Expected::Refused),
-    ("web.absent.svc.cluster.local", Expected::Refused),
-    ("db-0.db.store.svc.cluster.local", Expected::Refused),
-    ("web.store.svc", Expected::Refused),
-    ("absent.absent.svc", Expected::Refused),
-    ("web.store", Expected::Refused),
-    ("Web.STORE", Expected::Refused),
-    ("absent.store", Expected::Refused),
-    ("\"*.store\"", Expected::Refused),
-    ("db-0.db.store", Expected::Refused),
-    ("\"*.db.store\"", Expected::Refused),
-    ("db-0.db.tenant", Expected::Public),
-    ("\"*.store.svc\"", Expected::Refused),
-    ("\"*.svc\"", Expected::Refused),
-    ("\"*.svc.cluster.local\"", Expected::Refused),
-    ("\"*.cluster.local\"", Expected::Refused),
-    ("\"*.local\"", Expected::Refused),
-    ("cluster.local", Expected::Refused),
-    ("web", Expected::Own),
-    ("web.tenant.svc.cluster.local", Expected::Public),
-    ("web.tenant.svc", Expected::Public),
-    ("web.tenant", Expected::Public),
-    ("\"*.tenant\"", Expected::Public),
-    ("web.absent", Expected::Public),
-    ("\"*.absent\"", Expected::Public),
-    ("\"*.com\"", Expected::Public),
-    ("api.example.com", Expected::Public),
+const HOSTS: &[(&str, ExpectedVisibility)] = &[
+    ("web.store.svc.cluster.local", ExpectedVisibility::Refused),
+    ("WEB.Store.SVC.cluster.LOCAL", ExpectedVisibility::Refused),
+    (
+        "absent.store.svc.cluster.local",
+        ExpectedVisibility::Refused,
+    ),
+    ("web.absent.svc.cluster.local", ExpectedVisibility::Refused),
+    (
+        "db-0.db.store.svc.cluster.local",
+        ExpectedVisibility::Refused,
+    ),
+    ("web.store.svc", ExpectedVisibility::Refused),
+    ("absent.absent.svc", ExpectedVisibility::Refused),
+    ("web.store", ExpectedVisibility::Refused),
+    ("Web.STORE", ExpectedVisibility::Refused),
+    ("absent.store", ExpectedVisibility::Refused),
+    ("\"*.store\"", ExpectedVisibility::Refused),
+    ("db-0.db.store", ExpectedVisibility::Refused),
+    ("\"*.db.store\"", ExpectedVisibility::Refused),
+    ("db-0.db.tenant", ExpectedVisibility::Public),
+    ("\"*.store.svc\"", ExpectedVisibility::Refused),
+    ("\"*.svc\"", ExpectedVisibility::Refused),
+    ("\"*.svc.cluster.local\"", ExpectedVisibility::Refused),
+    ("\"*.cluster.local\"", ExpectedVisibility::Refused),
+    ("\"*.local\"", ExpectedVisibility::Refused),
+    ("cluster.local", ExpectedVisibility::Refused),
+    ("web", ExpectedVisibility::Own),
+    ("web.tenant.svc.cluster.local", ExpectedVisibility::Public),
+    ("web.tenant.svc", ExpectedVisibility::Public),
+    ("web.tenant", ExpectedVisibility::Public),
+    ("\"*.tenant\"", ExpectedVisibility::Public),
+    ("web.absent", ExpectedVisibility::Public),
+    ("\"*.absent\"", ExpectedVisibility::Public),
+    ("\"*.com\"", ExpectedVisibility::Public),
+    ("api.example.com", ExpectedVisibility::Public),
 ];
 
 #[test]
 fn reserved_names_are_refused_for_each_namespace_and_setting() {
-    for setting_text in [None, Some(OPEN), Some("[\".\"]"), Some("[\"~\", \".\"]")] {
+    for setting_text in [
+        None,
+        Some(EXPORT_TO_ALL),
+        Some("[\".\"]"),
+        Some("[\"~\", \".\"]"),
+    ] {
         for (host, expected) in HOSTS {
             for of in ["tenant", "istio-system"] {
-                let mut text = all(&[
+                let mut text = join_documents(&[
                     &namespace("store"),
                     &namespace("tenant"),
-                    &entry(of, &format!("{host}, other.example"), ", exportTo: [\"*\"]"),
+                    &service_entry(of, &format!("{host}, other.example"), ", exportTo: [\"*\"]"),
                 ]);
                 if let Some(setting_text) = setting_text {
-                    text = all(&[&text, &setting(setting_text)]);
+                    text = join_documents(&[&text, &export_setting(setting_text)]);
                 }
-                let mesh = TestMesh::of(&text);
+                let mesh = TestMesh::from_yaml(&text);
                 let name = host.trim_matches('"').to_ascii_lowercase();
                 let found = visibility(&mesh, &format!("{of}/{name}"));
                 let is_root = of == "istio-system";
                 let wanted = match expected {
                     _ if is_root => Some(Visibility::Public),
-                    Expected::Refused => None,
-                    Expected::Public if setting_text == Some(OPEN) => Some(Visibility::Public),
-                    Expected::Own | Expected::Public => Some(Visibility::Namespace),
+                    ExpectedVisibility::Refused => None,
+                    ExpectedVisibility::Public if setting_text == Some(EXPORT_TO_ALL) => {
+                        Some(Visibility::Public)
+                    }
+                    ExpectedVisibility::Own | ExpectedVisibility::Public => {
+                        Some(Visibility::Namespace)
+                    }
                 };
                 let what = format!("{host} of {of}, {setting_text:?}");
                 assert_eq!(found, wanted, "{what}");
@@ -135,7 +150,10 @@ fn hosts_with_a_trailing_dot_or_of_no_name_are_refused_as_written() {
         "\"w*.store\"",
     ] {
         let key = ObjectKey::new(Kind::ServiceEntry, "tenant", "e");
-        let mesh = TestMesh::of(&all(&[&namespace("store"), &entry("tenant", host, "")]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[
+            &namespace("store"),
+            &service_entry("tenant", host, ""),
+        ]));
         assert!(mesh.services.is_empty(), "{host}");
         let problems = mesh.index.problems_of(&key);
         assert_eq!(problems[0].field, "spec.hosts[0]", "{host}");
@@ -144,9 +162,9 @@ fn hosts_with_a_trailing_dot_or_of_no_name_are_refused_as_written() {
 
 #[test]
 fn a_name_is_reserved_while_its_namespace_exists() {
-    let mut mesh = TestMesh::of(&all(&[
-        &setting(OPEN),
-        &entry("tenant", "web.store, \"*.store\"", ""),
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &export_setting(EXPORT_TO_ALL),
+        &service_entry("tenant", "web.store, \"*.store\"", ""),
     ]));
     let published = |mesh: &TestMesh| {
         let names = ["tenant/web.store", "tenant/*.store"];
@@ -162,7 +180,7 @@ fn a_name_is_reserved_while_its_namespace_exists() {
     assert_eq!(published(&mesh), [true; 2]);
     assert_eq!(entry_notes(&mesh, "tenant"), "");
     // Manifests may leave out the namespace.
-    let service = SERVICE.replace("namespace: shop", "namespace: store");
+    let service = CART_SERVICE.replace("namespace: shop", "namespace: store");
     mesh.apply(&service);
     assert_eq!(published(&mesh), [false; 2]);
     mesh.delete(Kind::Service, "store", "cart");
@@ -171,14 +189,14 @@ fn a_name_is_reserved_while_its_namespace_exists() {
 
 #[test]
 fn pods_and_workload_entries_leave_a_name_that_becomes_reserved() {
-    let selecting = entry(
+    let selecting = service_entry(
         "shop",
         "web.store",
         ", workloadSelector: {labels: {app: cart}}",
     )
     .replace("endpoints: [{address: 192.0.2.1}], ", "");
     let vm = "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {name: vm, namespace: shop, labels: {app: cart}}\nspec: {address: 192.0.2.9}\n";
-    let mut mesh = TestMesh::of(&all(&[CART, vm, &selecting]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, vm, &selecting]));
     let serving = |mesh: &TestMesh| {
         let all = mesh.workloads.values();
         all.filter(|one| !one.services.is_empty()).count()
@@ -194,7 +212,8 @@ fn pods_and_workload_entries_leave_a_name_that_becomes_reserved() {
 fn administrator_sets_visibility_of_entries() {
     let own = Some(Visibility::Namespace);
     let public = Some(Visibility::Public);
-    // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root namespace.
+    // Of the setting: what becomes of entries that say nothing, "*", "." and "~", of a tenant and of the root
+    // namespace.
     type Row = [Option<Visibility>; 4];
     let cases: &[(&str, Row, Row)] = &[
         ("null", [own, own, own, None], [public, public, own, None]),
@@ -216,7 +235,7 @@ fn administrator_sets_visibility_of_entries() {
     let mut mesh = TestMesh::empty();
     for (setting_text, tenants, roots) in cases {
         // The setting changes while the entries stay.
-        mesh.apply(&setting(setting_text));
+        mesh.apply(&export_setting(setting_text));
         let requested = [
             "",
             ", exportTo: [\"*\"]",
@@ -225,7 +244,7 @@ fn administrator_sets_visibility_of_entries() {
         ];
         for (of, expected) in [("tenant", tenants), ("istio-system", roots)] {
             for (requested, expected) in requested.iter().zip(expected) {
-                mesh.apply(&entry(of, "api.example.com", requested));
+                mesh.apply(&service_entry(of, "api.example.com", requested));
                 let name = format!("{of}/api.example.com");
                 let what = format!("{of} with {requested:?}, {setting_text}");
                 assert_eq!(visibility(&mesh, &name), *expected, "{what}");
@@ -239,15 +258,15 @@ fn administrator_sets_visibility_of_entries() {
         }
     }
     // Entries follow the setting.
-    mesh.apply(&setting(OPEN));
-    mesh.apply(&entry("tenant", "api.example.com", ""));
+    mesh.apply(&export_setting(EXPORT_TO_ALL));
+    mesh.apply(&service_entry("tenant", "api.example.com", ""));
     assert_eq!(visibility(&mesh, "tenant/api.example.com"), public);
     // One that cannot be read leaves the last in force.
-    mesh.apply(&setting("all"));
+    mesh.apply(&export_setting("all"));
     assert_eq!(visibility(&mesh, "tenant/api.example.com"), public);
-    mesh.apply(&setting("[\".\"]"));
+    mesh.apply(&export_setting("[\".\"]"));
     assert_eq!(visibility(&mesh, "tenant/api.example.com"), own);
-    mesh.apply(&setting(OPEN));
+    mesh.apply(&export_setting(EXPORT_TO_ALL));
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
     assert_eq!(visibility(&mesh, "tenant/api.example.com"), own);
 }
@@ -259,12 +278,12 @@ fn lists_of_single_namespaces_are_shown_to_the_own_one() {
         ("[., shop]", Some(Visibility::Namespace)),
         ("[shop]", None),
     ] {
-        let of = entry(
+        let of = service_entry(
             "tenant",
             "api.example.com",
             &format!(", exportTo: {export}"),
         );
-        let mesh = TestMesh::of(&all(&[&setting(OPEN), &of]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[&export_setting(EXPORT_TO_ALL), &of]));
         assert_eq!(
             visibility(&mesh, "tenant/api.example.com"),
             expected,

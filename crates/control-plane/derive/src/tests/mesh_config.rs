@@ -11,7 +11,7 @@ metadata: {name: wp, namespace: shop}
 spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
 ";
 
-pub(super) fn config(mesh: &str) -> String {
+pub(super) fn mesh_config(mesh: &str) -> String {
     let mut text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\ndata:\n  mesh: |\n".to_owned();
     for line in mesh.lines() {
         text += &format!("    {line}\n");
@@ -34,9 +34,9 @@ fn gateway_settings(mesh: &TestMesh) -> (PathNormalization, u32) {
 
 #[test]
 fn settings_are_followed_while_the_mesh_runs() {
-    let mut mesh = TestMesh::of(GATEWAY);
+    let mut mesh = TestMesh::from_yaml(GATEWAY);
     assert_eq!(gateway_settings(&mesh), (PathNormalization::Base, 0));
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "pathNormalization: {normalization: MERGE_SLASHES}\ndefaultConfig: {gatewayTopology: {numTrustedProxies: 2}}",
     ));
     assert_eq!(
@@ -51,9 +51,9 @@ fn settings_are_followed_while_the_mesh_runs() {
 #[test]
 fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
     let of_istio = "defaultConfig:\n  discoveryAddress: istiod.istio-system.svc:15012\ndefaultProviders:\n  metrics:\n  - prometheus\nrootNamespace: istio-system\ntrustDomain: cluster.local\nenableAutoMtls: true\ntrustDomainAliases: []";
-    let mut mesh = TestMesh::of(&config(of_istio));
+    let mut mesh = TestMesh::from_yaml(&mesh_config(of_istio));
     assert_eq!(problems(&mesh), [""; 0]);
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "outboundTrafficPolicy: {mode: REGISTRY_ONLY}\nmade: up\nwaypointBinding: ready\nwaypointMissing: allow\nextensionProviders:\n- name: a\n  zipkin: {service: z.x, port: 1}\n- name: b\n  future: {}",
     ));
     let mut found = problems(&mesh);
@@ -74,7 +74,7 @@ fn what_istio_installs_is_no_problem_and_what_is_not_supported_is_named() {
 #[test]
 fn bad_security_settings_keep_the_last_good_ones() {
     let good = "pathNormalization: {normalization: MERGE_SLASHES}";
-    let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{}", config(good)));
+    let mut mesh = TestMesh::from_yaml(&format!("{GATEWAY}\n---\n{}", mesh_config(good)));
     for (bad, field) in [
         ("a: [", "data.mesh"),
         ("- a", "data.mesh"),
@@ -106,7 +106,7 @@ fn bad_security_settings_keep_the_last_good_ones() {
             "data.mesh.extensionProviders[1].name",
         ),
     ] {
-        assert_eq!(mesh.apply(&config(bad)), [""; 0], "{bad}");
+        assert_eq!(mesh.apply(&mesh_config(bad)), [""; 0], "{bad}");
         assert_eq!(problems(&mesh), [format!("Error {field}")], "{bad}");
         assert_eq!(gateway_settings(&mesh).0, PathNormalization::MergeSlashes);
     }
@@ -115,13 +115,13 @@ fn bad_security_settings_keep_the_last_good_ones() {
 #[test]
 fn config_maps_of_others_say_nothing() {
     for (namespace, name) in [("shop", "istio"), ("istio-system", "other")] {
-        let text = config("trustDomain: other.local");
+        let text = mesh_config("trustDomain: other.local");
         let text = text.replace("name: istio,", &format!("name: {name},"));
         let text = text.replace(
             "namespace: istio-system",
             &format!("namespace: {namespace}"),
         );
-        let mesh = TestMesh::of(&text);
+        let mesh = TestMesh::from_yaml(&text);
         assert_eq!(mesh.index.problems().count(), 0);
     }
 }
@@ -142,7 +142,7 @@ fn service(namespace: &str) -> String {
     )
 }
 
-fn published(mesh: &TestMesh) -> ambit_model::Provider {
+fn published_provider(mesh: &TestMesh) -> ambit_model::Provider {
     let policy = &mesh.waypoint_policies["shop/wp shop/ask"];
     assert_eq!(policy.action, ambit_model::HttpAction::Custom);
     ambit_model::Provider::clone(policy.provider.as_ref().unwrap())
@@ -150,17 +150,17 @@ fn published(mesh: &TestMesh) -> ambit_model::Provider {
 
 #[test]
 fn policy_record_has_its_provider_and_follows_it() {
-    let mut mesh = TestMesh::of(&format!("{GATEWAY}\n---\n{POLICY}"));
+    let mut mesh = TestMesh::from_yaml(&format!("{GATEWAY}\n---\n{POLICY}"));
     assert!(
-        published(&mesh)
+        published_provider(&mesh)
             .target
             .unwrap_err()
             .contains("no provider with the name a")
     );
     let grpc = "extensionProviders: [{name: a, envoyExtAuthzGrpc: {service: authz.auth.svc.cluster.local, port: 9000}}]";
-    mesh.apply(&config(grpc));
+    mesh.apply(&mesh_config(grpc));
     assert!(
-        published(&mesh)
+        published_provider(&mesh)
             .target
             .unwrap_err()
             .contains("there is no service")
@@ -169,7 +169,7 @@ fn policy_record_has_its_provider_and_follows_it() {
     let note = mesh.index.problems_of(&key).pop().unwrap();
     assert_eq!(note.field, "spec.provider.name");
     mesh.apply(&service("auth"));
-    let of_grpc = published(&mesh);
+    let of_grpc = published_provider(&mesh);
     let (name, port) = of_grpc.target.unwrap();
     assert_eq!(
         (name.to_string(), port),
@@ -181,8 +181,8 @@ fn policy_record_has_its_provider_and_follows_it() {
     );
     assert_eq!(mesh.index.problems_of(&key), []);
     let http = "extensionProviders: [{name: a, envoyExtAuthzHttp: {service: auth/authz.auth.svc.cluster.local, port: 9000, timeout: 2s, statusOnError: '503', failOpen: true, pathPrefix: /p, includeHeadersInCheck: [Cookie], includeRequestHeadersInCheck: ['x-*'], includeRequestBodyInCheck: {maxRequestBytes: 8, packAsBytes: true}}}]";
-    mesh.apply(&config(http));
-    let of_http = published(&mesh);
+    mesh.apply(&mesh_config(http));
+    let of_http = published_provider(&mesh);
     assert!(of_http.fail_open && of_http.body.unwrap().as_bytes);
     assert_eq!(
         (of_http.timeout.as_secs(), of_http.status_on_error),
@@ -197,20 +197,20 @@ fn policy_record_has_its_provider_and_follows_it() {
         ("/p", &headers[..])
     );
     mesh.delete(Kind::Service, "auth", "authz");
-    assert!(published(&mesh).target.is_err());
+    assert!(published_provider(&mesh).target.is_err());
 }
 
 #[test]
 fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
     let place = "service: authz.auth.svc.cluster.local, port: 9000";
     let of = |kind: &str, more: &str| {
-        config(&format!(
+        mesh_config(&format!(
             "extensionProviders: [{{name: a, {kind}: {{{place}{more}}}}}]"
         ))
     };
     let good = of("envoyExtAuthzGrpc", "");
-    let mut mesh = TestMesh::of(&[GATEWAY, POLICY, &service("auth"), &good].join("\n---\n"));
-    assert!(published(&mesh).target.is_ok());
+    let mut mesh = TestMesh::from_yaml(&[GATEWAY, POLICY, &service("auth"), &good].join("\n---\n"));
+    assert!(published_provider(&mesh).target.is_ok());
     for (more, field) in [
         (", timeout: soon", ".timeout"),
         (", statusOnError: '200'", ".statusOnError"),
@@ -237,7 +237,7 @@ fn a_provider_that_cannot_be_read_leaves_the_last_good_one() {
         );
         let at = "Error data.mesh.extensionProviders[0].envoyExtAuthzHttp";
         assert_eq!(problems(&mesh), [format!("{at}{field}")], "{more}");
-        assert!(published(&mesh).target.is_ok());
+        assert!(published_provider(&mesh).target.is_ok());
     }
 }
 
@@ -250,7 +250,7 @@ fn ports_without_http_checks_are_named() {
     };
     let bound = "istio.io/use-waypoint: wp";
     let of = |kind: &str| {
-        config(&format!(
+        mesh_config(&format!(
             "extensionProviders: [{{name: a, {kind}: {{service: authz.auth.svc.cluster.local, port: 9000}}}}]"
         ))
     };
@@ -265,7 +265,7 @@ fn ports_without_http_checks_are_named() {
             &cache(bound, "tcp-binary"),
             &of("envoyExtAuthzGrpc"),
         ];
-        let mut mesh = TestMesh::of(&objects.join("\n---\n"));
+        let mut mesh = TestMesh::from_yaml(&objects.join("\n---\n"));
         let notes = |mesh: &TestMesh| -> Vec<String> {
             let problems = mesh.index.problems_of(&key).into_iter();
             problems.map(|problem| problem.message).collect()
@@ -295,7 +295,12 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
     let entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: claim, namespace: evil}\n\
                  spec: {hosts: [cart.shop, claim.example.com], resolution: STATIC, addresses: [10.96.0.9],\n  \
                  ports: [{number: 80, name: http}]}\n";
-    let mut mesh = TestMesh::of(&all(&[namespaces, CART, SERVICE, entry]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        namespaces,
+        CART_POD,
+        CART_SERVICE,
+        entry,
+    ]));
     let has_cart = |mesh: &TestMesh| {
         let service = mesh
             .services
@@ -310,7 +315,7 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
         (true, 0, false)
     );
 
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
     ));
     assert_eq!(problems(&mesh), [""; 0]);
@@ -320,7 +325,7 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
     );
     // What comes while it is left out is there when the namespace is selected, which ends what others have of it.
     mesh.apply(
-        &CART
+        &CART_POD
             .replace("cart-1", "cart-2")
             .replace("10.1.2.3", "10.1.2.4"),
     );
@@ -333,13 +338,13 @@ fn namespaces_that_discovery_selectors_leave_out_are_not_the_meshs() {
     );
     assert!(mesh.workloads.contains_key("c1//Pod/shop/cart-2"));
 
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "discoverySelectors: [{matchLabels: {other: \"yes\"}}]",
     ));
     assert!(!has_cart(&mesh) && mesh.services.is_empty());
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
     assert!(has_cart(&mesh));
-    mesh.apply(&config("discoverySelectors: all"));
+    mesh.apply(&mesh_config("discoverySelectors: all"));
     assert_eq!(problems(&mesh), ["Error data.mesh.discoverySelectors"]);
     assert!(has_cart(&mesh));
 }
@@ -351,14 +356,18 @@ fn selector_that_cannot_be_read_leaves_the_last_ones_in_force() {
     };
     let policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\n\
                   spec: {action: DENY, rules: [{}]}\n";
-    let mut mesh = TestMesh::of(&all(&[&namespace("mesh: \"yes\""), CART, policy]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &namespace("mesh: \"yes\""),
+        CART_POD,
+        policy,
+    ]));
     let seen = |mesh: &TestMesh| {
         let workload = mesh.workloads.contains_key("c1//Pod/shop/cart-1");
         // A workload that is discovered has its policies.
         assert_eq!(mesh.policies.contains_key("shop/p"), workload);
         workload
     };
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
     ));
     assert!(seen(&mesh));
@@ -371,7 +380,7 @@ fn selector_that_cannot_be_read_leaves_the_last_ones_in_force() {
         ),
         ("[{matchExpressions: [{key: mesh, operator: In}]}]", "[0]"),
     ] {
-        mesh.apply(&config(&format!("discoverySelectors: {selector}")));
+        mesh.apply(&mesh_config(&format!("discoverySelectors: {selector}")));
         let expected = format!("Error data.mesh.discoverySelectors{field}");
         assert_eq!(problems(&mesh), [expected]);
         assert!(seen(&mesh), "{selector}");
@@ -389,18 +398,18 @@ fn pods_of_namespaces_that_are_left_out_get_no_certificates() {
             "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {{istio.io/dataplane-mode: ambient{labels}}}}}\n"
         )
     };
-    let mut mesh = TestMesh::of(&all(&[&namespace(""), CART]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[&namespace(""), CART_POD]));
     let is_served = |mesh: &TestMesh| {
         let workload = mesh.workloads.contains_key("c1//Pod/shop/cart-1");
         assert_eq!(mesh.pods.is_served_on("n1", "shop", "cart"), workload);
         workload
     };
     assert!(is_served(&mesh));
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
     ));
     assert!(!is_served(&mesh));
-    mesh.apply(&CART.replace("uid: u1", "uid: u2"));
+    mesh.apply(&CART_POD.replace("uid: u1", "uid: u2"));
     assert!(!is_served(&mesh), "seen again");
     mesh.apply(&namespace(", mesh: \"yes\""));
     assert!(is_served(&mesh));
@@ -421,7 +430,13 @@ fn waypoint_of_a_namespace_that_is_left_out_is_missing() {
             "protocol: HBONE}",
             "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}",
         );
-    let mut mesh = TestMesh::of(&all(&[in_shop, in_bank, &gateway, CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        in_shop,
+        in_bank,
+        &gateway,
+        CART_POD,
+        CART_SERVICE,
+    ]));
     let waypoint = |mesh: &TestMesh| {
         let service = mesh.service("shop/cart.shop.svc.cluster.local");
         let address = service
@@ -431,7 +446,7 @@ fn waypoint_of_a_namespace_that_is_left_out_is_missing() {
         address.unwrap_or_default()
     };
     assert_eq!(waypoint(&mesh), "bank/wp.bank.svc.cluster.local");
-    mesh.apply(&config(
+    mesh.apply(&mesh_config(
         "discoverySelectors: [{matchLabels: {mesh: \"yes\"}}]",
     ));
     assert_eq!(waypoint(&mesh), "bank/missing.wp.bank.waypoint.invalid");
@@ -444,19 +459,19 @@ fn each_revision_has_a_config_map_of_its_own() {
         ..MeshConfig::default()
     };
     let own = "pathNormalization: {normalization: NONE}";
-    let of_default = config("pathNormalization: {normalization: MERGE_SLASHES}");
-    let of_canary = config(own).replace("name: istio,", "name: istio-canary,");
+    let of_default = mesh_config("pathNormalization: {normalization: MERGE_SLASHES}");
+    let of_canary = mesh_config(own).replace("name: istio,", "name: istio-canary,");
     for (settings, expected) in [
         (MeshConfig::default(), PathNormalization::MergeSlashes),
         (canary, PathNormalization::None),
     ] {
         let revision = settings.revision.clone();
-        let mut mesh = TestMesh::with(settings);
+        let mut mesh = TestMesh::with_config(settings);
         let gateway = GATEWAY.replace(
             "namespace: shop",
             &format!("namespace: shop, labels: {{istio.io/rev: {revision}}}"),
         );
-        mesh.apply(&all(&[&gateway, &of_default, &of_canary]));
+        mesh.apply(&join_documents(&[&gateway, &of_default, &of_canary]));
         assert_eq!(gateway_settings(&mesh).0, expected);
     }
 }

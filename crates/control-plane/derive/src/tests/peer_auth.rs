@@ -16,7 +16,7 @@ fn peer_auth(namespace: &str, name: &str, spec: &str) -> String {
 }
 
 /// Returns the ports of the pod on which the published policies refuse plaintext.
-fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
+fn refused_ports(mesh: &TestMesh) -> BTreeSet<u16> {
     let join_names = &mesh.pod("cart-1").authorization_policies;
     let policies: Vec<_> = join_names.iter().map(|name| mesh.policy(name)).collect();
     let matches = |one: &Match, port: u16| {
@@ -45,13 +45,13 @@ fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
         .collect()
 }
 
-fn check(documents: &[String], expected: &[u16]) {
-    let texts: Vec<&str> = std::iter::once(CART)
+fn check_refused_ports(documents: &[String], expected: &[u16]) {
+    let texts: Vec<&str> = std::iter::once(CART_POD)
         .chain(documents.iter().map(String::as_str))
         .collect();
-    let mesh = TestMesh::of(&all(&texts));
+    let mesh = TestMesh::from_yaml(&join_documents(&texts));
     assert_eq!(
-        refused(&mesh),
+        refused_ports(&mesh),
         expected.iter().copied().collect(),
         "{documents:?}"
     );
@@ -61,13 +61,13 @@ fn check(documents: &[String], expected: &[u16]) {
         mesh.apply(text);
     }
     assert_eq!(
-        refused(&mesh),
+        refused_ports(&mesh),
         expected.iter().copied().collect(),
         "reversed: {documents:?}"
     );
 }
 
-const ALL: &[u16] = &PORTS;
+const ALL_PORTS: &[u16] = &PORTS;
 
 #[test]
 fn levels_inherit() {
@@ -86,26 +86,26 @@ fn levels_inherit() {
             &format!("{{selector: {{matchLabels: {{app: cart}}}}, mtls: {{mode: {mode}}}}}"),
         )
     };
-    check(&[], &[]);
-    check(&[mesh("STRICT")], ALL);
-    check(&[mesh("PERMISSIVE")], &[]);
-    check(&[mesh("UNSET")], &[]);
-    check(&[mesh("STRICT"), namespace("PERMISSIVE")], &[]);
-    check(&[mesh("STRICT"), namespace("DISABLE")], &[]);
-    check(&[mesh("STRICT"), namespace("UNSET")], ALL);
-    check(&[namespace("STRICT")], ALL);
-    check(&[namespace("STRICT"), workload("PERMISSIVE")], &[]);
-    check(&[namespace("STRICT"), workload("UNSET")], ALL);
-    check(
+    check_refused_ports(&[], &[]);
+    check_refused_ports(&[mesh("STRICT")], ALL_PORTS);
+    check_refused_ports(&[mesh("PERMISSIVE")], &[]);
+    check_refused_ports(&[mesh("UNSET")], &[]);
+    check_refused_ports(&[mesh("STRICT"), namespace("PERMISSIVE")], &[]);
+    check_refused_ports(&[mesh("STRICT"), namespace("DISABLE")], &[]);
+    check_refused_ports(&[mesh("STRICT"), namespace("UNSET")], ALL_PORTS);
+    check_refused_ports(&[namespace("STRICT")], ALL_PORTS);
+    check_refused_ports(&[namespace("STRICT"), workload("PERMISSIVE")], &[]);
+    check_refused_ports(&[namespace("STRICT"), workload("UNSET")], ALL_PORTS);
+    check_refused_ports(
         &[
             mesh("PERMISSIVE"),
             namespace("PERMISSIVE"),
             workload("STRICT"),
         ],
-        ALL,
+        ALL_PORTS,
     );
-    check(&[peer_auth("other", "ns", "{mtls: {mode: STRICT}}")], &[]);
-    check(
+    check_refused_ports(&[peer_auth("other", "ns", "{mtls: {mode: STRICT}}")], &[]);
+    check_refused_ports(
         &[peer_auth(
             "shop",
             "w",
@@ -113,7 +113,10 @@ fn levels_inherit() {
         )],
         &[],
     );
-    check(&[mesh("STRICT"), peer_auth("shop", "empty", "{}")], ALL);
+    check_refused_ports(
+        &[mesh("STRICT"), peer_auth("shop", "empty", "{}")],
+        ALL_PORTS,
+    );
 }
 
 #[test]
@@ -130,28 +133,28 @@ fn ports_differ_from_their_workload() {
             &format!("{{selector: {{matchLabels: {{app: cart}}}}, {mtls}portLevelMtls: {ports}}}"),
         )
     };
-    check(
+    check_refused_ports(
         &[ports("STRICT", "{9000: {mode: PERMISSIVE}}")],
         &[8080, 9001],
     );
-    check(
+    check_refused_ports(
         &[ports(
             "STRICT",
             "{9000: {mode: PERMISSIVE}, 9001: {mode: DISABLE}}",
         )],
         &[8080],
     );
-    check(&[ports("PERMISSIVE", "{9000: {mode: STRICT}}")], &[9000]);
-    check(
+    check_refused_ports(&[ports("PERMISSIVE", "{9000: {mode: STRICT}}")], &[9000]);
+    check_refused_ports(
         &[ports(
             "DISABLE",
             "{9000: {mode: STRICT}, 9001: {mode: STRICT}}",
         )],
         &[9000, 9001],
     );
-    check(&[ports("STRICT", "{9000: {mode: STRICT}}")], ALL);
-    check(&[ports("STRICT", "{9000: {mode: UNSET}}")], ALL);
-    check(&[ports("", "{9000: {mode: STRICT}}")], &[9000]);
+    check_refused_ports(&[ports("STRICT", "{9000: {mode: STRICT}}")], ALL_PORTS);
+    check_refused_ports(&[ports("STRICT", "{9000: {mode: UNSET}}")], ALL_PORTS);
+    check_refused_ports(&[ports("", "{9000: {mode: STRICT}}")], &[9000]);
 }
 
 #[test]
@@ -165,7 +168,7 @@ fn ports_differ_from_what_is_inherited() {
         )
     };
     // A strict port of a permissive workload, the mesh strict, the namespace silent.
-    check(
+    check_refused_ports(
         &[
             mesh(),
             workload("mtls: {mode: PERMISSIVE}, portLevelMtls: {9000: {mode: STRICT}}"),
@@ -174,7 +177,7 @@ fn ports_differ_from_what_is_inherited() {
     );
     // A permissive port of a silent workload, the namespace silent too.
     let silent = peer_auth("shop", "ns", "{mtls: {mode: UNSET}}");
-    check(
+    check_refused_ports(
         &[
             mesh(),
             silent,
@@ -182,7 +185,7 @@ fn ports_differ_from_what_is_inherited() {
         ],
         &[8080, 9001],
     );
-    check(
+    check_refused_ports(
         &[
             mesh(),
             workload("portLevelMtls: {9000: {mode: PERMISSIVE}}"),
@@ -190,12 +193,12 @@ fn ports_differ_from_what_is_inherited() {
         &[8080, 9001],
     );
     // Disabled is as good as permissive.
-    check(
+    check_refused_ports(
         &[mesh(), workload("portLevelMtls: {9000: {mode: DISABLE}}")],
         &[8080, 9001],
     );
     let namespace = peer_auth("shop", "ns", "{mtls: {mode: STRICT}}");
-    check(
+    check_refused_ports(
         &[
             namespace,
             workload("portLevelMtls: {9000: {mode: DISABLE}}"),
@@ -212,13 +215,16 @@ fn the_oldest_of_a_level_counts() {
             &format!("namespace: shop, creationTimestamp: \"2026-01-{day:02}T00:00:00Z\"}}"),
         )
     };
-    check(&[aged("a", "STRICT", 2), aged("b", "PERMISSIVE", 1)], &[]);
-    check(&[aged("a", "PERMISSIVE", 2), aged("b", "STRICT", 1)], ALL);
+    check_refused_ports(&[aged("a", "STRICT", 2), aged("b", "PERMISSIVE", 1)], &[]);
+    check_refused_ports(
+        &[aged("a", "PERMISSIVE", 2), aged("b", "STRICT", 1)],
+        ALL_PORTS,
+    );
 }
 
 #[test]
 fn policy_names_are_istios_and_the_static_policy_exists() {
-    let mut mesh = TestMesh::of(CART);
+    let mut mesh = TestMesh::from_yaml(CART_POD);
     let other = peer_auth("other", "x", "{mtls: {mode: PERMISSIVE}}");
     assert_eq!(
         mesh.apply(&other),
@@ -269,7 +275,7 @@ fn what_cannot_work_is_refused_or_noted() {
             "spec.portLevelMtls[70000]",
         ),
     ] {
-        let mut mesh = TestMesh::of(CART);
+        let mut mesh = TestMesh::from_yaml(CART_POD);
         mesh.apply(&peer_auth("shop", "w", spec));
         let problem = &mesh.problems()[0];
         assert!(
@@ -282,17 +288,17 @@ fn what_cannot_work_is_refused_or_noted() {
         );
         // Its scope is the namespace without a selector.
         let all = !spec.contains("selector");
-        assert_eq!(!refused(&mesh).is_empty(), all, "{spec}");
+        assert_eq!(!refused_ports(&mesh).is_empty(), all, "{spec}");
     }
-    let mesh = TestMesh::of(&all(&[
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_POD,
         &peer_auth(
             "istio-system",
             "w",
             "{selector: {matchLabels: {app: cart}}, mtls: {mode: STRICT}}",
         ),
     ]));
-    assert!(refused(&mesh).is_empty());
+    assert!(refused_ports(&mesh).is_empty());
     assert!(mesh.problems()[0].contains("spec.selector"));
 }
 
@@ -300,8 +306,13 @@ fn what_cannot_work_is_refused_or_noted() {
 fn an_empty_selector_selects_the_namespace() {
     for selector in ["selector: {matchLabels: {}}, ", "selector: {}, ", ""] {
         let spec = format!("{{{selector}mtls: {{mode: STRICT}}}}");
-        let mesh = TestMesh::of(&all(&[CART, &peer_auth("shop", "w", &spec)]));
-        assert!(!refused(&mesh).is_empty(), "{spec}: {:?}", mesh.problems());
+        let mesh =
+            TestMesh::from_yaml(&join_documents(&[CART_POD, &peer_auth("shop", "w", &spec)]));
+        assert!(
+            !refused_ports(&mesh).is_empty(),
+            "{spec}: {:?}",
+            mesh.problems()
+        );
         assert_eq!(mesh.problems(), Vec::<String>::new());
     }
 }

@@ -11,8 +11,8 @@ fn policy(spec: &str) -> String {
     )
 }
 
-fn rules(spec: &str) -> Vec<Rule> {
-    let mesh = TestMesh::of(&policy(spec));
+fn converted_rules(spec: &str) -> Vec<Rule> {
+    let mesh = TestMesh::from_yaml(&policy(spec));
     assert!(
         !mesh
             .problems()
@@ -31,7 +31,7 @@ fn exact(text: &str) -> StringMatch {
 #[test]
 fn scopes_follow_selector_and_namespace() {
     let of = |namespace: &str, spec: &str| {
-        let mesh = TestMesh::of(
+        let mesh = TestMesh::from_yaml(
             &policy(spec).replace("namespace: shop", &format!("namespace: {namespace}")),
         );
         mesh.policy(&format!("{namespace}/p")).scope
@@ -50,12 +50,12 @@ fn scopes_follow_selector_and_namespace() {
 
 #[test]
 fn selected_workloads_list_it_and_others_do_not() {
-    let other = cart(&[("cart-1", "other-1"), ("app: cart", "app: other")]);
-    let far = cart(&[
+    let other = cart_pod(&[("cart-1", "other-1"), ("app: cart", "app: other")]);
+    let far = cart_pod(&[
         ("namespace: shop", "namespace: far"),
         ("name: cart-1", "name: cart-2"),
     ]);
-    let mut mesh = TestMesh::of(&all(&[CART, &other, &far]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &other, &far]));
     let selecting = policy("{selector: {matchLabels: {app: cart}}}");
     assert_eq!(mesh.apply(&selecting), ["c1//Pod/shop/cart-1", "shop/p"]);
     assert_eq!(mesh.pod("cart-1").authorization_policies, ["shop/p"]);
@@ -86,7 +86,7 @@ fn selected_workloads_list_it_and_others_do_not() {
 
 #[test]
 fn the_shape_is_operations_then_sources_then_conditions() {
-    let rules = rules(
+    let rules = converted_rules(
         "{rules: [{from: [{source: {principals: [a, b]}}, {source: {namespaces: [x*], notIpBlocks: [10.1.2.3/16]}}],
           to: [{operation: {ports: [\"80\", \"81\"], notPorts: [\"82\"]}}],
           when: [{key: source.ip, values: [10.0.0.1], notValues: [\"fd00::1\"]}, {key: destination.port, values: [\"80\"]}]}]}",
@@ -123,14 +123,14 @@ fn the_shape_is_operations_then_sources_then_conditions() {
 
 #[test]
 fn an_empty_rule_matches_all_and_no_rule_matches_nothing() {
-    assert_eq!(rules("{rules: [{}]}"), [Rule::new()]);
-    assert_eq!(rules("{}"), Vec::<Rule>::new());
-    assert_eq!(rules("{rules: []}"), Vec::<Rule>::new());
+    assert_eq!(converted_rules("{rules: [{}]}"), [Rule::new()]);
+    assert_eq!(converted_rules("{}"), Vec::<Rule>::new());
+    assert_eq!(converted_rules("{rules: []}"), Vec::<Rule>::new());
 }
 
 #[test]
 fn an_allow_rule_about_requests_allows_nothing_here() {
-    let mesh = TestMesh::of(&policy(
+    let mesh = TestMesh::from_yaml(&policy(
         "{rules: [{to: [{operation: {methods: [GET]}}]}, {from: [{source: {namespaces: [a]}}]}]}",
     ));
     assert_eq!(mesh.policy("shop/p").rules.len(), 1);
@@ -140,7 +140,7 @@ fn an_allow_rule_about_requests_allows_nothing_here() {
             "AuthorizationPolicy shop/p: spec.rules[0]: spec.rules[0].to[0].operation.methods can only be evaluated by a waypoint: this rule allows nothing here"
         ]
     );
-    let only = TestMesh::of(&policy(
+    let only = TestMesh::from_yaml(&policy(
         "{rules: [{when: [{key: \"request.headers[x]\", values: [y]}]}]}",
     ));
     assert_eq!(
@@ -154,7 +154,7 @@ fn an_allow_rule_about_requests_allows_nothing_here() {
 
 #[test]
 fn a_deny_rule_about_requests_denies_more_or_nothing() {
-    let mesh = TestMesh::of(&policy(
+    let mesh = TestMesh::from_yaml(&policy(
         "{action: DENY, rules: [{to: [{operation: {ports: [\"8080\"], methods: [DELETE]}}]}]}",
     ));
     let expected = vec![vec![Match {
@@ -167,7 +167,7 @@ fn a_deny_rule_about_requests_denies_more_or_nothing() {
         "{:?}",
         mesh.problems()
     );
-    let mesh = TestMesh::of(&policy(
+    let mesh = TestMesh::from_yaml(&policy(
         "{action: DENY, rules: [{from: [{source: {namespaces: [evil]}}], to: [{operation: {methods: [DELETE]}}]}]}",
     ));
     let rule = &mesh.policy("shop/p").rules[0];
@@ -185,7 +185,7 @@ fn a_deny_rule_about_requests_denies_more_or_nothing() {
 
 #[test]
 fn patterns_are_kept() {
-    let rules = rules(
+    let rules = converted_rules(
         "{rules: [{from: [{source: {principals: [\"*\", \"*/sa/x\", \"td/*\", \"spiffe://td/ns/a/sa/b\"]}}]}]}",
     );
     assert_eq!(
@@ -201,7 +201,7 @@ fn patterns_are_kept() {
 
 #[test]
 fn patterns_of_others_are_literal_and_reported() {
-    let mesh = TestMesh::of(&policy(
+    let mesh = TestMesh::from_yaml(&policy(
         "{rules: [{from: [{source: {principals: [\"td/ns/*/sa/x\"], notNamespaces: [\"a*b*\"]}}]}]}",
     ));
     let one = &mesh.policy("shop/p").rules[0][0][0];
@@ -247,16 +247,16 @@ fn an_empty_list_is_no_list() {
         ),
         ("{selector: {}, rules: [{}]}", "{rules: [{}]}"),
     ] {
-        let mesh = TestMesh::of(&policy(empty));
+        let mesh = TestMesh::from_yaml(&policy(empty));
         assert_eq!(mesh.problems(), Vec::<String>::new(), "{empty}");
-        let other = TestMesh::of(&policy(absent));
+        let other = TestMesh::from_yaml(&policy(absent));
         assert_eq!(mesh.policy("shop/p"), other.policy("shop/p"), "{empty}");
     }
 }
 
 #[test]
 fn service_accounts_default_to_the_policys_namespace() {
-    let rules = rules(
+    let rules = converted_rules(
         "{rules: [{from: [{source: {serviceAccounts: [web, other/api]}}], when: [{key: source.serviceAccount, notValues: [bad]}]}]}",
     );
     let text = |matches: &[ambit_model::ServiceAccountMatch]| -> Vec<String> {
@@ -274,7 +274,7 @@ fn service_accounts_default_to_the_policys_namespace() {
 
 #[test]
 fn trust_domains_are_not_ignored() {
-    let one = rules("{rules: [{from: [{source: {trustDomains: [td1, td*]}}]}]}");
+    let one = converted_rules("{rules: [{from: [{source: {trustDomains: [td1, td*]}}]}]}");
     let domains = vec![
         StringMatch::Prefix("td1/".into()),
         StringMatch::Prefix("td".into()),
@@ -286,13 +286,14 @@ fn trust_domains_are_not_ignored() {
             ..Match::default()
         }]]]
     );
-    let not = rules("{rules: [{from: [{source: {principals: [a], notTrustDomains: [td1]}}]}]}");
+    let not =
+        converted_rules("{rules: [{from: [{source: {principals: [a], notTrustDomains: [td1]}}]}]}");
     assert_eq!(
         not[0][0][0].not_principals,
         [StringMatch::Prefix("td1/".into())]
     );
     // Together with principals both must hold, for each source by itself.
-    let both = rules(
+    let both = converted_rules(
         "{rules: [{from: [{source: {principals: [a], trustDomains: [td1]}}, {source: {namespaces: [n]}}], to: [{operation: {ports: [\"1\"]}}]}]}",
     );
     assert_eq!(both.len(), 2, "{both:?}");
@@ -311,7 +312,7 @@ fn policies_not_for_node_proxies_are_not_sent() {
         ("{action: AUDIT}", "spec.action"),
         ("{action: CUSTOM, provider: {name: x}}", "spec.action"),
     ] {
-        let mut mesh = TestMesh::of(CART);
+        let mut mesh = TestMesh::from_yaml(CART_POD);
         assert_eq!(mesh.apply(&policy(spec)), Vec::<String>::new(), "{spec}");
         assert!(mesh.problems()[0].contains(field), "{:?}", mesh.problems());
     }
@@ -319,7 +320,7 @@ fn policies_not_for_node_proxies_are_not_sent() {
         "namespace: shop}",
         "namespace: shop, annotations: {istio.io/dry-run: \"true\"}}",
     );
-    let mesh = TestMesh::of(&dry);
+    let mesh = TestMesh::from_yaml(&dry);
     assert!(mesh.policies.is_empty());
     assert!(mesh.problems()[0].contains("--dry-run-policies"));
     let mut mesh = TestMesh::empty();
@@ -385,7 +386,7 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
             "spec.rules[0].when[0].values[0]",
         ),
     ] {
-        let mut mesh = TestMesh::of(&policy(good));
+        let mut mesh = TestMesh::from_yaml(&policy(good));
         let before = mesh.policy("shop/p").clone();
         assert_eq!(mesh.apply(&policy(spec)), Vec::<String>::new(), "{spec}");
         assert_eq!(mesh.policy("shop/p"), &before, "the last good state stays");
@@ -399,7 +400,7 @@ fn an_entry_that_cannot_be_understood_refuses_the_whole_policy() {
             "{problem}"
         );
         // The same as a new object, whenever it comes: everything in its scope is refused.
-        let mut mesh = TestMesh::of(CART);
+        let mut mesh = TestMesh::from_yaml(CART_POD);
         assert_eq!(mesh.apply(&policy(spec)), ["shop/p"]);
         assert_eq!(mesh.policy("shop/p").action, Action::Deny);
         assert_eq!(mesh.policy("shop/p").rules, [Rule::new()]);
@@ -417,7 +418,7 @@ fn policy_that_never_was_usable_denies_everything() {
     let broken = policy(
         "{selector: {matchLabels: {app: cart}}, rules: [{to: [{operation: {ports: [http]}}]}]}",
     );
-    let mut mesh = TestMesh::of(&all(&[CART, &broken]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &broken]));
     let substitute = mesh.policy("shop/p");
     assert_eq!(
         (substitute.action, substitute.scope, &substitute.rules),
@@ -441,11 +442,11 @@ fn policy_that_never_was_usable_denies_everything() {
 #[test]
 fn nothing_stands_in_for_what_would_not_be_enforced_here() {
     let attached = "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Gateway, name: x}]}";
-    let mesh = TestMesh::of(&policy(attached));
+    let mesh = TestMesh::from_yaml(&policy(attached));
     assert!(mesh.policies.is_empty());
     let dry = policy("{rules: [{to: [{}]}]}").replace(
         "namespace: shop}",
         "namespace: shop, annotations: {istio.io/dry-run: \"true\"}}",
     );
-    assert!(TestMesh::of(&dry).policies.is_empty());
+    assert!(TestMesh::from_yaml(&dry).policies.is_empty());
 }

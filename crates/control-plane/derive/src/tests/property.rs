@@ -187,7 +187,7 @@ fn step() -> impl Strategy<Value = Step> {
                     head("networking.istio.io/v1") + &format!("spec: {{{exported}host: {host}{subsets}, trafficPolicy: {{{tls}connectionPool: {{http: {{maxRetries: {}}}}}}}}}\n", i32::from(variant) - i32::from(mode == "UNSET"))
                 }
                 Kind::BackendTLSPolicy => head("gateway.networking.k8s.io/v1") + &backend_tls(number, variant, app, mode, flag),
-                Kind::ConfigMap if is_settings(namespace, number) => {
+                Kind::ConfigMap if is_mesh_config(namespace, number) => {
                     let export = if flag { "['*']" } else { "['.']" };
                     format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: {namespace}}}\ndata: {{mesh: \"defaultServiceExportTo: {export}\"}}\n")
                 }
@@ -247,7 +247,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Whether the generated ConfigMap is the MeshConfig.
-fn is_settings(namespace: &str, number: u8) -> bool {
+fn is_mesh_config(namespace: &str, number: u8) -> bool {
     namespace == "istio-system" && number == 0
 }
 
@@ -255,7 +255,7 @@ fn delete(kinds: impl Strategy<Value = (Kind, &'static str)>) -> impl Strategy<V
     (kinds, namespaces(), 0..3_u8).prop_map(|((kind, prefix), namespace, number)| {
         let name = match kind {
             Kind::Namespace => namespace.to_owned(),
-            Kind::ConfigMap if is_settings(namespace, number) => "istio".to_owned(),
+            Kind::ConfigMap if is_mesh_config(namespace, number) => "istio".to_owned(),
             _ => format!("{prefix}{number}"),
         };
         Step::Delete(kind, namespace, name)
@@ -274,7 +274,7 @@ proptest! {
         for step in &steps {
             match step {
                 Step::Apply(yaml) => {
-                    let object = objects(yaml).remove(0);
+                    let object = parse_objects(yaml).remove(0);
                     mesh.index.apply(&object, None, &mut mesh.pods);
                     let key = object.key();
                     let refused = mesh.index.problems().any(|problem| {
@@ -316,7 +316,7 @@ proptest! {
             // A waypoint that was ready once stays introduced, which a fresh index does not know.
             let derived_status = |index: &Index| {
                 let mut derived_status = index.derived_status(key)?.clone();
-                derived_status.introduction = None;
+                derived_status.introduced_condition = None;
                 Some(derived_status)
             };
             prop_assert_eq!(derived_status(&mesh.index), derived_status(&fresh.index), "{}", key);

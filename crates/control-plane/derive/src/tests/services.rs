@@ -6,10 +6,10 @@ use ambit_model::{AppProtocol, HealthPolicy, IpFamilies, LbMode, LbScope, Namesp
 use super::*;
 use crate::objects::service::app_protocol;
 
-const NAME: &str = "shop/cart.shop.svc.cluster.local";
+const CART_RECORD_NAME: &str = "shop/cart.shop.svc.cluster.local";
 
-fn with(spec: &str) -> String {
-    SERVICE.replace(
+fn service_with(spec: &str) -> String {
+    CART_SERVICE.replace(
         "  selector: {app: cart}",
         &format!("  selector: {{app: cart}}\n  {spec}"),
     )
@@ -17,8 +17,8 @@ fn with(spec: &str) -> String {
 
 #[test]
 fn a_service_is_its_addresses_and_ports() {
-    let mesh = TestMesh::of(SERVICE);
-    let service = mesh.service(NAME);
+    let mesh = TestMesh::from_yaml(CART_SERVICE);
+    let service = mesh.service(CART_RECORD_NAME);
     assert_eq!(service.vips[0].to_string(), "/10.96.0.9");
     assert_eq!((service.ports[&80], service.canonical), (0, true));
     assert_eq!(
@@ -29,16 +29,25 @@ fn a_service_is_its_addresses_and_ports() {
 
 #[test]
 fn headless_services_have_no_address_and_external_names_no_record() {
-    let headless = SERVICE.replace("10.96.0.9", "None");
-    assert!(TestMesh::of(&headless).service(NAME).vips.is_empty());
-    let mut mesh = TestMesh::of(SERVICE);
-    let changed = mesh.apply(&with("type: ExternalName"));
-    assert_eq!(changed, [format!("-{NAME}")]);
+    let headless = CART_SERVICE.replace("10.96.0.9", "None");
+    assert!(
+        TestMesh::from_yaml(&headless)
+            .service(CART_RECORD_NAME)
+            .vips
+            .is_empty()
+    );
+    let mut mesh = TestMesh::from_yaml(CART_SERVICE);
+    let changed = mesh.apply(&service_with("type: ExternalName"));
+    assert_eq!(changed, [format!("-{CART_RECORD_NAME}")]);
 }
 
 #[test]
 fn session_affinity_is_passed_on() {
-    let affine = |spec: &str| TestMesh::of(&with(spec)).service(NAME).session_affinity;
+    let affine = |spec: &str| {
+        TestMesh::from_yaml(&service_with(spec))
+            .service(CART_RECORD_NAME)
+            .session_affinity
+    };
     assert!(affine("sessionAffinity: ClientIP"));
     assert!(!affine("sessionAffinity: None"));
 }
@@ -69,25 +78,29 @@ fn load_balancing_follows_policy_distribution_and_readiness() {
             vec![Network, Region, Zone, Subzone, Node],
         ),
     ] {
-        let mesh = TestMesh::of(&with(spec));
-        let lb = mesh.service(NAME).load_balancing.clone().unwrap();
+        let mesh = TestMesh::from_yaml(&service_with(spec));
+        let lb = mesh
+            .service(CART_RECORD_NAME)
+            .load_balancing
+            .clone()
+            .unwrap();
         assert_eq!(
             (lb.mode, lb.routing_preferences, lb.health_policy),
             (mode, scopes, HealthPolicy::OnlyHealthy),
             "{spec}"
         );
     }
-    let mesh = TestMesh::of(&with("publishNotReadyAddresses: true"));
+    let mesh = TestMesh::from_yaml(&service_with("publishNotReadyAddresses: true"));
     assert_eq!(
-        mesh.service(NAME)
+        mesh.service(CART_RECORD_NAME)
             .load_balancing
             .as_ref()
             .unwrap()
             .health_policy,
         HealthPolicy::AllowAll
     );
-    let mesh = TestMesh::of(&with("trafficDistribution: Nearby"));
-    assert_eq!(mesh.service(NAME).load_balancing, None);
+    let mesh = TestMesh::from_yaml(&service_with("trafficDistribution: Nearby"));
+    assert_eq!(mesh.service(CART_RECORD_NAME).load_balancing, None);
     assert!(
         mesh.problems()[0].contains("spec.trafficDistribution"),
         "{:?}",
@@ -98,12 +111,12 @@ fn load_balancing_follows_policy_distribution_and_readiness() {
 #[test]
 fn a_namespace_sets_the_distribution_of_services_that_set_none() {
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, annotations: {networking.istio.io/traffic-distribution: PreferClose}}\n";
-    let own = SERVICE.replace("name: cart,", "name: own,").replace(
+    let own = CART_SERVICE.replace("name: cart,", "name: own,").replace(
         "namespace: shop}",
         "namespace: shop, annotations: {networking.istio.io/traffic-distribution: PreferSameNode}}",
     );
-    let mut mesh = TestMesh::of(&all(&[SERVICE, &own]));
-    assert_eq!(mesh.apply(namespace), [NAME]);
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_SERVICE, &own]));
+    assert_eq!(mesh.apply(namespace), [CART_RECORD_NAME]);
     let scopes = |mesh: &TestMesh, name: &str| {
         mesh.service(name)
             .load_balancing
@@ -112,13 +125,13 @@ fn a_namespace_sets_the_distribution_of_services_that_set_none() {
     };
     assert_eq!(
         (
-            scopes(&mesh, NAME),
+            scopes(&mesh, CART_RECORD_NAME),
             scopes(&mesh, "shop/own.shop.svc.cluster.local")
         ),
         (3, 5)
     );
-    assert_eq!(mesh.delete(Kind::Namespace, "", "shop"), [NAME]);
-    assert_eq!(scopes(&mesh, NAME), 0);
+    assert_eq!(mesh.delete(Kind::Namespace, "", "shop"), [CART_RECORD_NAME]);
+    assert_eq!(scopes(&mesh, CART_RECORD_NAME), 0);
 }
 
 #[test]
@@ -129,8 +142,8 @@ fn families_are_published() {
         ("[IPv6, IPv4]", Some(IpFamilies::Dual)),
         ("[]", None),
     ] {
-        let mesh = TestMesh::of(&with(&format!("ipFamilies: {families}")));
-        assert_eq!(mesh.service(NAME).ip_families, expected);
+        let mesh = TestMesh::from_yaml(&service_with(&format!("ipFamilies: {families}")));
+        assert_eq!(mesh.service(CART_RECORD_NAME).ip_families, expected);
     }
 }
 
@@ -176,10 +189,10 @@ fn bad_services_are_refused_with_the_field() {
             "spec.ipFamilies",
         ),
     ] {
-        let mut mesh = TestMesh::of(SERVICE);
-        assert!(SERVICE.contains(from));
+        let mut mesh = TestMesh::from_yaml(CART_SERVICE);
+        assert!(CART_SERVICE.contains(from));
         assert_eq!(
-            mesh.apply(&SERVICE.replace(from, to)),
+            mesh.apply(&CART_SERVICE.replace(from, to)),
             Vec::<String>::new(),
             "{to}"
         );
@@ -188,11 +201,11 @@ fn bad_services_are_refused_with_the_field() {
             "{:?}",
             mesh.problems()
         );
-        assert_eq!(mesh.service(NAME).ports[&80], 0);
+        assert_eq!(mesh.service(CART_RECORD_NAME).ports[&80], 0);
     }
 }
 
-const ENTRY: &str = r#"
+const SERVICE_ENTRY: &str = r#"
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: ext, namespace: shop, creationTimestamp: "2026-01-02T00:00:00Z"}
@@ -207,7 +220,7 @@ spec:
 "#;
 
 /// MeshConfig by which ServiceEntries are visible in all namespaces by default.
-const OPEN: &str = "apiVersion: v1
+const EXPORT_ALL_CONFIG: &str = "apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
@@ -215,7 +228,7 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 
 #[test]
 fn a_service_entry_is_a_service_with_endpoints() {
-    let mesh = TestMesh::of(&all(&[OPEN, ENTRY]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[EXPORT_ALL_CONFIG, SERVICE_ENTRY]));
     let service = mesh.service("shop/api.example.com");
     assert_eq!(service.vips[0].to_string(), "/203.0.113.1");
     assert_eq!(service.cidr_vips[0].cidr.to_string(), "203.0.114.0/24");
@@ -235,8 +248,8 @@ fn a_service_entry_is_a_service_with_endpoints() {
 
 #[test]
 fn resolution_none_passes_through_and_dns_resolves_the_host() {
-    let text = ENTRY.replace("STATIC", "NONE");
-    let lb = TestMesh::of(&text)
+    let text = SERVICE_ENTRY.replace("STATIC", "NONE");
+    let lb = TestMesh::from_yaml(&text)
         .service("shop/api.example.com")
         .load_balancing
         .clone()
@@ -245,11 +258,11 @@ fn resolution_none_passes_through_and_dns_resolves_the_host() {
         (lb.mode, lb.health_policy),
         (LbMode::Passthrough, HealthPolicy::AllowAll)
     );
-    let (head, _) = ENTRY.split_once("  endpoints:").unwrap();
+    let (head, _) = SERVICE_ENTRY.split_once("  endpoints:").unwrap();
     let dns = head
         .replace("STATIC", "DNS")
         .replace("[api.example.com]", "[API.example.com, \"*.example.org\"]");
-    let mesh = TestMesh::of(&dns);
+    let mesh = TestMesh::from_yaml(&dns);
     let uids: Vec<_> = mesh.workloads.keys().cloned().collect();
     assert_eq!(
         uids,
@@ -261,9 +274,9 @@ fn resolution_none_passes_through_and_dns_resolves_the_host() {
 
 #[test]
 fn pods_and_workload_entries_can_be_selected() {
-    let (head, _) = ENTRY.split_once("  endpoints:").unwrap();
+    let (head, _) = SERVICE_ENTRY.split_once("  endpoints:").unwrap();
     let selecting = format!("{head}  workloadSelector: {{labels: {{app: cart}}}}\n");
-    let mut mesh = TestMesh::of(&all(&[CART, &selecting]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &selecting]));
     let name = NamespacedHostname::new("shop", "api.example.com");
     assert_eq!(mesh.pod("cart-1").services[&name][&80], 8080);
     mesh.delete(Kind::ServiceEntry, "shop", "ext");
@@ -272,13 +285,18 @@ fn pods_and_workload_entries_can_be_selected() {
 
 #[test]
 fn of_several_that_declare_a_host_one_wins() {
-    let younger = ENTRY
+    let younger = SERVICE_ENTRY
         .replace("name: ext", "name: younger")
         .replace("2026-01-02", "2026-01-03");
-    let elsewhere = ENTRY
+    let elsewhere = SERVICE_ENTRY
         .replace("namespace: shop", "namespace: other")
         .replace("2026-01-02", "2026-01-01");
-    let mut mesh = TestMesh::of(&all(&[OPEN, &younger, ENTRY, &elsewhere]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        EXPORT_ALL_CONFIG,
+        &younger,
+        SERVICE_ENTRY,
+        &elsewhere,
+    ]));
     assert_eq!(mesh.service("shop/api.example.com").name, "ext");
     assert!(
         !mesh.service("shop/api.example.com").canonical,
@@ -297,11 +315,11 @@ fn of_several_that_declare_a_host_one_wins() {
     mesh.delete(Kind::ServiceEntry, "other", "ext");
     assert!(mesh.service("shop/api.example.com").canonical);
     // A Kubernetes service goes before every entry.
-    let squatter = ENTRY.replace("api.example.com", "cart.shop.svc.cluster.local");
-    let mut mesh = TestMesh::of(&squatter);
-    assert_eq!(mesh.service(NAME).name, "ext");
-    mesh.apply(SERVICE);
-    assert_eq!(mesh.service(NAME).name, "cart");
+    let squatter = SERVICE_ENTRY.replace("api.example.com", "cart.shop.svc.cluster.local");
+    let mut mesh = TestMesh::from_yaml(&squatter);
+    assert_eq!(mesh.service(CART_RECORD_NAME).name, "ext");
+    mesh.apply(CART_SERVICE);
+    assert_eq!(mesh.service(CART_RECORD_NAME).name, "cart");
     assert!(mesh.workloads.is_empty());
 }
 
@@ -335,10 +353,10 @@ fn bad_entries_are_refused_with_the_field() {
             "spec.endpoints",
         ),
     ] {
-        let mut mesh = TestMesh::of(ENTRY);
-        assert!(ENTRY.contains(from), "{from}");
+        let mut mesh = TestMesh::from_yaml(SERVICE_ENTRY);
+        assert!(SERVICE_ENTRY.contains(from), "{from}");
         assert_eq!(
-            mesh.apply(&ENTRY.replace(from, to)),
+            mesh.apply(&SERVICE_ENTRY.replace(from, to)),
             Vec::<String>::new(),
             "{to}"
         );

@@ -62,7 +62,7 @@ spec: {rules: [{from: [{source: {principals: ["spiffe://cluster.local/ns/a/sa/b"
 
 #[test]
 fn survey_lists_problems_with_and_without_conditions() {
-    let mesh = TestMesh::of(OBJECTS);
+    let mesh = TestMesh::from_yaml(OBJECTS);
     let survey = mesh.index.all_problems();
     let has = |object: &str, field: &str, message: &str| {
         survey.iter().any(|one| {
@@ -132,6 +132,6 @@ fn survey_lists_problems_with_and_without_conditions() {
 #[test]
 fn survey_of_a_mesh_without_faults_is_empty() {
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
-    let mesh = TestMesh::of(&format!("{namespace}---{CART}"));
+    let mesh = TestMesh::from_yaml(&format!("{namespace}---{CART_POD}"));
     assert_eq!(mesh.index.all_problems(), []);
 }

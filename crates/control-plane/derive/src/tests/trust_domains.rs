@@ -6,7 +6,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{Action, ArcStr, HttpValue, StringMatch};
 
 use super::{
-    mesh_config::{GATEWAY, config, problems},
+    mesh_config::{GATEWAY, mesh_config, problems},
     *,
 };
 
@@ -25,7 +25,7 @@ fn policy(kind: &str, target: &str) -> String {
     )
 }
 
-fn texts(all: &[StringMatch]) -> String {
+fn join_matches(all: &[StringMatch]) -> String {
     let all = all.iter().map(|one| match one {
         StringMatch::Exact(text) => text.to_string(),
         StringMatch::Prefix(text) => format!("{text}*"),
@@ -38,14 +38,19 @@ fn texts(all: &[StringMatch]) -> String {
 /// Returns `principals` and `not_principals` of each match in a policy's rules.
 fn principals(policy: &Authorization) -> Vec<[String; 2]> {
     let matches = policy.rules.iter().flatten().flatten();
-    let both = matches.map(|one| [texts(&one.principals), texts(&one.not_principals)]);
+    let both = matches.map(|one| {
+        [
+            join_matches(&one.principals),
+            join_matches(&one.not_principals),
+        ]
+    });
     both.collect()
 }
 
 #[test]
 fn node_proxies_match_callers_under_all_names_of_the_trust_domain() {
     for kind in ["ALLOW", "DENY"] {
-        let mut mesh = TestMesh::of(&policy(kind, ""));
+        let mut mesh = TestMesh::from_yaml(&policy(kind, ""));
         let written = principals(mesh.policy("shop/p"));
         let as_it_is = [
             ["cluster.local/ns/a/sa/b west/ns/a/sa/b", "old/ns/a/*"],
@@ -54,7 +59,7 @@ fn node_proxies_match_callers_under_all_names_of_the_trust_domain() {
             ["old/*", ""],
         ];
         assert_eq!(written, as_it_is);
-        let changed = mesh.apply(&config("trustDomainAliases: [old]"));
+        let changed = mesh.apply(&mesh_config("trustDomainAliases: [old]"));
         assert_eq!(changed, ["shop/p"]);
         let expected = [
             [
@@ -77,7 +82,7 @@ fn node_proxies_match_callers_under_all_names_of_the_trust_domain() {
 #[test]
 fn waypoints_match_callers_under_all_names_of_the_trust_domain() {
     let target = "  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}]\n";
-    let mut mesh = TestMesh::of(&all(&[GATEWAY, &policy("DENY", target)]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[GATEWAY, &policy("DENY", target)]));
     let of = |mesh: &TestMesh| {
         let rules = &mesh.waypoint_policies["shop/wp shop/p"].rules;
         let [first, second] = &rules[..] else {
@@ -88,15 +93,15 @@ fn waypoints_match_callers_under_all_names_of_the_trust_domain() {
             other => panic!("{other:?}"),
         });
         [
-            texts(&first.sources[0].principals),
-            texts(&first.sources[0].not_principals),
-            texts(&values.collect::<Vec<_>>()),
-            texts(&second.sources[0].principals),
-            texts(&second.sources[0].trust_domains),
+            join_matches(&first.sources[0].principals),
+            join_matches(&first.sources[0].not_principals),
+            join_matches(&values.collect::<Vec<_>>()),
+            join_matches(&second.sources[0].principals),
+            join_matches(&second.sources[0].trust_domains),
         ]
     };
     let written = of(&mesh);
-    mesh.apply(&config("trustDomainAliases: [old]"));
+    mesh.apply(&mesh_config("trustDomainAliases: [old]"));
     assert_eq!(
         of(&mesh),
         [
@@ -107,7 +112,7 @@ fn waypoints_match_callers_under_all_names_of_the_trust_domain() {
             "old",
         ]
     );
-    mesh.apply(&config("trustDomainAliases: []"));
+    mesh.apply(&mesh_config("trustDomainAliases: []"));
     assert_eq!(of(&mesh), written);
 }
 
@@ -117,13 +122,13 @@ fn cluster_local_means_the_meshs_own_trust_domain() {
         trust_domain: "td".into(),
         ..MeshConfig::default()
     };
-    let mut mesh = TestMesh::with(own);
+    let mut mesh = TestMesh::with_config(own);
     mesh.apply(&policy("ALLOW", ""));
     let first = |mesh: &TestMesh| principals(mesh.policy("shop/p"))[0][0].clone();
     let expanded = "cluster.local/ns/a/sa/b td/ns/a/sa/b west/ns/a/sa/b";
     assert_eq!(first(&mesh), expanded);
     // A trust domain with roots of its own belongs to another mesh.
-    mesh.apply(&config(&pem("trustDomains: [cluster.local]")));
+    mesh.apply(&mesh_config(&pem("trustDomains: [cluster.local]")));
     assert_eq!(first(&mesh), "cluster.local/ns/a/sa/b west/ns/a/sa/b");
 }
 
@@ -134,7 +139,7 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
         mesh.index.view().accepted_trust_domains() == AcceptedTrustDomains::default()
     };
     assert!(is_none(&mesh));
-    mesh.apply(&config(&format!(
+    mesh.apply(&mesh_config(&format!(
         "trustDomainAliases: [old]\n{}\n- pem: \"{PEM}\"\n- spiffeBundleUrl: https://east/bundle\n  trustDomains: [east]",
         pem("trustDomains: [west, north]")
     )));
@@ -144,7 +149,10 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
     assert_eq!(accepted.aliases, names);
     let domains: Vec<_> = accepted.roots.keys().map(ArcStr::as_str).collect();
     assert_eq!(domains, ["cluster.local", "north", "west"]);
-    assert_eq!(accepted.pending, BTreeSet::from(["east".into()]));
+    assert_eq!(
+        accepted.pending_trust_domains,
+        BTreeSet::from(["east".into()])
+    );
     // The bundle is fetched, and is the domain's; a failure is named and takes nothing back.
     let sources: Vec<_> = mesh.index.view().key_sources().into_iter().collect();
     assert_eq!(sources.len(), 1);
@@ -161,7 +169,7 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
         mesh.flush();
         let accepted = mesh.index.view().accepted_trust_domains();
         assert_eq!(accepted.roots["east"], [ArcStr::from("roots")]);
-        assert!(accepted.pending.is_empty());
+        assert!(accepted.pending_trust_domains.is_empty());
     }
     let at = "Warning data.mesh.caCertificates[2].spiffeBundleUrl";
     assert_eq!(problems(&mesh), [at]);
@@ -171,7 +179,7 @@ fn roots_are_accepted_for_the_trust_domains_that_they_name() {
 
 #[test]
 fn bad_trust_domains_keep_the_last_good_ones() {
-    let mut mesh = TestMesh::of(&config("trustDomainAliases: [old]"));
+    let mut mesh = TestMesh::from_yaml(&mesh_config("trustDomainAliases: [old]"));
     for (bad, field) in [
         ("trustDomainAliases: old", "trustDomainAliases"),
         (
@@ -193,13 +201,13 @@ fn bad_trust_domains_keep_the_last_good_ones() {
             "caCertificates[0].trustDomains[0]",
         ),
     ] {
-        mesh.apply(&config(bad));
+        mesh.apply(&mesh_config(bad));
         assert_eq!(problems(&mesh), [format!("Error data.mesh.{field}")]);
         let accepted = mesh.index.view().accepted_trust_domains();
         assert!(accepted.aliases.contains("old"), "{bad}");
     }
     // Roots for signers are used for nobody.
-    mesh.apply(&config(&pem("certSigners: [a]")));
+    mesh.apply(&mesh_config(&pem("certSigners: [a]")));
     assert_eq!(
         problems(&mesh),
         ["Warning data.mesh.caCertificates[0].certSigners"]
@@ -212,15 +220,15 @@ fn entries_do_not_lend_identities_of_aliases() {
     let entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: claim, namespace: evil}\n\
                  spec: {hosts: [claim.example.com], resolution: DNS, ports: [{number: 80, name: http}],\n  \
                  subjectAltNames: ['spiffe://old/ns/shop/sa/cart', 'spiffe://old/ns/evil/sa/cart']}\n";
-    let mut mesh = TestMesh::of(entry);
+    let mut mesh = TestMesh::from_yaml(entry);
     let names = |mesh: &TestMesh| {
         mesh.service("evil/claim.example.com")
             .subject_alt_names
             .len()
     };
     assert_eq!(names(&mesh), 2);
-    mesh.apply(&config("trustDomainAliases: [old]"));
+    mesh.apply(&mesh_config("trustDomainAliases: [old]"));
     assert_eq!(names(&mesh), 1);
-    mesh.apply(&config(""));
+    mesh.apply(&mesh_config(""));
     assert_eq!(names(&mesh), 2);
 }

@@ -18,7 +18,7 @@ fn ports(workload: &Workload, host: &str) -> Vec<(u16, u16)> {
 
 #[test]
 fn a_captured_pod_is_an_hbone_workload_with_its_services() {
-    let mesh = TestMesh::of(&all(&[CART, SERVICE]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE]));
     let pod = mesh.pod("cart-1");
     assert_eq!(
         pod.identity().to_string(),
@@ -37,13 +37,16 @@ fn a_captured_pod_is_an_hbone_workload_with_its_services() {
 
 #[test]
 fn a_pod_without_the_annotation_takes_plaintext() {
-    let mesh = TestMesh::of(&cart(&[("redirection: enabled", "redirection: pending")]));
+    let mesh = TestMesh::from_yaml(&cart_pod(&[(
+        "redirection: enabled",
+        "redirection: pending",
+    )]));
     assert_eq!(mesh.pod("cart-1").protocol, Protocol::Tcp);
-    let native = cart(&[
+    let native = cart_pod(&[
         ("redirection: enabled", "x: y"),
         ("{app: cart}", "{networking.istio.io/tunnel: \"foo,http\"}"),
     ]);
-    let mesh = TestMesh::of(&native);
+    let mesh = TestMesh::from_yaml(&native);
     assert_eq!(mesh.pod("cart-1").protocol, Protocol::Hbone);
     assert!(mesh.pod("cart-1").native_tunnel);
 }
@@ -58,33 +61,33 @@ fn health_follows_readiness_and_deletion() {
         ),
         ("conditions:", "other:"),
     ] {
-        let mesh = TestMesh::of(&cart(&[(from, to)]));
+        let mesh = TestMesh::from_yaml(&cart_pod(&[(from, to)]));
         assert_eq!(mesh.pod("cart-1").status, WorkloadStatus::Unhealthy, "{to}");
     }
 }
 
 #[test]
 fn pods_that_ended_or_have_no_address_are_no_workloads() {
-    let mut mesh = TestMesh::of(CART);
+    let mut mesh = TestMesh::from_yaml(CART_POD);
     for phase in ["Succeeded", "Failed"] {
         assert_eq!(
-            mesh.apply(&cart(&[("Running", phase)])),
+            mesh.apply(&cart_pod(&[("Running", phase)])),
             ["-c1//Pod/shop/cart-1"]
         );
-        assert_eq!(mesh.apply(CART), ["c1//Pod/shop/cart-1"]);
+        assert_eq!(mesh.apply(CART_POD), ["c1//Pod/shop/cart-1"]);
     }
-    let without = cart(&[("podIPs: [{ip: 10.1.2.3}, {ip: \"fd00::3\"}]", "podIPs: []")]);
+    let without = cart_pod(&[("podIPs: [{ip: 10.1.2.3}, {ip: \"fd00::3\"}]", "podIPs: []")]);
     assert_eq!(mesh.apply(&without), ["-c1//Pod/shop/cart-1"]);
     // Pending with an address is one.
     assert_eq!(
-        mesh.apply(&cart(&[("Running", "Pending")])),
+        mesh.apply(&cart_pod(&[("Running", "Pending")])),
         ["c1//Pod/shop/cart-1"]
     );
 }
 
 #[test]
 fn host_network_pods_say_so() {
-    let mesh = TestMesh::of(&cart(&[(
+    let mesh = TestMesh::from_yaml(&cart_pod(&[(
         "nodeName: n1",
         "nodeName: n1\n  hostNetwork: true",
     )]));
@@ -98,7 +101,7 @@ fn locality_comes_from_the_node_and_follows_it() {
             "apiVersion: v1\nkind: Node\nmetadata: {{name: n1, labels: {{topology.kubernetes.io/region: r, topology.kubernetes.io/zone: {zone}}}}}\n"
         )
     };
-    let mut mesh = TestMesh::of(&all(&[CART, &node("z1")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &node("z1")]));
     let locality = |zone: &str| Locality {
         region: "r".into(),
         zone: zone.into(),
@@ -113,7 +116,7 @@ fn locality_comes_from_the_node_and_follows_it() {
 
 #[test]
 fn the_network_is_the_root_namespaces_label() {
-    let mut mesh = TestMesh::of(&all(&[CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE]));
     assert_eq!(mesh.pod("cart-1").network, "");
     let changed = mesh.apply(
         "kind: Namespace\napiVersion: v1\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net1}}\n",
@@ -135,7 +138,7 @@ fn workload_names_follow_the_owner() {
         let owner = format!(
             "  uid: u1\n  generateName: x-\n  ownerReferences: [{{apiVersion: v1, kind: {kind}, name: {owner}, uid: o, controller: true}}]"
         );
-        cart(&[("  uid: u1", &owner), ("{app: cart}", labels)])
+        cart_pod(&[("  uid: u1", &owner), ("{app: cart}", labels)])
     };
     for (kind, owner, labels, expected) in [
         (
@@ -161,7 +164,7 @@ fn workload_names_follow_the_owner() {
             "given",
         ),
     ] {
-        let mesh = TestMesh::of(&owned(kind, owner, labels));
+        let mesh = TestMesh::from_yaml(&owned(kind, owner, labels));
         assert_eq!(mesh.pod("cart-1").workload_name, expected, "{kind} {owner}");
         assert_eq!(
             mesh.pod("cart-1").canonical_name,
@@ -169,13 +172,16 @@ fn workload_names_follow_the_owner() {
             "{kind} {owner}"
         );
     }
-    assert_eq!(TestMesh::of(CART).pod("cart-1").workload_name, "cart-1");
+    assert_eq!(
+        TestMesh::from_yaml(CART_POD).pod("cart-1").workload_name,
+        "cart-1"
+    );
 }
 
 #[test]
 fn canonical_names_come_from_labels() {
     let labels = "{service.istio.io/canonical-name: a, app.kubernetes.io/name: b, app: c, app.kubernetes.io/version: v2, version: v3}";
-    let mesh = TestMesh::of(&cart(&[("{app: cart}", labels)]));
+    let mesh = TestMesh::from_yaml(&cart_pod(&[("{app: cart}", labels)]));
     let pod = mesh.pod("cart-1");
     assert_eq!(
         (pod.canonical_name.as_str(), pod.canonical_revision.as_str()),
@@ -185,9 +191,9 @@ fn canonical_names_come_from_labels() {
 
 #[test]
 fn a_named_port_is_each_pods_own_and_udp_ones_do_not_count() {
-    let service = SERVICE.replace("[{name: http-web, port: 80, targetPort: web}]",
+    let service = CART_SERVICE.replace("[{name: http-web, port: 80, targetPort: web}]",
         "[{name: a, port: 80, targetPort: web}, {name: b, port: 53, targetPort: dns}, {name: c, port: 90}, {name: d, port: 91, targetPort: 9191}]");
-    let mesh = TestMesh::of(&all(&[CART, &service]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &service]));
     assert_eq!(
         ports(mesh.pod("cart-1"), HOST),
         [(80, 8080), (90, 90), (91, 9191)]
@@ -200,19 +206,19 @@ fn a_named_port_is_each_pods_own_and_udp_ones_do_not_count() {
 
 #[test]
 fn selecting_and_no_longer_selecting_changes_only_the_pods_concerned() {
-    let other = cart(&[
+    let other = cart_pod(&[
         ("cart-1", "other-1"),
         ("app: cart", "app: other"),
         ("10.1.2.3", "10.1.2.4"),
         ("fd00::3", "fd00::4"),
     ]);
-    let mut mesh = TestMesh::of(&all(&[CART, &other]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &other]));
     assert_eq!(
-        mesh.apply(SERVICE),
+        mesh.apply(CART_SERVICE),
         ["c1//Pod/shop/cart-1", "shop/cart.shop.svc.cluster.local"]
     );
     assert_eq!(
-        mesh.apply(&SERVICE.replace("{app: cart}", "{app: other}")),
+        mesh.apply(&CART_SERVICE.replace("{app: cart}", "{app: other}")),
         ["c1//Pod/shop/cart-1", "c1//Pod/shop/other-1"]
     );
     assert_eq!(
@@ -223,7 +229,7 @@ fn selecting_and_no_longer_selecting_changes_only_the_pods_concerned() {
 
 #[test]
 fn a_slice_made_by_hand_names_pods_and_addresses() {
-    let service = SERVICE
+    let service = CART_SERVICE
         .replace("selector: {app: cart}", "sessionAffinity: None")
         .replace("targetPort: web", "targetPort: 8080");
     let slice = r#"
@@ -239,7 +245,7 @@ endpoints:
   conditions: {ready: false}
 ports: [{name: http-web, port: 9090, protocol: TCP}]
 "#;
-    let mut mesh = TestMesh::of(&all(&[CART, &service, slice]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &service, slice]));
     assert_eq!(ports(mesh.pod("cart-1"), HOST), [(80, 9090)]);
     let uid = "c1/discovery.k8s.io/EndpointSlice/shop/cart-x/192.0.2.1";
     let address = &mesh.workloads[uid];
@@ -253,10 +259,10 @@ ports: [{name: http-web, port: 9090, protocol: TCP}]
         WorkloadStatus::Unhealthy
     );
     // Another pod of the same name is not meant.
-    mesh.apply(&cart(&[("uid: u1", "uid: u2")]));
+    mesh.apply(&cart_pod(&[("uid: u1", "uid: u2")]));
     assert_eq!(ports(mesh.pod("cart-1"), HOST), []);
     // The service's own selector goes before slices.
-    mesh.apply(SERVICE);
+    mesh.apply(CART_SERVICE);
     assert_eq!(ports(mesh.pod("cart-1"), HOST), [(80, 8080)]);
     mesh.delete(Kind::EndpointSlice, "shop", "cart-x");
     assert!(!mesh.workloads.contains_key(uid));
@@ -270,7 +276,7 @@ kind: WorkloadEntry
 metadata: {name: vm, namespace: shop, labels: {more: "1"}}
 spec: {address: 192.0.2.7, labels: {app: cart}, ports: {http-web: 9000}, serviceAccount: vm, locality: r/z, weight: 3}
 "#;
-    let mesh = TestMesh::of(&all(&[entry, SERVICE]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[entry, CART_SERVICE]));
     let vm = &mesh.workloads["c1/networking.istio.io/WorkloadEntry/shop/vm"];
     assert_eq!(
         (
@@ -286,7 +292,7 @@ spec: {address: 192.0.2.7, labels: {app: cart}, ports: {http-web: 9000}, service
     );
     assert_eq!(ports(vm, HOST), [(80, 9000)]);
     let named = entry.replace("192.0.2.7", "vm.example.com");
-    let mesh = TestMesh::of(&named);
+    let mesh = TestMesh::from_yaml(&named);
     let vm = &mesh.workloads["c1/networking.istio.io/WorkloadEntry/shop/vm"];
     assert_eq!(
         (vm.workload_ips.len(), vm.hostname.as_str()),
@@ -296,8 +302,8 @@ spec: {address: 192.0.2.7, labels: {app: cart}, ports: {http-web: 9000}, service
 
 #[test]
 fn what_cannot_be_read_keeps_its_last_good_state_and_is_named() {
-    let mut mesh = TestMesh::of(CART);
-    let broken = cart(&[("{ip: 10.1.2.3}", "{ip: 10.1.2.300}")]);
+    let mut mesh = TestMesh::from_yaml(CART_POD);
+    let broken = cart_pod(&[("{ip: 10.1.2.3}", "{ip: 10.1.2.300}")]);
     assert_eq!(mesh.apply(&broken), Vec::<String>::new());
     assert_eq!(mesh.pod("cart-1").workload_ips.len(), 2);
     assert_eq!(
@@ -306,9 +312,9 @@ fn what_cannot_be_read_keeps_its_last_good_state_and_is_named() {
             "Pod shop/cart-1: status.podIPs[0].ip: \"10.1.2.300\" is not an IP address; its last good version stays in force"
         ]
     );
-    mesh.apply(CART);
+    mesh.apply(CART_POD);
     assert_eq!(mesh.problems(), Vec::<String>::new());
-    mesh.apply(&cart(&[(
+    mesh.apply(&cart_pod(&[(
         "serviceAccountName: cart",
         "serviceAccountName: a/b",
     )]));
@@ -320,22 +326,22 @@ fn what_cannot_be_read_keeps_its_last_good_state_and_is_named() {
 
 #[test]
 fn the_directory_of_pods_knows_who_runs_where() {
-    let mut mesh = TestMesh::of(CART);
+    let mut mesh = TestMesh::from_yaml(CART_POD);
     assert!(mesh.pods.is_served_on("n1", "shop", "cart"));
     assert!(!mesh.pods.is_served_on("n2", "shop", "cart"));
     assert!(!mesh.pods.is_served_on("n1", "shop", "other"));
     assert_eq!(mesh.pods.pod("shop", "cart-1").unwrap().uid, "u1");
-    mesh.apply(&cart(&[("nodeName: n1", "nodeName: n2")]));
+    mesh.apply(&cart_pod(&[("nodeName: n1", "nodeName: n2")]));
     assert!(
         !mesh.pods.is_served_on("n1", "shop", "cart")
             && mesh.pods.is_served_on("n2", "shop", "cart")
     );
-    mesh.apply(&cart(&[("Running", "Succeeded")]));
+    mesh.apply(&cart_pod(&[("Running", "Succeeded")]));
     assert!(
         !mesh.pods.is_served_on("n1", "shop", "cart")
-            && !mesh.pods.pod("shop", "cart-1").unwrap().live
+            && !mesh.pods.pod("shop", "cart-1").unwrap().is_live
     );
-    mesh.apply(CART);
+    mesh.apply(CART_POD);
     mesh.delete(Kind::Pod, "shop", "cart-1");
     assert!(
         !mesh.pods.is_served_on("n1", "shop", "cart") && mesh.pods.pod("shop", "cart-1").is_none()
@@ -406,7 +412,7 @@ fn a_pod_is_served_once_its_labels_or_its_namespaces_enrol_it() {
         assert_eq!(served(&yaml), expected, "{step}");
     }
     let excluding = Enablement::with_default_selectors(["plain".to_owned()], "istio-system");
-    let mut mesh = TestMesh::with(MeshConfig {
+    let mut mesh = TestMesh::with_config(MeshConfig {
         enablement: excluding,
         ..MeshConfig::default()
     });

@@ -38,7 +38,7 @@ impl MeshView {
     /// none.
     fn endpoints_condition(&self, waypoints: &BTreeSet<GatewayName>) -> Option<ConditionContent> {
         let all = join_gateway_names(waypoints)?;
-        let without = waypoints.iter().filter(|one| !self.is_ready(one));
+        let without = waypoints.iter().filter(|one| !self.is_waypoint_ready(one));
         Some(join_gateway_names(without).map_or_else(
             || ConditionContent {
                 is_true: true,
@@ -52,14 +52,14 @@ impl MeshView {
 
     fn attached_condition(&self, attachment: &Attachment) -> ConditionContent {
         let GatewayName { namespace, name } = &attachment.gateway;
-        if let Some(awaited) = &attachment.awaited {
+        if let Some(awaited) = &attachment.awaited_gateway {
             return waiting_condition(awaited, attachment);
         }
         let Err(obstacle) = attachment.outcome else {
-            if let Some(foreign) = &attachment.foreign {
+            if let Some(foreign) = &attachment.foreign_waypoint {
                 return self.foreign_condition(&attachment.gateway, foreign);
             }
-            if !self.is_ready(&attachment.gateway) {
+            if !self.is_waypoint_ready(&attachment.gateway) {
                 let gateway = &attachment.gateway;
                 return not_ready_condition(&gateway.to_string(), self.binding_reason(gateway));
             }
@@ -71,7 +71,7 @@ impl MeshView {
             };
         };
         let (reason, why) = match obstacle {
-            AttachmentError::Missing => ("WaypointIsNotReady", "there is no such Gateway"),
+            AttachmentError::MissingGateway => ("WaypointIsNotReady", "there is no such Gateway"),
             AttachmentError::NoAddress => (
                 "WaypointIsNotReady",
                 "the Gateway is another controller's, which has given it no address in its status",
@@ -80,7 +80,7 @@ impl MeshView {
                 "WaypointIsNotReady",
                 "a Service that was not made for the Gateway, or the account default, has its name: rename the Gateway",
             ),
-            AttachmentError::Unusable => (
+            AttachmentError::InvalidGateway => (
                 "WaypointIsNotReady",
                 "the Gateway cannot be used as it is written",
             ),
@@ -92,20 +92,20 @@ impl MeshView {
                 "UnsupportedTrafficType",
                 "the Gateway's label istio.io/waypoint-for does not include such objects",
             ),
-            AttachmentError::Waiting => ("Waiting", "the waypoint has not been ready yet"),
+            AttachmentError::NeverReady => ("Waiting", "the waypoint has not been ready yet"),
         };
         let consequence = match obstacle {
-            AttachmentError::NotServed | AttachmentError::Waiting => "traffic goes without it",
-            _ if self.config.waypoint_missing == WaypointMissing::Allow => {
+            AttachmentError::NotServed | AttachmentError::NeverReady => "traffic goes without it",
+            _ if self.config.waypoint_missing == WaypointMissing::BypassWaypoint => {
                 "traffic goes without one"
             }
             _ => "connections are refused",
         };
         let label = labels::USE_WAYPOINT;
         let by = match attachment.origin {
-            AttachmentOrigin::Own => format!("label {label} names"),
-            AttachmentOrigin::Namespace => format!("its namespace's label {label} names"),
-            AttachmentOrigin::Gateway => "its namespace has the waypoint".to_owned(),
+            AttachmentOrigin::ObjectLabel => format!("label {label} names"),
+            AttachmentOrigin::NamespaceLabel => format!("its namespace's label {label} names"),
+            AttachmentOrigin::UnlabelledGateway => "its namespace has the waypoint".to_owned(),
         };
         ConditionContent {
             is_true: false,
@@ -121,7 +121,10 @@ impl MeshView {
         gateway: &GatewayName,
         foreign: &ForeignWaypoint,
     ) -> ConditionContent {
-        let ForeignWaypoint { class, at } = foreign;
+        let ForeignWaypoint {
+            class,
+            destination: at,
+        } = foreign;
         let accounts = self.instances.accounts(gateway);
         let accounts: Vec<String> = accounts.iter().map(ToString::to_string).collect();
         if !self.is_foreign_ready(gateway) {

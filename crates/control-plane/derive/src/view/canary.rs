@@ -17,12 +17,12 @@ use crate::{
 /// Reason why a canary waypoint is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CanaryError {
-    /// The weight is not a number from 0 to 100; its text.
-    Weight(String),
+    /// The weight annotation, whose text the variant has, is not a number from 0 to 100.
+    InvalidWeight(String),
     /// The canary is the primary waypoint itself.
-    Same,
+    SameAsPrimary,
     /// The service cannot be attached to this Gateway.
-    AttachmentError(GatewayName, AttachmentError),
+    NotAttachable(GatewayName, AttachmentError),
     /// No pod of this Gateway's waypoint is ready.
     NotReady(GatewayName),
 }
@@ -41,23 +41,23 @@ impl MeshView {
         }
         primary.outcome.ok()?;
         let CanaryWaypoint { gateway, weight } = match primary.origin {
-            AttachmentOrigin::Own => self.get::<Service>(key)?.canary.as_ref()?,
-            AttachmentOrigin::Namespace => {
-                let namespaces = self.objects("")?.all::<Namespace>();
+            AttachmentOrigin::ObjectLabel => self.get::<Service>(key)?.canary.as_ref()?,
+            AttachmentOrigin::NamespaceLabel => {
+                let namespaces = self.objects("")?.all_of_kind::<Namespace>();
                 namespaces.get(&key.namespace)?.canary.as_ref()?
             }
-            AttachmentOrigin::Gateway => return None,
+            AttachmentOrigin::UnlabelledGateway => return None,
         };
         let weight = match weight {
             Ok(weight) => *weight,
-            Err(text) => return Some(Err(CanaryError::Weight(text.clone()))),
+            Err(text) => return Some(Err(CanaryError::InvalidWeight(text.clone()))),
         };
         if *gateway == primary.gateway {
-            return Some(Err(CanaryError::Same));
+            return Some(Err(CanaryError::SameAsPrimary));
         }
-        Some(match self.serves_services(gateway, &key.namespace) {
-            Err(obstacle) => Err(CanaryError::AttachmentError(gateway.clone(), obstacle)),
-            Ok(()) if !self.is_ready(gateway) && !self.is_foreign_ready(gateway) => {
+        Some(match self.check_serves_services(gateway, &key.namespace) {
+            Err(obstacle) => Err(CanaryError::NotAttachable(gateway.clone(), obstacle)),
+            Ok(()) if !self.is_waypoint_ready(gateway) && !self.is_foreign_ready(gateway) => {
                 Err(CanaryError::NotReady(gateway.clone()))
             }
             Ok(()) => Ok((gateway.clone(), weight)),
@@ -75,12 +75,12 @@ impl MeshView {
         };
         let canary = Attachment {
             origin: primary.origin,
-            foreign: self
+            foreign_waypoint: self
                 .gateway(&gateway)
-                .and_then(|gateway| self.foreign(gateway)),
+                .and_then(|gateway| self.foreign_waypoint(gateway)),
             gateway,
             outcome: Ok(ServedTraffic::Services),
-            awaited: None,
+            awaited_gateway: None,
         };
         let shares = [(primary, 100 - weight), (&canary, weight)];
         let weighted = shares.map(|(attachment, weight)| {
@@ -98,10 +98,12 @@ impl MeshView {
         if key.kind != Kind::Service {
             return false;
         }
-        let own = self.get::<Service>(key).and_then(|one| one.ingress);
+        let own = self
+            .get::<Service>(key)
+            .and_then(|one| one.ingress_use_waypoint);
         let of_namespace = || {
-            let namespaces = self.objects("")?.all::<Namespace>();
-            namespaces.get(&key.namespace)?.ingress
+            let namespaces = self.objects("")?.all_of_kind::<Namespace>();
+            namespaces.get(&key.namespace)?.ingress_use_waypoint
         };
         own.or_else(of_namespace).unwrap_or(false)
     }
@@ -126,20 +128,20 @@ impl MeshView {
                 let share = format!("; {weight} % of connections go through {gateway}");
                 condition.message += &share;
             }
-            Some(Err(CanaryError::Weight(text))) => {
-                *condition = refused(
+            Some(Err(CanaryError::InvalidWeight(text))) => {
+                *condition = refused_condition(
                     "CanaryInvalidWeight",
                     format!("the canary's weight {text:?} is no number from 0 to 100: {ignored}"),
                 );
             }
-            Some(Err(CanaryError::Same)) => {
+            Some(Err(CanaryError::SameAsPrimary)) => {
                 let gateway = &primary.gateway;
-                *condition = refused(
+                *condition = refused_condition(
                     "CanarySameAsPrimary",
                     format!("the canary {gateway} is the first waypoint itself: {ignored}"),
                 );
             }
-            Some(Err(CanaryError::AttachmentError(gateway, obstacle))) => {
+            Some(Err(CanaryError::NotAttachable(gateway, obstacle))) => {
                 condition.message +=
                     &format!("; the canary {gateway} is ignored ({obstacle}): {ignored}");
             }
@@ -151,7 +153,7 @@ impl MeshView {
     }
 }
 
-fn refused(reason: &'static str, message: String) -> ConditionContent {
+fn refused_condition(reason: &'static str, message: String) -> ConditionContent {
     ConditionContent {
         is_true: false,
         reason,

@@ -18,7 +18,7 @@ pub(crate) struct EnforcementTargets {
     gateways: BTreeSet<GatewayName>,
     classes: BTreeSet<ArcStr>,
     /// Waypoints of the Services and ServiceEntries that policies target, or that TLS is originated to.
-    serving: BTreeSet<GatewayName>,
+    serving_waypoints: BTreeSet<GatewayName>,
     /// Namespaces of the Services and ServiceEntries that policies target.
     namespaces: BTreeSet<ArcStr>,
 }
@@ -27,9 +27,9 @@ pub(crate) struct EnforcementTargets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EnforcementReason {
     /// Policies target the Gateway or its class.
-    Gateway,
+    GatewayTargeted,
     /// Policies target Services or pods that the waypoint will serve.
-    Served,
+    ServedObjectsTargeted,
 }
 
 /// Whether policies of a kind can refuse requests at waypoints, or make waypoints originate TLS.
@@ -53,12 +53,12 @@ impl EnforcementTargets {
     ) -> Option<EnforcementReason> {
         let name = &gateway.name;
         if self.gateways.contains(name) || self.classes.contains(&gateway.class) {
-            return Some(EnforcementReason::Gateway);
+            return Some(EnforcementReason::GatewayTargeted);
         }
         let mut namespaces = self.namespaces.iter();
-        let is_served = self.serving.contains(name)
+        let is_served = self.serving_waypoints.contains(name)
             || namespaces.any(|namespace| view.attaches_pods_of(gateway, namespace));
-        is_served.then_some(EnforcementReason::Served)
+        is_served.then_some(EnforcementReason::ServedObjectsTargeted)
     }
 }
 
@@ -74,8 +74,9 @@ impl MeshView {
             Kind::Gateway => {
                 let name = GatewayName::new(target.namespace.clone(), target.name.clone());
                 let gateway = self.gateway(&name);
-                let is_own = gateway
-                    .is_some_and(|gateway| gateway.allowed_namespaces == AllowedNamespaces::Same);
+                let is_own = gateway.is_some_and(|gateway| {
+                    gateway.allowed_namespaces == AllowedNamespaces::SameNamespace
+                });
                 is_own && original.selector.is_none()
             }
             Kind::Service => {
@@ -91,8 +92,13 @@ impl MeshView {
     /// Collects the targets of policies that can refuse requests, and the waypoints that originate TLS to services.
     pub(crate) fn enforcement_targets(&self) -> EnforcementTargets {
         let mut guarded = EnforcementTargets::default();
-        for target in self.references.names(ReferenceKind::PolicyTarget) {
-            let mut policies = self.references.of(ReferenceKind::PolicyTarget, target);
+        for target in self
+            .references
+            .referenced_names(ReferenceKind::PolicyTarget)
+        {
+            let mut policies = self
+                .references
+                .referrers(ReferenceKind::PolicyTarget, target);
             if !policies.any(|policy| {
                 is_enforcing_kind(policy.kind) && !self.is_enforced_at_pods(policy, target)
             }) {
@@ -108,7 +114,7 @@ impl MeshView {
                 }
                 _ => {
                     guarded.namespaces.insert(target.namespace.clone());
-                    guarded.serving.extend(self.gateways_of(target));
+                    guarded.serving_waypoints.extend(self.gateways_of(target));
                 }
             }
         }
@@ -118,7 +124,7 @@ impl MeshView {
                 let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
                 let gateways = self.gateways_of(key);
                 let gateways = gateways.filter(|one| self.waypoint_originates_tls(one, &service));
-                guarded.serving.extend(gateways);
+                guarded.serving_waypoints.extend(gateways);
             }
         }
         guarded
@@ -127,11 +133,12 @@ impl MeshView {
     /// Returns the waypoint of a Service or ServiceEntry, and the awaited one.
     fn gateways_of(&self, key: &ObjectKey) -> impl Iterator<Item = GatewayName> + use<> {
         let attachment = self.waypoint_of_service(key).into_iter();
-        attachment.flat_map(|one| one.awaited.into_iter().chain([one.gateway]))
+        attachment.flat_map(|one| one.awaited_gateway.into_iter().chain([one.gateway]))
     }
 
-    /// Whether any pod of a namespace is, or will be, attached to a waypoint. Policies of a Service also apply to
-    /// requests to its pods' own addresses.
+    /// Whether any pod of a namespace is attached to a waypoint, or will be once the waypoint is ready. A pod counts
+    /// also if only its Service is attached, since a Service's policies also apply to requests to its pods' own
+    /// addresses.
     fn attaches_pods_of(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
         let mut unlabelled_attachers = self.unlabelled_attachers(namespace, AttacherFilter::All);
         if unlabelled_attachers
@@ -139,13 +146,15 @@ impl MeshView {
         {
             return true;
         }
-        let mut bound = self.references.of(ReferenceKind::Bound, &gateway.name);
+        let mut bound = self
+            .references
+            .referrers(ReferenceKind::Waypoint, &gateway.name);
         let binds = |key: &ObjectKey| match key.kind {
             Kind::Namespace => key.name == *namespace,
             // Its endpoints may have the label.
             Kind::Pod | Kind::WorkloadEntry | Kind::ServiceEntry => key.namespace == *namespace,
             _ => false,
         };
-        self.serves(gateway).includes_workloads() && bound.any(binds)
+        self.served_traffic(gateway).includes_workloads() && bound.any(binds)
     }
 }

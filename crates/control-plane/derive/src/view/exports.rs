@@ -12,7 +12,7 @@ use crate::{
     objects::{export::ExportTo, service_entry::ServiceEntryInput},
     view::{
         MeshView,
-        reserved::{ReservedHost, is_single_label, reserved, short_name_of},
+        reserved::{ReservedHost, is_single_label, reservation_reason, short_name_of},
     },
 };
 
@@ -21,12 +21,12 @@ impl MeshView {
     pub(crate) fn exported_to(&self, entry: &ServiceEntryInput) -> ExportTo {
         let setting = self.settings().and_then(|settings| settings.default_export);
         if entry.namespace == self.config.root_namespace {
-            return entry.export.or(setting).unwrap_or(ExportTo::All);
+            return entry.export_to.or(setting).unwrap_or(ExportTo::All);
         }
         let default = setting.unwrap_or(ExportTo::OwnNamespace);
         let widest = default.max(ExportTo::OwnNamespace);
         entry
-            .export
+            .export_to
             .map_or(default, |requested| requested.min(widest))
     }
 
@@ -54,15 +54,15 @@ impl MeshView {
             return None;
         }
         let domain = &self.config.cluster_domain;
-        reserved(host, &entry.namespace, domain, |namespace| {
+        reservation_reason(host, &entry.namespace, domain, |namespace| {
             self.has_namespace(namespace)
         })
     }
 
     /// Whether a namespace exists: as an object, or because it has a Service, since manifests may omit the Namespace.
     fn has_namespace(&self, name: &str) -> bool {
-        let of_cluster = self.objects("").map(|all| all.all::<Namespace>());
-        let services = self.objects(name).map(|all| all.all::<Service>());
+        let of_cluster = self.objects("").map(|all| all.all_of_kind::<Namespace>());
+        let services = self.objects(name).map(|all| all.all_of_kind::<Service>());
         let is_there = of_cluster.is_some_and(|all| all.contains_key(name));
         is_there && !self.is_excluded(name) || services.is_some_and(|all| !all.is_empty())
     }

@@ -12,8 +12,8 @@
 
 use ambit_k8s_api::{Gateway, Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{
-    ArcStr, Destination, GatewayAddress, GatewayName, HBONE_PORT, Identity, NamespacedHostname,
-    NetworkAddress,
+    ArcStr, GatewayAddress, GatewayDestination, GatewayName, HBONE_PORT, Identity,
+    NamespacedHostname, NetworkAddress,
 };
 
 use crate::{
@@ -27,15 +27,15 @@ use crate::{
 pub(crate) struct ForeignWaypoint {
     /// Class of the Gateway.
     pub(crate) class: ArcStr,
-    /// IP address or host name of the waypoint.
-    pub(crate) at: Destination,
+    /// IP address or host name at which clients reach the waypoint.
+    pub(crate) destination: GatewayDestination,
 }
 
 impl ForeignWaypoint {
     /// Returns the address that clients connect to, with the HBONE port.
     pub(crate) fn address(&self) -> GatewayAddress {
         GatewayAddress {
-            destination: self.at.clone(),
+            destination: self.destination.clone(),
             hbone_mtls_port: HBONE_PORT,
         }
     }
@@ -44,30 +44,39 @@ impl ForeignWaypoint {
 impl MeshView {
     /// Returns class and address of a Gateway that belongs to another controller; `None` for our own waypoints and
     /// without an address.
-    pub(crate) fn foreign(&self, gateway: &GatewayInput) -> Option<ForeignWaypoint> {
+    pub(crate) fn foreign_waypoint(&self, gateway: &GatewayInput) -> Option<ForeignWaypoint> {
         let address = gateway.address.as_ref();
         let address = address.filter(|_| !self.is_waypoint(gateway))?;
         let at = match address {
-            Address::Ip(ip) => Destination::Address(NetworkAddress::new(self.network.clone(), *ip)),
-            Address::Host(host) => Destination::Hostname(NamespacedHostname::new(
+            Address::Ip(ip) => {
+                GatewayDestination::Address(NetworkAddress::new(self.network.clone(), *ip))
+            }
+            Address::Host(host) => GatewayDestination::Hostname(NamespacedHostname::new(
                 gateway.name.namespace.clone(),
                 host.clone(),
             )),
         };
         let class = gateway.class.clone();
-        Some(ForeignWaypoint { class, at })
+        Some(ForeignWaypoint {
+            class,
+            destination: at,
+        })
     }
 
     /// Returns another controller's Gateway by its address; the first by name if several have the same address.
-    pub(crate) fn foreign_at(&self, at: &Destination) -> Option<GatewayName> {
+    pub(crate) fn foreign_gateway_at(&self, at: &GatewayDestination) -> Option<GatewayName> {
         let address = match at {
-            Destination::Address(at) => Address::Ip(at.address),
-            Destination::Hostname(name) => Address::Host(name.hostname.clone()),
+            GatewayDestination::Address(at) => Address::Ip(at.address),
+            GatewayDestination::Hostname(name) => Address::Host(name.hostname.clone()),
         };
-        let named = self.references.of(ReferenceKind::GatewayAddress, &address);
+        let named = self
+            .references
+            .referrers(ReferenceKind::GatewayAddress, &address);
         let gateways = named.filter_map(|key| self.get::<Gateway>(key));
-        let there =
-            gateways.filter(|one| self.foreign(one).is_some_and(|foreign| foreign.at == *at));
+        let there = gateways.filter(|one| {
+            self.foreign_waypoint(one)
+                .is_some_and(|foreign| foreign.destination == *at)
+        });
         there.map(|one| one.name.clone()).min()
     }
 
@@ -82,21 +91,21 @@ impl MeshView {
     }
 
     /// Whether a Gateway's address belongs to a Service or ServiceEntry, or is a host of it.
-    pub(crate) fn is_at(&self, key: &ObjectKey, at: &Destination) -> bool {
+    pub(crate) fn owns_gateway_address(&self, key: &ObjectKey, at: &GatewayDestination) -> bool {
         match (key.kind, at) {
-            (Kind::Service, Destination::Hostname(name)) => {
+            (Kind::Service, GatewayDestination::Hostname(name)) => {
                 let domain = &self.config.cluster_domain;
                 key.namespace == name.namespace
                     && self
                         .get::<Service>(key)
                         .is_some_and(|service| service.hostname(domain) == name.hostname)
             }
-            (Kind::ServiceEntry, Destination::Hostname(name)) => {
+            (Kind::ServiceEntry, GatewayDestination::Hostname(name)) => {
                 let entry = self.get::<ServiceEntry>(key);
                 key.namespace == name.namespace
                     && entry.is_some_and(|entry| entry.hosts.contains(&name.hostname))
             }
-            (_, Destination::Address(at)) => self.addresses.is_owned_by(&at.address, key),
+            (_, GatewayDestination::Address(at)) => self.addresses.is_owned_by(&at.address, key),
             _ => false,
         }
     }
@@ -106,9 +115,9 @@ impl MeshView {
     pub(crate) fn is_foreign_ready(&self, gateway: &GatewayName) -> bool {
         let is_foreign = self
             .gateway(gateway)
-            .is_some_and(|found| self.foreign(found).is_some());
+            .is_some_and(|found| self.foreign_waypoint(found).is_some());
         let instances = &self.instances;
         let is_unknown = || instances.accounts(gateway).is_empty();
-        is_foreign && (instances.any_claims_ready(gateway) || is_unknown())
+        is_foreign && (instances.any_labelled_ready(gateway) || is_unknown())
     }
 }

@@ -23,7 +23,7 @@ impl MeshView {
     pub(crate) fn is_foreign_proxy(&self, pod: &PodInput) -> bool {
         let has = |(name, value)| pod.labels.get(name).is_some_and(|own| own == value);
         pod.namespace == self.config.root_namespace
-            && !pod.terminated
+            && !pod.is_terminated
             && !pod.node.is_empty()
             && has(ZTUNNEL_LABEL)
             && !has(AMBIT_LABEL)
@@ -32,7 +32,7 @@ impl MeshView {
     /// Builds the note on the nodes where clients can bypass one of our waypoints; `None` if there are no such nodes.
     pub(crate) fn bypassable_nodes_note(&self, gateway: &GatewayName) -> Option<Note> {
         let serves = |key: &ObjectKey| {
-            let pod = self.get::<Pod>(key).filter(|pod| !pod.host_network)?;
+            let pod = self.get::<Pod>(key).filter(|pod| !pod.uses_host_network)?;
             let pod = pod.is_published().then_some(pod)?;
             let account = Some(&pod.service_account);
             let attachment = self.waypoint_of_workload(key, &pod.labels, account);
@@ -40,7 +40,7 @@ impl MeshView {
             is_it.then_some(())
         };
         let nodes = self.foreign_proxies.keys().filter(|node| {
-            let pods = self.references.of(ReferenceKind::OnNode, *node);
+            let pods = self.references.referrers(ReferenceKind::PodNode, *node);
             pods.filter_map(serves).next().is_some()
         });
         let nodes: Vec<_> = nodes.map(ToString::to_string).collect();

@@ -28,6 +28,6 @@ impl MeshView {
     /// Whether any pod of a namespace has a label of its own that selects a waypoint or `none`.
     pub(crate) fn has_pods_with_waypoint_label(&self, namespace: &ArcStr) -> bool {
         self.references
-            .is_named(ReferenceKind::PodWaypointLabel, namespace)
+            .is_referenced(ReferenceKind::PodWaypointLabel, namespace)
     }
 }

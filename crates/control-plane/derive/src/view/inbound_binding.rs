@@ -12,7 +12,7 @@ impl MeshView {
         if self.is_waypoint(gateway) {
             return None;
         }
-        let of_class = || self.class(&gateway.class)?.inbound_binding;
+        let of_class = || self.gateway_class(&gateway.class)?.inbound_binding;
         gateway.inbound_binding.or_else(of_class)
     }
 }

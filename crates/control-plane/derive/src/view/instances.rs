@@ -24,17 +24,19 @@ use crate::{
 
 impl MeshView {
     /// Whether one of our own waypoints has a ready pod.
-    pub(crate) fn is_ready(&self, gateway: &GatewayName) -> bool {
+    pub(crate) fn is_waypoint_ready(&self, gateway: &GatewayName) -> bool {
         self.instances.any_ready(gateway)
     }
 
     /// Whether a terminating pod of one of our waypoints keeps serving, since no other pod of the waypoint is ready.
     pub(crate) fn serves_while_terminating(&self, pod: &PodInput) -> bool {
-        let gateway = self.gateway_of(pod).filter(|_| pod.keeps_serving);
+        let gateway = self
+            .gateway_of(pod)
+            .filter(|_| pod.is_ready_while_terminating);
         gateway.is_some_and(|gateway| {
             self.waypoint(&gateway).is_some()
                 && pod.service_account == gateway.name
-                && !self.is_ready(&gateway)
+                && !self.is_waypoint_ready(&gateway)
         })
     }
 
@@ -60,7 +62,7 @@ impl MeshView {
 
     /// Whether a workload may be an endpoint of a Service. The Service of one of our waypoints has only the waypoint's
     /// pods as endpoints; `pod` is `None` if the workload is not a pod.
-    pub(crate) fn may_serve(
+    pub(crate) fn may_be_endpoint(
         &self,
         namespace: &ArcStr,
         service: &ArcStr,
@@ -80,7 +82,7 @@ impl MeshView {
             return Vec::new();
         };
         let (mut claiming, mut passing) = (Vec::new(), Vec::new());
-        let pods = objects.all::<Pod>().values();
+        let pods = objects.all_of_kind::<Pod>().values();
         for pod in pods.filter(|pod| pod.is_published()) {
             let has_label = gateway_label(&pod.labels) == Some(gateway.name.as_str());
             let is = pod.service_account == gateway.name;
@@ -90,7 +92,7 @@ impl MeshView {
                 _ => {}
             }
         }
-        let entries = objects.all::<WorkloadEntry>().values();
+        let entries = objects.all_of_kind::<WorkloadEntry>().values();
         let of_account = entries.filter(|one| one.endpoint.service_account == gateway.name);
         passing.extend(of_account.map(|one| format!("WorkloadEntry {}", one.name)));
         let GatewayName { name, .. } = gateway;

@@ -17,7 +17,7 @@ use crate::{
     condition::ConditionContent,
     config::WaypointBinding,
     objects::{binding::WaypointSelection, replaced},
-    relations::introductions::{BindingReason, Introduction},
+    relations::introductions::{BindingReason, IntroductionDecision},
     view::{
         MeshView,
         attachment::{AttacherFilter, Attachment, AttachmentError, AttachmentOrigin},
@@ -29,9 +29,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct WaypointLabel {
     /// Object or Namespace that has the label.
-    pub(crate) holder: ObjectKey,
+    pub(crate) labelled_object: ObjectKey,
     pub(crate) origin: AttachmentOrigin,
-    pub(crate) binding: WaypointSelection,
+    pub(crate) selection: WaypointSelection,
 }
 
 impl MeshView {
@@ -42,37 +42,41 @@ impl MeshView {
         &self,
         name: &GatewayName,
         enforcement_targets: &mut Option<EnforcementTargets>,
-    ) -> Option<Introduction> {
-        let strict = |why| Some(Introduction::Binds(why));
+    ) -> Option<IntroductionDecision> {
+        let strict = |why| Some(IntroductionDecision::Binds(why));
         let ours = self.gateway(name).filter(|one| self.is_waypoint(one));
         let Some(gateway) = ours else {
             return strict(BindingReason::OtherController);
         };
-        if gateway.has_been_ready || self.is_ready(name) {
+        if gateway.has_been_ready || self.is_waypoint_ready(name) {
             return None;
         }
-        if gateway.names_addresses {
+        if gateway.requests_addresses {
             return strict(BindingReason::OtherController);
         }
         if self.config.waypoint_binding == WaypointBinding::Strict {
-            return strict(BindingReason::Setting);
+            return strict(BindingReason::MeshSetting);
         }
         let enforcement_targets =
             enforcement_targets.get_or_insert_with(|| self.enforcement_targets());
         Some(
             match enforcement_targets.enforcement_reason(self, gateway) {
-                Some(EnforcementReason::Gateway) => Introduction::Binds(BindingReason::Policies),
-                Some(EnforcementReason::Served) => Introduction::BindsForPolicies,
-                None => Introduction::Waiting,
+                Some(EnforcementReason::GatewayTargeted) => {
+                    IntroductionDecision::Binds(BindingReason::AttachedPolicies)
+                }
+                Some(EnforcementReason::ServedObjectsTargeted) => {
+                    IntroductionDecision::BindsForPolicies
+                }
+                None => IntroductionDecision::WaitsUntilReady,
             },
         )
     }
 
     // === what is bound meanwhile ===
-    /// Whether an attachment is to a waypoint that does not bind objects yet.
+    /// Whether an object is attached to a waypoint that does not bind objects yet.
     fn is_on_hold(&self, attachment: &Attachment) -> bool {
         attachment.outcome.is_ok()
-            && attachment.foreign.is_none()
+            && attachment.foreign_waypoint.is_none()
             && self.introductions.is_on_hold(&attachment.gateway)
     }
 
@@ -86,9 +90,9 @@ impl MeshView {
     ) -> Option<Attachment> {
         let mut awaited = None;
         for WaypointLabel {
-            holder,
+            labelled_object: holder,
             origin,
-            binding,
+            selection: binding,
         } in labels
         {
             let found = by_label(*origin, binding);
@@ -113,7 +117,7 @@ impl MeshView {
         let gateway_attachment = || taken(AttacherFilter::All).filter(|one| self.is_on_hold(one));
         match (
             awaited.or_else(gateway_attachment),
-            taken(AttacherFilter::WaypointSelection),
+            taken(AttacherFilter::BindingOnly),
         ) {
             (awaited, Some(bound)) => Some(self.attachment_until_ready(awaited, bound)),
             (awaited, None) => Some(self.attachment_on_hold(awaited?)),
@@ -121,12 +125,12 @@ impl MeshView {
     }
 
     /// Returns the attachment of an object that uses the waypoint `bound` until the awaited one has been ready. If
-    /// `bound` cannot be used, its obstacle decides whether connections stay refused or have no waypoint until then.
+    /// `bound` cannot be used, the reason decides whether connections stay refused or have no waypoint until then.
     fn attachment_until_ready(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
         match awaited {
             None => bound,
             Some(awaited) if bound.outcome.is_ok() => Attachment {
-                awaited: Some(awaited.gateway),
+                awaited_gateway: Some(awaited.gateway),
                 ..bound
             },
             Some(awaited) if self.waypoint_address(&bound).is_none() => {
@@ -140,12 +144,14 @@ impl MeshView {
     /// Returns the attachment of an object that has no waypoint until the awaited one has been ready, unless policies
     /// require the awaited one to bind it at once.
     fn attachment_on_hold(&self, awaited: Attachment) -> Attachment {
-        if self.introductions.pending(&awaited.gateway) != Some(Introduction::Waiting) {
+        if self.introductions.pending_decision(&awaited.gateway)
+            != Some(IntroductionDecision::WaitsUntilReady)
+        {
             return awaited;
         }
         Attachment {
-            outcome: Err(AttachmentError::Waiting),
-            awaited: Some(awaited.gateway.clone()),
+            outcome: Err(AttachmentError::NeverReady),
+            awaited_gateway: Some(awaited.gateway.clone()),
             ..awaited
         }
     }
@@ -153,27 +159,28 @@ impl MeshView {
     // === conditions ===
     /// Builds the condition `Introduced` of one of our own waypoints: whether it has been ready.
     pub(crate) fn introduced_condition(&self, gateway: &GatewayName) -> Option<ConditionContent> {
-        let (is_true, reason, message) = match self.introductions.pending(gateway) {
+        let (is_true, reason, message) = match self.introductions.pending_decision(gateway) {
             None => (
                 true,
                 "Introduced",
                 "the waypoint has been ready: connections to objects bound to it go through it or are refused",
             ),
-            Some(Introduction::Undecided) => return None,
-            Some(Introduction::Waiting) => (
+            Some(IntroductionDecision::Undecided) => return None,
+            Some(IntroductionDecision::WaitsUntilReady) => (
                 false,
                 "Waiting",
                 "the waypoint has not been ready yet: until it is, traffic of objects that name it bypasses it",
             ),
-            Some(Introduction::BindsForPolicies | Introduction::Binds(BindingReason::Policies)) => {
-                (
-                    false,
-                    "Strict",
-                    "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
+            Some(
+                IntroductionDecision::BindsForPolicies
+                | IntroductionDecision::Binds(BindingReason::AttachedPolicies),
+            ) => (
+                false,
+                "Strict",
+                "the waypoint has not been ready yet: connections to objects that name it are refused until it is, \
                  since policies are attached to it or to its targets",
-                )
-            }
-            Some(Introduction::Binds(_)) => (
+            ),
+            Some(IntroductionDecision::Binds(_)) => (
                 false,
                 "Strict",
                 "the waypoint has not been ready yet: connections to objects that name it are refused until it is",
@@ -193,7 +200,7 @@ impl MeshView {
         if !self.introductions.is_on_hold(gateway) {
             return None;
         }
-        let kept = self.introductions.kept.iter();
+        let kept = self.introductions.previous_waypoints.iter();
         let waiting = kept.filter(|(_, kept)| kept.awaited == *gateway);
         replaced::replaces_condition(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
     }
@@ -201,11 +208,14 @@ impl MeshView {
     /// Returns the reason why a waypoint binds objects although it has never been ready, as the end of a sentence;
     /// empty if it does not.
     pub(crate) fn binding_reason(&self, gateway: &GatewayName) -> &'static str {
-        match self.introductions.pending(gateway) {
-            Some(Introduction::BindsForPolicies | Introduction::Binds(BindingReason::Policies)) => {
+        match self.introductions.pending_decision(gateway) {
+            Some(
+                IntroductionDecision::BindsForPolicies
+                | IntroductionDecision::Binds(BindingReason::AttachedPolicies),
+            ) => {
                 "; it has not been ready yet, and binds because policies are attached to it or to its targets"
             }
-            Some(Introduction::Binds(BindingReason::Setting)) => {
+            Some(IntroductionDecision::Binds(BindingReason::MeshSetting)) => {
                 "; it has not been ready yet, and binds because of meshConfig.waypointBinding"
             }
             _ => "",
@@ -213,22 +223,22 @@ impl MeshView {
     }
 
     /// Returns the labels that attach an object of a namespace: its own first, then its namespace's.
-    pub(crate) fn labels(
+    pub(crate) fn waypoint_labels(
         &self,
         namespace: &ArcStr,
         own: Option<(ObjectKey, WaypointSelection)>,
     ) -> Vec<WaypointLabel> {
         let own = own.map(|(holder, binding)| WaypointLabel {
-            holder,
-            origin: AttachmentOrigin::Own,
-            binding,
+            labelled_object: holder,
+            origin: AttachmentOrigin::ObjectLabel,
+            selection: binding,
         });
-        let namespaces = self.objects("").map(|all| all.all::<Namespace>());
+        let namespaces = self.objects("").map(|all| all.all_of_kind::<Namespace>());
         let of_namespace = namespaces.and_then(|all| all.get(namespace)?.binding.clone());
         let of_namespace = of_namespace.map(|binding| WaypointLabel {
-            holder: ObjectKey::new(Kind::Namespace, "", namespace.clone()),
-            origin: AttachmentOrigin::Namespace,
-            binding,
+            labelled_object: ObjectKey::new(Kind::Namespace, "", namespace.clone()),
+            origin: AttachmentOrigin::NamespaceLabel,
+            selection: binding,
         });
         own.into_iter().chain(of_namespace).collect()
     }

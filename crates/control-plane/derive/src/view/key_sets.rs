@@ -13,8 +13,9 @@ impl MeshView {
     /// Returns the URLs of all key sets and trust bundles that RequestAuthentications and the MeshConfig name.
     pub fn key_sources(&self) -> BTreeSet<KeySource> {
         let objects = self.namespaces.values();
-        let all = objects.flat_map(|objects| objects.all::<RequestAuthentication>().values());
-        let of_tokens = all.flat_map(|one| one.sources().cloned());
+        let all =
+            objects.flat_map(|objects| objects.all_of_kind::<RequestAuthentication>().values());
+        let of_tokens = all.flat_map(|one| one.key_sources().cloned());
         of_tokens.chain(self.bundle_sources()).collect()
     }
 
@@ -40,7 +41,7 @@ impl MeshView {
         Err(first.clone())
     }
 
-    /// Whether objects `from` may call any of the Services that select a pod.
+    /// Whether calls on behalf of objects `from` (kind, namespace) may reach any of the Services that select a pod.
     fn may_call_pod_for(&self, from: (Kind, &str), pod: &ObjectKey) -> bool {
         if from.1 == pod.namespace {
             return true;
@@ -49,7 +50,7 @@ impl MeshView {
         else {
             return false;
         };
-        let mut services = objects.all::<Service>().iter();
+        let mut services = objects.all_of_kind::<Service>().iter();
         services.any(|(name, service)| {
             let selector = service.selector.as_ref();
             selector.is_some_and(|selector| selects(selector, &input.labels))

@@ -25,7 +25,7 @@ impl MeshView {
             return Vec::new();
         }
         let mut waypoints = BTreeSet::new();
-        for wildcard in wildcards_above(&service.hostname) {
+        for wildcard in wildcards_covering(&service.hostname) {
             for (key, is_public) in self.record_owners(&wildcard) {
                 let is_seen_with = is_public
                     || service.visibility == Visibility::Public
@@ -35,20 +35,20 @@ impl MeshView {
                 }
             }
         }
-        let record = refusal(key, service);
+        let record = refusal_record(key, service);
         let waypoints = waypoints.difference(serving).cloned();
         waypoints.map(|gateway| (gateway, record.clone())).collect()
     }
 }
 
 /// Returns the wildcards that cover a host, which may itself be a wildcard.
-fn wildcards_above(host: &str) -> impl Iterator<Item = ArcStr> {
+fn wildcards_covering(host: &str) -> impl Iterator<Item = ArcStr> {
     let dots = host.match_indices('.').map(|(dot, _)| dot);
     let wildcards = dots.filter_map(|dot| Some(arcstr::format!("*{}", host.get(dot..)?)));
     wildcards.filter(move |wildcard| wildcard != host)
 }
 
-fn refusal(key: &ObjectKey, service: &Service) -> WaypointService {
+fn refusal_record(key: &ObjectKey, service: &Service) -> WaypointService {
     let kind = match key.kind {
         Kind::Service => arcstr::literal!("Service"),
         _ => arcstr::literal!("ServiceEntry"),
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn wildcards_above_a_host_are_all_that_cover_it() {
-        let of = |host: &str| wildcards_above(host).collect::<Vec<_>>();
+        let of = |host: &str| wildcards_covering(host).collect::<Vec<_>>();
         assert_eq!(of("a.b.com"), ["*.b.com", "*.com"]);
         assert_eq!(of("*.b.com"), ["*.com"]);
         assert!(of("com").is_empty() && of("*.com").is_empty());

@@ -57,16 +57,16 @@ impl MeshView {
     pub fn registry(&self) -> Vec<RegisteredService> {
         let mut all = Vec::new();
         for (_, objects) in self.all_objects() {
-            let services = objects.all::<Service>().values();
-            all.extend(services.map(|service| self.registered(service)));
-            let entries = objects.all::<ServiceEntry>().values();
+            let services = objects.all_of_kind::<Service>().values();
+            all.extend(services.map(|service| self.registered_service(service)));
+            let entries = objects.all_of_kind::<ServiceEntry>().values();
             all.extend(entries.flat_map(|entry| self.registered_hosts(entry)));
         }
         all.sort_by(|a, b| (&a.hostname, &a.namespace).cmp(&(&b.hostname, &b.namespace)));
         all
     }
 
-    fn registered(&self, service: &ServiceInput) -> RegisteredService {
+    fn registered_service(&self, service: &ServiceInput) -> RegisteredService {
         let ports = service.ports.iter().map(|port| RegisteredPort {
             name: port.name.clone(),
             number: port.port,

@@ -1,4 +1,4 @@
-//! Records that rendering produces.
+//! Records that the rendering of one object or host yields.
 
 use ambit_model::{Authorization, GatewayName, WaypointRecord, Workload};
 
@@ -6,7 +6,7 @@ use crate::{problem::Note, records::ServiceRecord};
 
 /// Records rendered from an object, a host, or the whole mesh.
 #[derive(Debug, Default)]
-pub(crate) struct Rendered {
+pub(crate) struct RenderedRecords {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) services: Vec<ServiceRecord>,
     pub(crate) policies: Vec<Authorization>,
@@ -16,9 +16,9 @@ pub(crate) struct Rendered {
     pub(crate) conflicts: Vec<Note>,
 }
 
-impl Rendered {
-    /// Adds records for waypoints.
-    pub(crate) fn add<R: Into<WaypointRecord>>(
+impl RenderedRecords {
+    /// Adds records of one type for waypoints.
+    pub(crate) fn add_waypoint_records<R: Into<WaypointRecord>>(
         &mut self,
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) {
@@ -27,12 +27,12 @@ impl Rendered {
             .extend(records.map(|(gateway, record)| (gateway, record.into())));
     }
 
-    /// Returns a result that has only records for waypoints.
-    pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
+    /// Returns rendered records that are all for waypoints.
+    pub(crate) fn from_waypoint_records<R: Into<WaypointRecord>>(
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) -> Self {
         let mut rendered = Self::default();
-        rendered.add(records);
+        rendered.add_waypoint_records(records);
         rendered
     }
 }

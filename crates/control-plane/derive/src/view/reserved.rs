@@ -33,23 +33,23 @@ impl fmt::Display for ReservedHost<'_> {
 
 /// Returns the reason why ServiceEntries of the namespace `own` may not declare a host (in lower case, possibly a
 /// wildcard); `None` if they may.
-pub(crate) fn reserved<'a>(
+pub(crate) fn reservation_reason<'a>(
     host: &'a str,
     own: &str,
     cluster_domain: &str,
     namespace_exists: impl Fn(&str) -> bool,
 ) -> Option<ReservedHost<'a>> {
-    let (is_wildcard, name) = split(host);
+    let (is_wildcard, name) = split_wildcard(host);
     let is_own = |services: &str| {
         let of_own = format!("{own}.{services}");
-        is_below(name, &of_own) || is_wildcard && name == of_own
+        is_subdomain(name, &of_own) || is_wildcard && name == of_own
     };
     let services = format!("svc.{cluster_domain}");
     if is_own(&services) || is_own("svc") {
         return None;
     }
-    let is_of = |domain: &str| name == domain || is_below(name, domain);
-    let covers_domain = is_wildcard && is_below(cluster_domain, name);
+    let is_of = |domain: &str| name == domain || is_subdomain(name, domain);
+    let covers_domain = is_wildcard && is_subdomain(cluster_domain, name);
     if is_of(cluster_domain) || is_of("svc") || covers_domain {
         return Some(ReservedHost::ClusterDomain);
     }
@@ -60,7 +60,7 @@ pub(crate) fn reserved<'a>(
 /// Returns the namespace `NS` of a host that has the form of a Service's short name (`NAME.NS`), of a name below one,
 /// or of a wildcard for either, whether or not the namespace exists.
 pub(crate) fn short_name_of(host: &str) -> Option<&str> {
-    let (is_wildcard, name) = split(host);
+    let (is_wildcard, name) = split_wildcard(host);
     match name.rsplit_once('.') {
         Some((_, namespace)) => Some(namespace),
         None => is_wildcard.then_some(name),
@@ -72,14 +72,14 @@ pub(crate) fn is_single_label(host: &str) -> bool {
     !host.contains('.')
 }
 
-fn split(host: &str) -> (bool, &str) {
+fn split_wildcard(host: &str) -> (bool, &str) {
     match host.strip_prefix("*.") {
         Some(name) => (true, name),
         None => (false, host),
     }
 }
 
-fn is_below(name: &str, domain: &str) -> bool {
+fn is_subdomain(name: &str, domain: &str) -> bool {
     name.strip_suffix(domain)
         .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
 }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn of_tenant(host: &str) -> Option<ReservedHost<'_>> {
-        reserved(host, "tenant", "cluster.local", |namespace| {
+        reservation_reason(host, "tenant", "cluster.local", |namespace| {
             ["tenant", "store"].contains(&namespace)
         })
     }

@@ -14,7 +14,7 @@ use crate::{
 /// Part of a policy's targets that one waypoint serves: the waypoint as a whole, or some services.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct WaypointTargets {
-    pub(crate) for_gateway: bool,
+    pub(crate) targets_gateway: bool,
     pub(crate) services: Vec<NamespacedHostname>,
 }
 
@@ -26,8 +26,8 @@ impl PolicyTargets {
         for target in &self.0 {
             match target.kind {
                 Kind::Gateway | Kind::GatewayClass => {
-                    for gateway in waypoints_of(view, target) {
-                        waypoints.entry(gateway).or_default().for_gateway = true;
+                    for gateway in waypoints_of_target(view, target) {
+                        waypoints.entry(gateway).or_default().targets_gateway = true;
                     }
                 }
                 _ => {
@@ -70,13 +70,13 @@ impl PolicyTargets {
         let mut any_found = false;
         for target in &self.0 {
             let waypoints = match target.kind {
-                Kind::Gateway | Kind::GatewayClass => waypoints_of(view, target),
+                Kind::Gateway | Kind::GatewayClass => waypoints_of_target(view, target),
                 _ => served_hosts(view, target)
                     .into_iter()
                     .map(|(gateway, _)| gateway)
                     .collect(),
             };
-            let found = exists(view, target);
+            let found = target_exists(view, target);
             any_found |= found;
             if waypoints.is_empty() {
                 let why = match (found, target.kind) {
@@ -96,7 +96,7 @@ impl PolicyTargets {
         }
         let is_of_services =
             |target: &ObjectKey| !matches!(target.kind, Kind::Gateway | Kind::GatewayClass);
-        let passes_pods = view.config.service_policy_scope == ServicePolicyScope::Istio
+        let passes_pods = view.config.service_policy_scope == ServicePolicyScope::ServiceOnly
             && self.0.iter().any(is_of_services);
         let limit = match passes_pods {
             true => {
@@ -127,7 +127,7 @@ impl PolicyTargets {
     }
 }
 
-fn exists(view: &MeshView, target: &ObjectKey) -> bool {
+fn target_exists(view: &MeshView, target: &ObjectKey) -> bool {
     match target.kind {
         Kind::Gateway => view.get::<Gateway>(target).is_some(),
         Kind::GatewayClass => {
@@ -140,7 +140,7 @@ fn exists(view: &MeshView, target: &ObjectKey) -> bool {
 }
 
 /// Returns our own waypoints that a Gateway or GatewayClass as target stands for.
-fn waypoints_of(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
+fn waypoints_of_target(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
     let mut names = match target.kind {
         Kind::GatewayClass => view.gateways_of_class(&target.name),
         _ => vec![GatewayName::new(
@@ -168,7 +168,7 @@ fn services_only_waypoint(view: &MeshView, target: &ObjectKey) -> Option<Gateway
 /// Whether a Service or ServiceEntry is attached to another controller's waypoint.
 fn has_foreign_waypoint(view: &MeshView, target: &ObjectKey) -> bool {
     let attachment = view.waypoint_of_service(target);
-    attachment.is_some_and(|attachment| attachment.foreign.is_some())
+    attachment.is_some_and(|attachment| attachment.foreign_waypoint.is_some())
 }
 
 /// Returns the hosts of a Service or ServiceEntry, each with a waypoint that serves it.

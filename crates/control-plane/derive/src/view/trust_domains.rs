@@ -22,12 +22,12 @@ const BUNDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Trust domains that proxies accept besides the mesh's own, with their roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedTrustDomains {
-    /// All names of the mesh's own trust domain; empty if it has only one.
+    /// All names of the mesh's own trust domain; empty if the trust domain has only one name.
     pub aliases: BTreeSet<ArcStr>,
     /// Root certificates by trust domain, as PEM.
     pub roots: BTreeMap<ArcStr, Vec<ArcStr>>,
-    /// Trust domains with a bundle that has not been fetched yet: proxies keep their last known roots.
-    pub pending: BTreeSet<ArcStr>,
+    /// Trust domains whose SPIFFE bundle has not been fetched yet: proxies keep their last known roots.
+    pub pending_trust_domains: BTreeSet<ArcStr>,
 }
 
 impl MeshView {
@@ -50,7 +50,7 @@ impl MeshView {
             };
             let roots = match &certificates.source {
                 RootSource::Pem(text) => Some(text.clone()),
-                RootSource::Bundle(url) => {
+                RootSource::TrustBundleUrl(url) => {
                     let state = self.keys(&bundle_source(url));
                     state.and_then(|state| state.keys.clone())
                 }
@@ -61,7 +61,7 @@ impl MeshView {
                         let all = accepted.roots.entry(domain.clone()).or_default();
                         all.push(text.clone());
                     }
-                    None => drop(accepted.pending.insert(domain.clone())),
+                    None => drop(accepted.pending_trust_domains.insert(domain.clone())),
                 }
             }
         }
@@ -73,7 +73,7 @@ impl MeshView {
         let settings = self.settings().into_iter();
         let certificates = settings.flat_map(|settings| &settings.ca_certificates);
         let bundles = certificates.filter_map(|certificates| match &certificates.source {
-            RootSource::Bundle(url) => Some(bundle_source(url)),
+            RootSource::TrustBundleUrl(url) => Some(bundle_source(url)),
             RootSource::Pem(_) => None,
         });
         bundles.collect()
@@ -100,8 +100,8 @@ impl MeshView {
             })
         });
         TrustDomainNames {
-            is_default_own: !is_other_mesh,
-            all,
+            owns_default_domain: !is_other_mesh,
+            names: all,
         }
     }
 }

@@ -26,7 +26,7 @@ impl MeshView {
         attachment: &Attachment,
     ) -> Option<Vec<WaypointRule>> {
         let gateway = self.gateway(attachment.own_gateway()?)?;
-        let mut grants = self.references.of_mesh(ReferenceKind::GrantsPods);
+        let mut grants = self.references.mesh_referrers(ReferenceKind::PodGrant);
         if grants.any(|grant| grant.namespace == pod.namespace) {
             return None;
         }
@@ -41,11 +41,14 @@ impl MeshView {
         }
         let mut rules = Vec::new();
         for (target, ports) in &targets {
-            for object in self.references.of(ReferenceKind::PolicyTarget, target) {
+            for object in self
+                .references
+                .referrers(ReferenceKind::PolicyTarget, target)
+            {
                 if self.enforces_original(pod, object) {
                     continue;
                 }
-                let scopes = self.scopes(object).into_iter();
+                let scopes = self.refusable_scopes(object).into_iter();
                 rules.extend(scopes.map(|scope| rule_at_pod(scope, *ports, pod)));
             }
         }
@@ -72,12 +75,14 @@ impl MeshView {
     }
 
     /// Returns the ports and clients that a policy can refuse; empty if it refuses nothing.
-    fn scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
+    fn refusable_scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
         match object.kind {
             Kind::AuthorizationPolicy => {
                 let policy = self.get::<AuthorizationPolicy>(object);
                 let attached = policy.and_then(|policy| policy.attached.as_ref());
-                attached.map(|one| one.scopes(self)).unwrap_or_default()
+                attached
+                    .map(|one| one.refusable_scopes(self))
+                    .unwrap_or_default()
             }
             Kind::RateLimit => {
                 let limit = self.get::<RateLimit>(object);

@@ -8,11 +8,11 @@ use ambit_model::{ArcStr, NamespacedHostname, PortMap, Workload, WorkloadKind, W
 use crate::{labels::Labels, view::MeshView};
 
 /// Services that a workload is an endpoint of, with their target ports.
-pub(crate) type Services = BTreeMap<NamespacedHostname, PortMap>;
+pub(crate) type EndpointServices = BTreeMap<NamespacedHostname, PortMap>;
 
 impl MeshView {
     /// Returns a workload record with the fields that are the same for all workloads.
-    pub(crate) fn base(&self, namespace: &ArcStr, name: &ArcStr) -> Workload {
+    pub(crate) fn base_workload(&self, namespace: &ArcStr, name: &ArcStr) -> Workload {
         Workload {
             name: name.clone(),
             namespace: namespace.clone(),
@@ -24,8 +24,8 @@ impl MeshView {
         }
     }
 
-    /// Returns the uid of a workload of this cluster, `CLUSTER/REST`.
-    pub(crate) fn uid(&self, rest: &str) -> WorkloadUid {
+    /// Returns the uid of a workload of this cluster: the cluster's name, `/` and `rest`.
+    pub(crate) fn workload_uid(&self, rest: &str) -> WorkloadUid {
         arcstr::format!("{}/{rest}", self.config.cluster_id)
     }
 }

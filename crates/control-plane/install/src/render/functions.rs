@@ -18,15 +18,16 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let all = templates.upgrade();
             let all = all.as_ref().and_then(|all| all.get());
             let all = all.ok_or_else(|| argument_error("include", "templates"))?;
-            all.execute_template_to_string(name, data).map(string)
+            all.execute_template_to_string(name, data).map(string_value)
         })
         .func("quote", |args| {
-            Ok(string(
-                serde_json::Value::String(text(single_argument("quote", args)?)).to_string(),
+            Ok(string_value(
+                serde_json::Value::String(format_value(single_argument("quote", args)?))
+                    .to_string(),
             ))
         })
         .func("nindent", |args| {
-            indent("nindent", args).map(|text| string(format!("\n{text}")))
+            indent("nindent", args).map(|text| string_value(format!("\n{text}")))
         })
         .func("default", |args| match args {
             [default, value] if !value.is_truthy() => Ok(default.clone()),
@@ -46,8 +47,8 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let [Value::String(separator), Value::List(list)] = args else {
                 return Err(argument_error("join", "a separator and a list"));
             };
-            let texts: Vec<_> = list.iter().map(text).collect();
-            Ok(string(texts.join(separator)))
+            let texts: Vec<_> = list.iter().map(format_value).collect();
+            Ok(string_value(texts.join(separator)))
         })
         .func("list", |args| Ok(Value::List(args.into())))
         .func("dict", dict)
@@ -56,7 +57,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             let [Value::Map(map), names @ ..] = args else {
                 return Err(argument_error("omit", "a map and names"));
             };
-            let names: Vec<String> = names.iter().map(text).collect();
+            let names: Vec<String> = names.iter().map(format_value).collect();
             let kept = map
                 .iter()
                 .filter(|(key, _)| !names.iter().any(|name| **name == ***key));
@@ -75,7 +76,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
                 return Err(argument_error("trimSuffix", "two texts"));
             };
             let cut = text.strip_suffix(&**suffix).unwrap_or(text);
-            Ok(string(cut.to_owned()))
+            Ok(string_value(cut.to_owned()))
         })
         .func("kindIs", |args| {
             let [Value::String(kind), value] = args else {
@@ -92,10 +93,10 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
             Ok(Value::Bool(own == &**kind))
         })
         .func("sha256sum", |args| {
-            let text = text(single_argument("sha256sum", args)?);
+            let text = format_value(single_argument("sha256sum", args)?);
             let hash = digest::digest(&digest::SHA256, text.as_bytes());
             let hex: String = hash.as_ref().iter().map(|b| format!("{b:02x}")).collect();
-            Ok(string(hex))
+            Ok(string_value(hex))
         })
 }
 
@@ -103,12 +104,14 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
 fn register_conversions(template: Template) -> Template {
     template
         .func("toYaml", |args| {
-            let yaml = serde_saphyr::to_string(&json(single_argument("toYaml", args)?));
+            let yaml = serde_saphyr::to_string(&to_json(single_argument("toYaml", args)?));
             let yaml = yaml.map_err(|error| TemplateError::Exec(format!("toYaml: {error}")))?;
-            Ok(string(yaml.trim_end().to_owned()))
+            Ok(string_value(yaml.trim_end().to_owned()))
         })
         .func("toString", |args| {
-            Ok(string(text(single_argument("toString", args)?)))
+            Ok(string_value(format_value(single_argument(
+                "toString", args,
+            )?)))
         })
         .func("fromYaml", |args| parse_yaml("fromYaml", args))
         .func("fromYamlArray", |args| parse_yaml("fromYamlArray", args))
@@ -119,24 +122,29 @@ fn register_conversions(template: Template) -> Template {
             Ok(Value::Bool(map.iter().any(|(key, _)| **key == **name)))
         })
         .func("fail", |args| {
-            Err(TemplateError::Exec(text(single_argument("fail", args)?)))
+            Err(TemplateError::Exec(format_value(single_argument(
+                "fail", args,
+            )?)))
         })
         .func("trim", |args| {
-            Ok(string(
-                text(single_argument("trim", args)?).trim().to_owned(),
+            Ok(string_value(
+                format_value(single_argument("trim", args)?)
+                    .trim()
+                    .to_owned(),
             ))
         })
         .func("toJson", |args| {
-            Ok(string(escape_html(
-                &json(single_argument("toJson", args)?).to_string(),
+            Ok(string_value(escape_html(
+                &to_json(single_argument("toJson", args)?).to_string(),
             )))
         })
 }
 
 /// Parses YAML that the chart itself contains or has rendered.
 fn parse_yaml(name: &'static str, args: &[Value]) -> Result<Value> {
-    let yaml: serde_json::Value = serde_saphyr::from_str(&text(single_argument(name, args)?))
-        .map_err(|error| TemplateError::Exec(format!("{name}: {error}")))?;
+    let yaml: serde_json::Value =
+        serde_saphyr::from_str(&format_value(single_argument(name, args)?))
+            .map_err(|error| TemplateError::Exec(format!("{name}: {error}")))?;
     gotmpl::to_value(&yaml).map_err(|error| TemplateError::Exec(format!("{name}: {error}")))
 }
 
@@ -146,11 +154,11 @@ fn dict(args: &[Value]) -> Result<Value> {
     };
     let entries = pairs
         .iter()
-        .map(|[key, value]| (text(key).into(), value.clone()));
+        .map(|[key, value]| (format_value(key).into(), value.clone()));
     Ok(Value::Map(Arc::new(entries.collect())))
 }
 
-/// Merges maps, whose keys are distinct in the chart.
+/// Merges maps into one. The chart merges only maps with distinct keys.
 fn merge(args: &[Value]) -> Result<Value> {
     let mut merged = BTreeMap::new();
     for arg in args {
@@ -188,35 +196,35 @@ fn indent(name: &'static str, args: &[Value]) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-fn argument_error(name: &'static str, wanted: &'static str) -> TemplateError {
-    TemplateError::Exec(format!("{name} needs {wanted}"))
+fn argument_error(name: &'static str, expected: &'static str) -> TemplateError {
+    TemplateError::Exec(format!("{name} needs {expected}"))
 }
 
-fn string(text: String) -> Value {
+fn string_value(text: String) -> Value {
     Value::String(text.into())
 }
 
 /// Formats a template value as Go's `fmt` does.
-fn text(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::Nil => String::new(),
         Value::String(text) => text.to_string(),
-        other => json(other).to_string(),
+        other => to_json(other).to_string(),
     }
 }
 
-fn json(value: &Value) -> serde_json::Value {
+fn to_json(value: &Value) -> serde_json::Value {
     match value {
         Value::Bool(flag) => (*flag).into(),
         Value::Int(number) => (*number).into(),
         Value::Uint(number) => (*number).into(),
         Value::Float(number) => (*number).into(),
         Value::String(text) => text.as_ref().into(),
-        Value::List(list) => list.iter().map(json).collect(),
+        Value::List(list) => list.iter().map(to_json).collect(),
         Value::Map(map) => {
             let entries = map
                 .iter()
-                .map(|(key, value)| (key.to_string(), json(value)));
+                .map(|(key, value)| (key.to_string(), to_json(value)));
             serde_json::Value::Object(entries.collect())
         }
         _ => serde_json::Value::Null,

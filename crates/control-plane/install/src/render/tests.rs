@@ -219,7 +219,7 @@ fn selectors_are_rendered_in_the_agents_format() {
 fn old_clusters_get_the_apparmor_annotation() {
     let values = ValueOverrides::default().with_defaults().unwrap();
     let release = Release {
-        minor: "29+".to_owned(),
+        kube_minor_version: "29+".to_owned(),
         ..Release::default()
     };
     let objects = render_objects(&release, &values).unwrap();
@@ -379,7 +379,7 @@ fn agent_may_write_status_of_its_own_nodes_pods_only() {
     assert_eq!(policy["failurePolicy"], "Fail");
     // Earlier versions of Kubernetes do not put the node into tokens.
     let release = Release {
-        minor: "29".to_owned(),
+        kube_minor_version: "29".to_owned(),
         ..Release::default()
     };
     let old = super::render_objects(
@@ -400,7 +400,7 @@ fn release_before_uninstall_is_an_optional_hook() {
     let policies = "global.networkPolicy.enabled=true";
     let mut with = render(&[policies]);
     let hooks: Vec<_> = with
-        .extract_if(.., |object| object::is_hook(object))
+        .extract_if(.., |object| object::is_helm_hook(object))
         .collect();
     assert_eq!(hooks.len(), 7);
     for hook in &hooks {
@@ -661,7 +661,7 @@ fn ca_and_agents_have_the_same_enablement_rules() {
 }
 
 /// Returns the validation rules of an object schema of a CRD.
-fn rules_of(schema: &Value) -> Vec<&str> {
+fn validation_rules(schema: &Value) -> Vec<&str> {
     let rules = schema["x-kubernetes-validations"].as_array();
     let rules = rules.into_iter().flatten();
     rules.filter_map(|rule| rule["rule"].as_str()).collect()
@@ -677,7 +677,7 @@ fn misspelt_targets_are_rejected_at_admission() {
             let spec = &schema["properties"]["spec"]["properties"];
             let targets = [&spec["targetRef"], &spec["targetRefs"]["items"]];
             for target in targets.into_iter().filter(|target| target.is_object()) {
-                let [rule] = rules_of(target)[..] else {
+                let [rule] = validation_rules(target)[..] else {
                     panic!("{name} has not one rule for its targets");
                 };
                 for part in [

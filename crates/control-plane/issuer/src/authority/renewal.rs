@@ -23,16 +23,19 @@ impl Authority {
         ttl: Duration,
         now: SystemTime,
     ) -> Result<Option<Self>, AuthorityError> {
-        let Some((index, old)) = self.own_root().filter(|_| self.intermediates.is_empty()) else {
+        let Some((index, old)) = self
+            .signing_root()
+            .filter(|_| self.intermediates.is_empty())
+        else {
             return Ok(None);
         };
-        if !is_in_last_fifth(old, now) {
+        if !is_due_for_renewal(old, now) {
             return Ok(None);
         }
         let key = KeyPair::try_from(self.issuer.key().serialize_der())
             .map_err(AuthorityError::Generate)?;
         let mut params = CertificateParams::default();
-        params.distinguished_name = subject_name(old).ok_or(AuthorityError::InvalidName)?;
+        params.distinguished_name = subject_name(old).ok_or(AuthorityError::UnsupportedSubject)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.serial_number = Some(random_serial());
@@ -40,7 +43,7 @@ impl Authority {
         params.not_after = (now + ttl).into();
         let root = params.self_signed(&key).map_err(AuthorityError::Generate)?;
         if subject_der(root.der()) != subject_der(old) {
-            return Err(AuthorityError::InvalidName);
+            return Err(AuthorityError::UnsupportedSubject);
         }
         let mut roots = self.roots.clone();
         if let Some(slot) = roots.get_mut(index) {
@@ -54,8 +57,8 @@ impl Authority {
         }))
     }
 
-    /// Returns the position and certificate of the root whose key signs, if the root itself signs.
-    fn own_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
+    /// Returns the position and the certificate of the root that signs; `None` if an intermediate signs.
+    fn signing_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
         let own = self.issuer.key().subject_public_key_info();
         let has_key = |(_, root): &(usize, &CertificateDer<'static>)| {
             X509Certificate::from_der(root).is_ok_and(|(_, root)| root.public_key().raw == own)
@@ -64,8 +67,8 @@ impl Authority {
     }
 
     /// Returns the certificate of the root that signs, as PEM; `None` if an intermediate signs.
-    pub fn own_root_pem(&self) -> Option<String> {
-        let (_, root) = self.own_root()?;
+    pub fn signing_root_pem(&self) -> Option<String> {
+        let (_, root) = self.signing_root()?;
         Some(pem::encode_pem("CERTIFICATE", root))
     }
 }
@@ -97,7 +100,7 @@ fn distinguished_name(name: &X509Name<'_>) -> Option<DistinguishedName> {
     Some(copy)
 }
 
-fn is_in_last_fifth(root: &CertificateDer<'_>, now: SystemTime) -> bool {
+fn is_due_for_renewal(root: &CertificateDer<'_>, now: SystemTime) -> bool {
     let Ok((_, root)) = X509Certificate::from_der(root) else {
         return false;
     };
@@ -140,7 +143,7 @@ mod tests {
                 .unwrap()
                 .is_none()
         );
-        assert!(lower.own_root_pem().is_none());
+        assert!(lower.signing_root_pem().is_none());
     }
 
     #[test]
@@ -149,7 +152,7 @@ mod tests {
         let old = Authority::new_root("td", 10 * DAY, now - 9 * DAY).unwrap();
         let new = old.renew_root_if_due(100 * DAY, now).unwrap().unwrap();
         assert_ne!(old.root_pem(), new.root_pem());
-        assert_eq!(new.own_root_pem(), Some(new.root_pem()));
+        assert_eq!(new.signing_root_pem(), Some(new.root_pem()));
         let identity = Identity::new("td", "ns", "sa");
         for signer in [&old, &new] {
             for trusted in [&old, &new] {
@@ -161,7 +164,7 @@ mod tests {
             }
         }
         let again = Authority::from_pem(
-            &new.own_root_pem().unwrap(),
+            &new.signing_root_pem().unwrap(),
             &new.key_pem(),
             "",
             &new.root_pem(),

@@ -105,8 +105,8 @@ fn names_in_the_request_are_ignored() {
 }
 
 /// Returns the object identifiers of a certificate's extensions, and whether each is critical.
-fn certificate_profile(answer: &[String]) -> Vec<(String, bool)> {
-    let der = pem::parse_certificates(0, &answer[0])
+fn certificate_profile(certificate_chain: &[String]) -> Vec<(String, bool)> {
+    let der = pem::parse_certificates(0, &certificate_chain[0])
         .unwrap()
         .swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();
@@ -137,15 +137,15 @@ fn extensions_of_the_request_are_ignored() {
         extension.set_criticality(true);
         extension
     };
-    type Change<'a> = Box<dyn Fn(&mut CertificateParams) + 'a>;
-    let san = |names: Vec<SanType>| -> Change<'_> {
+    type ParamsChange<'a> = Box<dyn Fn(&mut CertificateParams) + 'a>;
+    let san = |names: Vec<SanType>| -> ParamsChange<'_> {
         Box::new(move |params| params.subject_alt_names.clone_from(&names))
     };
-    let custom = |oid: &'static [u64], content: &'static [u8]| -> Change<'_> {
+    let custom = |oid: &'static [u64], content: &'static [u8]| -> ParamsChange<'_> {
         Box::new(move |params| params.custom_extensions.push(extension(oid, content)))
     };
     let uri = |text: &str| SanType::URI(text.try_into().unwrap());
-    let changes: [(&str, Change<'_>); 10] = [
+    let changes: [(&str, ParamsChange<'_>); 10] = [
         (
             "a waypoint's identity",
             san(vec![uri("spiffe://td/ns/ns/sa/waypoint")]),
@@ -239,13 +239,13 @@ fn invalid_requests_are_rejected() {
     ));
     // One bit of the signature changed.
     let request = CertificateRequest::new(&identity()).unwrap();
-    let mut der = pem_contents(&request.pem);
+    let mut der = decode_pem(&request.pem);
     *der.last_mut().unwrap() ^= 1;
     let error = issue(&pem::encode_pem("CERTIFICATE REQUEST", &der));
     assert!(matches!(error, IssueError::InvalidRequest(_)), "{error:?}");
 }
 
-fn pem_contents(pem: &str) -> Vec<u8> {
+fn decode_pem(pem: &str) -> Vec<u8> {
     x509_parser::pem::parse_x509_pem(pem.as_bytes())
         .unwrap()
         .1
@@ -282,11 +282,11 @@ fn mismatched_files_are_rejected() {
     let (cert, key) = (one.root_pem(), one.key_pem());
     assert!(matches!(
         error(&cert, &two.key_pem(), &cert),
-        AuthorityError::Unverified(_)
+        AuthorityError::VerificationFailed(_)
     ));
     assert!(matches!(
         error(&cert, &key, &two.root_pem()),
-        AuthorityError::Unverified(_)
+        AuthorityError::VerificationFailed(_)
     ));
     assert!(matches!(
         error(&cert, "no key", &cert),

@@ -21,7 +21,7 @@ custom_resource! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsPolicySpec {
-    /// Targets of the policy.
+    /// Targets of the policy: services, or single ports of services.
     pub target_refs: Vec<TlsTargetReference>,
     /// Verification of the endpoints' certificates.
     pub validation: BackendTlsValidation,
@@ -30,7 +30,7 @@ pub struct BackendTlsPolicySpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Target of a policy, in the policy's namespace.
+/// Target of a BackendTLSPolicy, in the policy's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TlsTargetReference {
@@ -44,7 +44,7 @@ pub struct TlsTargetReference {
     pub section_name: Option<String>,
 }
 
-/// Verification of certificates: CA certificates and names.
+/// Verification of the endpoints' certificates: CA certificates and names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsValidation {
@@ -66,11 +66,11 @@ pub struct BackendTlsValidation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubjectAltName {
-    /// `Hostname` or `URI`.
+    /// Type of the name: `Hostname` or `URI`.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Hostname of a `Hostname` name.
+    /// DNS name, for the type `Hostname`.
     pub hostname: String,
-    /// URI of a `URI` name.
+    /// URI, for the type `URI`.
     pub uri: String,
 }

@@ -33,7 +33,7 @@ pub struct GrpcRouteSpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Rule of a route.
+/// Rule of a GRPCRoute: the requests that it matches, and how they are handled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcRouteRule {
@@ -65,11 +65,11 @@ pub struct GrpcRouteMatch {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Match of [`GrpcRouteMatch::method`].
+/// Match on the service and method of a gRPC request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GrpcMethodMatch {
-    /// `Exact` (the default) or `RegularExpression`.
+    /// Type of the match: `Exact` (the default) or `RegularExpression`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
     /// Fully qualified gRPC service; any if absent.

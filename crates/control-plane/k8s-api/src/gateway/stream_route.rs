@@ -49,7 +49,7 @@ pub struct TlsRouteSpec {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Rule of a route.
+/// Rule of a TCPRoute or TLSRoute: the backends of its connections.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StreamRouteRule {
@@ -66,11 +66,11 @@ pub struct StreamRouteRule {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendRef {
-    /// API group; empty if left out.
+    /// API group of the backend; empty if left out.
     pub group: Option<String>,
-    /// Kind; `Service` if left out.
+    /// Kind of the backend; `Service` if left out.
     pub kind: Option<String>,
-    /// Namespace; the route's if left out.
+    /// Namespace of the backend; the route's if left out.
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,

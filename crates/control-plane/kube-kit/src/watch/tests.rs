@@ -7,31 +7,31 @@ use serde_json::json;
 
 use super::*;
 
-const MAPS: &str = "/api/v1/configmaps";
+const CONFIG_MAPS_PATH: &str = "/api/v1/configmaps";
 
 /// Watch of one data value of ConfigMaps; ConfigMaps without it are skipped.
-type Values = ObjectWatch<ConfigMap, String>;
+type ConfigMapWatch = ObjectWatch<ConfigMap, String>;
 
 fn client(server: &ApiServer) -> Client {
     let config = Config::new(server.url().parse().unwrap());
     crate::client::from_config(config, "test").unwrap()
 }
 
-fn values(server: &ApiServer) -> Values {
+fn watch_config_maps(server: &ApiServer) -> ConfigMapWatch {
     let value = |map: &ConfigMap| map.data.as_ref()?.get("v").cloned();
     ObjectWatch::new("maps", Api::all(client(server)), watcher_config(), value)
 }
 
-fn put(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
+fn put_config_map(server: &ApiServer, name: &str, uid: &str, value: Option<&str>) {
     let data = value.map_or_else(|| json!({}), |value| json!({"v": value}));
     server.put(
-        MAPS,
+        CONFIG_MAPS_PATH,
         json!({"metadata": {"namespace": "a", "name": name, "uid": uid}, "data": data}),
     );
 }
 
 /// Waits for `count` events and returns them as text.
-async fn next<K, V: ToString>(watch: &mut ObjectWatch<K, V>, count: usize) -> Vec<String>
+async fn next_events<K, V: ToString>(watch: &mut ObjectWatch<K, V>, count: usize) -> Vec<String>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
@@ -42,10 +42,10 @@ where
             panic!("no event follows {events:?}");
         };
         events.push(match event {
-            WatchEvent::Listing => "listing".to_owned(),
+            WatchEvent::ListStarted => "listing".to_owned(),
             WatchEvent::Object(id, value) => format!("{}={}", id.name, value.to_string()),
             WatchEvent::Removed(id) => format!("gone {}/{}", id.name, id.uid),
-            WatchEvent::Listed => "listed".to_owned(),
+            WatchEvent::ListCompleted => "listed".to_owned(),
             WatchEvent::Unavailable(_) => "away".to_owned(),
         });
     }
@@ -56,21 +56,21 @@ where
 async fn listing_in_pages_is_followed_by_every_change() {
     let server = ApiServer::start();
     for n in 0..250 {
-        put(&server, &format!("m{n:03}"), &format!("u{n}"), Some("x"));
+        put_config_map(&server, &format!("m{n:03}"), &format!("u{n}"), Some("x"));
     }
-    put(&server, "uninteresting", "u", None);
-    let mut watch = values(&server);
-    let first = next(&mut watch, 252).await;
+    put_config_map(&server, "uninteresting", "u", None);
+    let mut watch = watch_config_maps(&server);
+    let first = next_events(&mut watch, 252).await;
     assert_eq!((&*first[0], &*first[1]), ("listing", "m000=x"));
     assert_eq!((&*first[250], &*first[251]), ("m249=x", "listed"));
     let pages = server.requests().len();
     assert!(pages >= 3, "{pages} requests");
-    put(&server, "m000", "u0", Some("y"));
-    put(&server, "m001", "u1", None);
-    put(&server, "m001", "u1", Some("back"));
-    server.delete(MAPS, "a", "m002");
+    put_config_map(&server, "m000", "u0", Some("y"));
+    put_config_map(&server, "m001", "u1", None);
+    put_config_map(&server, "m001", "u1", Some("back"));
+    server.delete(CONFIG_MAPS_PATH, "a", "m002");
     assert_eq!(
-        next(&mut watch, 4).await,
+        next_events(&mut watch, 4).await,
         ["m000=y", "gone m001/u1", "m001=back", "gone m002/u2"]
     );
 }
@@ -79,20 +79,20 @@ async fn listing_in_pages_is_followed_by_every_change() {
 async fn objects_deleted_during_an_outage_are_reported_after_it() {
     let server = ApiServer::start();
     for (name, uid) in [("stays", "1"), ("goes", "2"), ("renewed", "3")] {
-        put(&server, name, uid, Some("x"));
+        put_config_map(&server, name, uid, Some("x"));
     }
-    let mut watch = values(&server);
-    next(&mut watch, 5).await;
-    server.set_away(true);
-    server.delete(MAPS, "a", "goes");
-    server.delete(MAPS, "a", "renewed");
-    put(&server, "renewed", "4", Some("z"));
-    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
-    server.set_away(false);
-    let mut events = next(&mut watch, 1).await;
+    let mut watch = watch_config_maps(&server);
+    next_events(&mut watch, 5).await;
+    server.set_unavailable(true);
+    server.delete(CONFIG_MAPS_PATH, "a", "goes");
+    server.delete(CONFIG_MAPS_PATH, "a", "renewed");
+    put_config_map(&server, "renewed", "4", Some("z"));
+    assert_eq!(next_events(&mut watch, 2).await, ["away", "listing"]);
+    server.set_unavailable(false);
+    let mut events = next_events(&mut watch, 1).await;
     // Failed listings start again.
     while events.last().is_some_and(|last| last != "listed") {
-        events.extend(next(&mut watch, 1).await);
+        events.extend(next_events(&mut watch, 1).await);
     }
     events.retain(|event| event != "listing");
     assert_eq!(
@@ -110,21 +110,24 @@ async fn objects_deleted_during_an_outage_are_reported_after_it() {
 #[tokio::test]
 async fn broken_watch_resumes_and_expired_version_is_relisted() {
     let server = ApiServer::start();
-    put(&server, "m", "1", Some("a"));
-    let mut watch = values(&server);
-    assert_eq!(next(&mut watch, 3).await, ["listing", "m=a", "listed"]);
+    put_config_map(&server, "m", "1", Some("a"));
+    let mut watch = watch_config_maps(&server);
+    assert_eq!(
+        next_events(&mut watch, 3).await,
+        ["listing", "m=a", "listed"]
+    );
     // The watch must be open when the connection is closed.
-    put(&server, "m", "1", Some("b"));
-    assert_eq!(next(&mut watch, 1).await, ["m=b"]);
+    put_config_map(&server, "m", "1", Some("b"));
+    assert_eq!(next_events(&mut watch, 1).await, ["m=b"]);
     server.close_connections();
-    put(&server, "m", "1", Some("c"));
-    assert_eq!(next(&mut watch, 1).await, ["m=c"], "no new listing");
+    put_config_map(&server, "m", "1", Some("c"));
+    assert_eq!(next_events(&mut watch, 1).await, ["m=c"], "no new listing");
     server.close_connections();
-    server.delete(MAPS, "a", "m");
+    server.delete(CONFIG_MAPS_PATH, "a", "m");
     server.compact();
     let mut received = Vec::new();
     while received.last().is_none_or(|last| last != "listed") {
-        received.extend(next(&mut watch, 1).await);
+        received.extend(next_events(&mut watch, 1).await);
     }
     // A connection that is closed before its response looks like an unreachable server.
     received.retain(|event| event != "away");
@@ -135,21 +138,21 @@ async fn broken_watch_resumes_and_expired_version_is_relisted() {
 async fn restored_older_store_is_relisted() {
     let server = ApiServer::start();
     for value in ["a", "b", "c"] {
-        put(&server, "m", "1", Some(value));
+        put_config_map(&server, "m", "1", Some(value));
     }
-    let mut watch = values(&server);
-    next(&mut watch, 3).await;
-    server.set_away(true);
-    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
-    server.restore();
-    put(&server, "m", "1", Some("old"));
-    server.set_away(false);
-    let mut events = next(&mut watch, 2).await;
+    let mut watch = watch_config_maps(&server);
+    next_events(&mut watch, 3).await;
+    server.set_unavailable(true);
+    assert_eq!(next_events(&mut watch, 2).await, ["away", "listing"]);
+    server.reset_versions();
+    put_config_map(&server, "m", "1", Some("old"));
+    server.set_unavailable(false);
+    let mut events = next_events(&mut watch, 2).await;
     events.retain(|event| event != "listing");
     assert_eq!(events[0], "m=old");
-    put(&server, "m", "1", Some("new"));
+    put_config_map(&server, "m", "1", Some("new"));
     // The restored versions are lower than the earlier ones.
-    while next(&mut watch, 1).await != ["m=new"] {}
+    while next_events(&mut watch, 1).await != ["m=new"] {}
 }
 
 #[tokio::test]
@@ -168,18 +171,21 @@ async fn only_metadata_is_requested_and_parsed() {
         watcher_config(),
         label,
     );
-    assert_eq!(next(&mut watch, 3).await, ["listing", "shop=v", "listed"]);
+    assert_eq!(
+        next_events(&mut watch, 3).await,
+        ["listing", "shop=v", "listed"]
+    );
 }
 
 #[tokio::test]
 async fn client_resubscribes_to_everything_after_a_refusal() {
     let server = ApiServer::start();
-    put(&server, "m", "1", Some("a"));
-    let mut watch = values(&server);
-    next(&mut watch, 3).await;
+    put_config_map(&server, "m", "1", Some("a"));
+    let mut watch = watch_config_maps(&server);
+    next_events(&mut watch, 3).await;
     server.fail_next(&[500]);
-    assert_eq!(next(&mut watch, 2).await, ["away", "listing"]);
-    assert_eq!(next(&mut watch, 2).await, ["m=a", "listed"]);
+    assert_eq!(next_events(&mut watch, 2).await, ["away", "listing"]);
+    assert_eq!(next_events(&mut watch, 2).await, ["m=a", "listed"]);
 }
 
 fn id(name: &str, uid: &str) -> ObjectId {

@@ -11,13 +11,13 @@ use crate::ObjectEvent;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Copy of the objects, built from the reported changes.
-struct Reader {
+struct MirroredObjects {
     dirs: ManifestDirs,
     nodes: std::collections::BTreeMap<String, String>,
     problems: Vec<String>,
 }
 
-impl Reader {
+impl MirroredObjects {
     fn open(dirs: &[&Path]) -> Self {
         let dirs = ManifestDirs::open(dirs.iter().map(|dir| dir.to_path_buf()).collect()).unwrap();
         Self {
@@ -27,7 +27,7 @@ impl Reader {
         }
     }
 
-    async fn step(&mut self) {
+    async fn apply_next_change(&mut self) {
         let change = tokio::time::timeout(DEADLINE, self.dirs.next_change()).await;
         let change = change
             .unwrap_or_else(|_| panic!("no change; known: {:?}", self.nodes))
@@ -42,7 +42,7 @@ impl Reader {
                     self.nodes
                         .insert(pod.metadata.name.clone().unwrap(), node.unwrap_or_default());
                 }
-                ObjectEvent::Applied { .. } | ObjectEvent::Refused { .. } => {}
+                ObjectEvent::Applied { .. } | ObjectEvent::Invalid { .. } => {}
                 ObjectEvent::Deleted(key) => {
                     self.nodes.remove(key.name.as_str());
                 }
@@ -51,7 +51,7 @@ impl Reader {
         self.problems = change.problems.iter().map(ToString::to_string).collect();
     }
 
-    async fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+    async fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let begin = Instant::now();
         while !done(self) {
             assert!(
@@ -60,7 +60,7 @@ impl Reader {
                 self.nodes,
                 self.problems
             );
-            self.step().await;
+            self.apply_next_change().await;
         }
     }
 }
@@ -103,8 +103,8 @@ fn missing_directory_is_reported() {
 #[tokio::test]
 async fn empty_directory_is_reported_at_once() {
     let dir = TempDir::new().unwrap();
-    let mut reader = Reader::open(&[dir.path()]);
-    reader.step().await;
+    let mut reader = MirroredObjects::open(&[dir.path()]);
+    reader.apply_next_change().await;
     assert!(reader.nodes.is_empty() && reader.problems.is_empty());
 }
 
@@ -112,10 +112,10 @@ async fn empty_directory_is_reported_at_once() {
 async fn writing_renaming_and_removing_are_followed() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("a.yaml");
-    let mut reader = Reader::open(&[dir.path()]);
+    let mut reader = MirroredObjects::open(&[dir.path()]);
     fs::write(&file, pod("a", "n1")).unwrap();
     reader
-        .until("written", |r| {
+        .wait_until("written", |r| {
             r.nodes.get("a").is_some_and(|node| node == "n1")
         })
         .await;
@@ -127,7 +127,7 @@ async fn writing_renaming_and_removing_are_followed() {
     .unwrap();
     fs::rename(dir.path().join(".a.yaml.swp"), &file).unwrap();
     reader
-        .until("renamed over", |r| {
+        .wait_until("renamed over", |r| {
             r.nodes.len() == 2 && r.nodes["a"] == "n2"
         })
         .await;
@@ -135,13 +135,15 @@ async fn writing_renaming_and_removing_are_followed() {
     fs::create_dir(dir.path().join("more")).unwrap();
     fs::write(dir.path().join("more/c.yaml"), pod("c", "n1")).unwrap();
     reader
-        .until("in a new directory", |r| r.nodes.contains_key("c"))
+        .wait_until("in a new directory", |r| r.nodes.contains_key("c"))
         .await;
     fs::remove_file(&file).unwrap();
-    reader.until("removed", |r| r.nodes.keys().eq(["c"])).await;
+    reader
+        .wait_until("removed", |r| r.nodes.keys().eq(["c"]))
+        .await;
     fs::remove_dir_all(dir.path().join("more")).unwrap();
     reader
-        .until("directory removed", |r| r.nodes.is_empty())
+        .wait_until("directory removed", |r| r.nodes.is_empty())
         .await;
 }
 
@@ -150,10 +152,14 @@ async fn invalid_file_keeps_its_objects_until_corrected() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, pod("a", "n1")).unwrap();
-    let mut reader = Reader::open(&[dir.path()]);
-    reader.until("written", |r| r.nodes.contains_key("a")).await;
+    let mut reader = MirroredObjects::open(&[dir.path()]);
+    reader
+        .wait_until("written", |r| r.nodes.contains_key("a"))
+        .await;
     fs::write(&file, "kind: Pod\nmetadata: {name: a\nspec: {{\n").unwrap();
-    reader.until("broken", |r| !r.problems.is_empty()).await;
+    reader
+        .wait_until("broken", |r| !r.problems.is_empty())
+        .await;
     assert_eq!(reader.nodes["a"], "n1");
     assert!(
         reader.problems[0].contains("a.yaml:"),
@@ -162,7 +168,7 @@ async fn invalid_file_keeps_its_objects_until_corrected() {
     );
     fs::write(&file, [0xff, 0xfe, 0x00]).unwrap();
     reader
-        .until("not text", |r| {
+        .wait_until("not text", |r| {
             r.problems
                 .iter()
                 .any(|text| text.contains("cannot be read"))
@@ -171,7 +177,7 @@ async fn invalid_file_keeps_its_objects_until_corrected() {
     assert_eq!(reader.nodes["a"], "n1");
     fs::write(&file, pod("a", "n3")).unwrap();
     reader
-        .until("corrected", |r| {
+        .wait_until("corrected", |r| {
             r.nodes["a"] == "n3" && r.problems.is_empty()
         })
         .await;
@@ -182,14 +188,14 @@ async fn file_truncated_before_writing_is_not_read_as_empty() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("a.yaml");
     fs::write(&file, pod("a", "n1") + &pod("b", "n1")).unwrap();
-    let mut reader = Reader::open(&[dir.path()]);
-    reader.until("written", |r| r.nodes.len() == 2).await;
+    let mut reader = MirroredObjects::open(&[dir.path()]);
+    reader.wait_until("written", |r| r.nodes.len() == 2).await;
     fs::File::create(&file).unwrap();
     // Longer than the debounce delay, shorter than the delay for an empty file.
     let quiet = tokio::time::timeout(Duration::from_millis(300), reader.dirs.next_change()).await;
     assert!(quiet.is_err(), "{quiet:?}");
     fs::write(&file, pod("a", "n2") + &pod("b", "n1")).unwrap();
-    reader.step().await;
+    reader.apply_next_change().await;
     assert_eq!((reader.nodes.len(), reader.nodes["a"].as_str()), (2, "n2"));
 }
 
@@ -202,13 +208,13 @@ async fn directory_replaced_through_a_link_is_followed() {
     }
     let current = dir.path().join("current");
     symlink("v1", &current).unwrap();
-    let mut reader = Reader::open(&[&current]);
+    let mut reader = MirroredObjects::open(&[&current]);
     reader
-        .until("v1", |r| r.nodes.get("a").is_some_and(|node| node == "n1"))
+        .wait_until("v1", |r| r.nodes.get("a").is_some_and(|node| node == "n1"))
         .await;
     symlink("v2", dir.path().join("next")).unwrap();
     fs::rename(dir.path().join("next"), &current).unwrap();
-    reader.until("v2", |r| r.nodes["a"] == "n2").await;
+    reader.wait_until("v2", |r| r.nodes["a"] == "n2").await;
 }
 
 #[tokio::test]
@@ -217,15 +223,17 @@ async fn deleted_directory_keeps_its_objects() {
     let live = dir.path().join("live");
     fs::create_dir(&live).unwrap();
     fs::write(live.join("a.yaml"), pod("a", "n1")).unwrap();
-    let mut reader = Reader::open(&[&live]);
-    reader.until("read", |r| r.nodes.contains_key("a")).await;
+    let mut reader = MirroredObjects::open(&[&live]);
+    reader
+        .wait_until("read", |r| r.nodes.contains_key("a"))
+        .await;
     fs::rename(&live, dir.path().join("away")).unwrap();
-    reader.until("away", |r| !r.problems.is_empty()).await;
+    reader.wait_until("away", |r| !r.problems.is_empty()).await;
     assert_eq!(reader.nodes["a"], "n1");
     fs::rename(dir.path().join("away"), &live).unwrap();
     fs::write(live.join("a.yaml"), pod("a", "n2")).unwrap();
     reader
-        .until("back", |r| r.problems.is_empty() && r.nodes["a"] == "n2")
+        .wait_until("back", |r| r.problems.is_empty() && r.nodes["a"] == "n2")
         .await;
 }
 
@@ -233,14 +241,18 @@ async fn deleted_directory_keeps_its_objects() {
 async fn layers_are_merged_live() {
     let (base, live) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(base.path().join("a.yaml"), pod("a", "n1")).unwrap();
-    let mut reader = Reader::open(&[base.path(), live.path()]);
+    let mut reader = MirroredObjects::open(&[base.path(), live.path()]);
     reader
-        .until("base", |r| {
+        .wait_until("base", |r| {
             r.nodes.get("a").is_some_and(|node| node == "n1")
         })
         .await;
     fs::write(live.path().join("a.yaml"), pod("a", "n2")).unwrap();
-    reader.until("overlaid", |r| r.nodes["a"] == "n2").await;
+    reader
+        .wait_until("overlaid", |r| r.nodes["a"] == "n2")
+        .await;
     fs::remove_file(live.path().join("a.yaml")).unwrap();
-    reader.until("bare again", |r| r.nodes["a"] == "n1").await;
+    reader
+        .wait_until("bare again", |r| r.nodes["a"] == "n1")
+        .await;
 }

@@ -7,7 +7,7 @@ use super::*;
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: one}\n";
 
 /// Scans a directory with a file that was just written, and returns whether its object was found.
-fn finds(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> bool {
+fn scan_finds_object(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> bool {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("one.yaml");
     let mut tree = ManifestTree::default();
@@ -26,18 +26,18 @@ fn finds(text: &str, held: bool, written: impl Fn(SystemTime) -> SystemTime) -> 
 
 #[test]
 fn complete_file_is_read_at_once() {
-    assert!(finds(POD, false, |modified| modified));
+    assert!(scan_finds_object(POD, false, |modified| modified));
 }
 
 #[test]
 fn file_closed_while_empty_keeps_its_objects() {
-    assert!(!finds("", true, |modified| modified));
+    assert!(!scan_finds_object("", true, |modified| modified));
 }
 
 #[test]
 fn file_changed_after_completion_has_to_settle() {
     // It could have settled only if the machine was suspended meanwhile.
     let begin = Instant::now();
-    let found = finds(POD, false, |modified| modified - Duration::from_secs(1));
+    let found = scan_finds_object(POD, false, |modified| modified - Duration::from_secs(1));
     assert!(!found || begin.elapsed() >= FILE_SETTLE_TIME);
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::document::{Format, parse};
+use crate::document::{FileFormat, parse_file};
 
 fn id(layer: usize, path: &str) -> FileId {
     FileId {
@@ -12,9 +12,14 @@ fn id(layer: usize, path: &str) -> FileId {
     }
 }
 
-fn read(tree: &mut ManifestTree, layer: usize, path: &str, text: &str) {
+fn read_file(tree: &mut ManifestTree, layer: usize, path: &str, text: &str) {
     let id = id(layer, path);
-    let parsed = parse(text, Format::Yaml, layer > 0, &tree.known_documents(&id));
+    let parsed = parse_file(
+        text,
+        FileFormat::Yaml,
+        layer > 0,
+        &tree.known_documents(&id),
+    );
     tree.set_file(&id, parsed);
 }
 
@@ -24,13 +29,13 @@ fn pod(name: &str, node: &str) -> String {
     )
 }
 
-fn names(change: &ManifestChange) -> Vec<String> {
+fn changed_keys(change: &ManifestChange) -> Vec<String> {
     change
         .events
         .iter()
         .map(|event| match event {
             ObjectEvent::Applied { object, .. } => format!("+{}", object.key()),
-            ObjectEvent::Refused { key, .. } => format!("!{key}"),
+            ObjectEvent::Invalid { key, .. } => format!("!{key}"),
             ObjectEvent::Deleted(key) => format!("-{key}"),
         })
         .collect()
@@ -53,32 +58,41 @@ fn node_of(tree: &mut ManifestTree, name: &str) -> String {
 #[test]
 fn only_changes_are_reported() {
     let mut tree = ManifestTree::default();
-    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
+    read_file(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     assert_eq!(
-        names(&tree.take_change().unwrap()),
+        changed_keys(&tree.take_change().unwrap()),
         ["+Pod default/a", "+Pod default/b"]
     );
     assert!(tree.take_change().is_none());
-    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n2")));
-    assert_eq!(names(&tree.take_change().unwrap()), ["+Pod default/b"]);
-    read(&mut tree, 0, "a.yaml", &pod("b", "n2"));
-    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+    read_file(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n2")));
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["+Pod default/b"]
+    );
+    read_file(&mut tree, 0, "a.yaml", &pod("b", "n2"));
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["-Pod default/a"]
+    );
     tree.remove_file(&id(0, "a.yaml"));
-    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/b"]);
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["-Pod default/b"]
+    );
 }
 
 #[test]
 fn later_directories_are_merged_over_earlier_ones() {
     let mut tree = ManifestTree::default();
-    read(
+    read_file(
         &mut tree,
         1,
         "live/a.yaml",
         "kind: Pod\nmetadata: {name: a, uid: u1}\nspec: {nodeName: n2}\n",
     );
-    read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
+    read_file(&mut tree, 0, "a.yaml", &pod("a", "n1"));
     assert_eq!(node_of(&mut tree, "a"), "n2");
-    read(
+    read_file(
         &mut tree,
         1,
         "live/a.yaml",
@@ -93,11 +107,14 @@ fn later_directories_are_merged_over_earlier_ones() {
 fn overlay_alone_is_not_an_object() {
     let mut tree = ManifestTree::default();
     let overlay = "kind: Pod\nmetadata: {name: a, annotations: {ambit.io/overlay: \"true\", x: y}}\nspec: {nodeName: n3}\n";
-    read(&mut tree, 0, "over.yaml", overlay);
+    read_file(&mut tree, 0, "over.yaml", overlay);
     let change = tree.take_change();
     assert!(change.is_none(), "{change:?}");
-    read(&mut tree, 0, "zz.yaml", &pod("a", "n1"));
-    assert_eq!(names(&tree.take_change().unwrap()), ["+Pod default/a"]);
+    read_file(&mut tree, 0, "zz.yaml", &pod("a", "n1"));
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["+Pod default/a"]
+    );
     assert_eq!(node_of(&mut tree, "a"), "n3");
     let key = ObjectKey::new(ambit_k8s_api::Kind::Pod, "default", "a");
     let snapshot = tree.snapshot();
@@ -109,34 +126,37 @@ fn overlay_alone_is_not_an_object() {
         .unwrap();
     assert_eq!(annotations.keys().collect::<Vec<_>>(), ["x"]);
     tree.remove_file(&id(0, "zz.yaml"));
-    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["-Pod default/a"]
+    );
 }
 
 #[test]
 fn invalid_document_keeps_its_object_and_others_change() {
     let mut tree = ManifestTree::default();
-    read(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
+    read_file(&mut tree, 0, "a.yaml", &(pod("a", "n1") + &pod("b", "n1")));
     tree.take_change();
     // The document is unreadable: its object is unknown.
-    read(
+    read_file(
         &mut tree,
         0,
         "a.yaml",
         &("kind: Pod\nmetadata: {name\n".to_owned() + &pod("b", "n2")),
     );
     let change = tree.take_change().unwrap();
-    assert_eq!(names(&change), ["+Pod default/b"]);
+    assert_eq!(changed_keys(&change), ["+Pod default/b"]);
     assert_eq!(change.problems.len(), 1);
     assert_eq!(node_of(&mut tree, "a"), "n1");
     // The document is readable as far as the name.
-    read(
+    read_file(
         &mut tree,
         0,
         "a.yaml",
         &("kind: Pod\nmetadata: {name: a}\nspec: []\n".to_owned() + &pod("b", "n2")),
     );
     let change = tree.take_change().unwrap();
-    assert_eq!(names(&change), Vec::<String>::new());
+    assert_eq!(changed_keys(&change), Vec::<String>::new());
     assert!(
         change.problems[0]
             .to_string()
@@ -146,34 +166,37 @@ fn invalid_document_keeps_its_object_and_others_change() {
     );
     assert_eq!(node_of(&mut tree, "a"), "n1");
     // Corrected.
-    read(&mut tree, 0, "a.yaml", &(pod("a", "n9") + &pod("b", "n2")));
+    read_file(&mut tree, 0, "a.yaml", &(pod("a", "n9") + &pod("b", "n2")));
     let change = tree.take_change().unwrap();
-    assert_eq!(names(&change), ["+Pod default/a"]);
+    assert_eq!(changed_keys(&change), ["+Pod default/a"]);
     assert!(change.problems.is_empty());
     // An object is removed while another document is invalid except for its name: the first one is
     // deleted.
-    read(
+    read_file(
         &mut tree,
         0,
         "a.yaml",
         "kind: Pod\nmetadata: {name: b}\nspec: []\n",
     );
-    assert_eq!(names(&tree.take_change().unwrap()), ["-Pod default/a"]);
+    assert_eq!(
+        changed_keys(&tree.take_change().unwrap()),
+        ["-Pod default/a"]
+    );
     assert_eq!(node_of(&mut tree, "b"), "n2");
 }
 
 #[test]
 fn duplicate_object_is_a_problem_and_the_first_applies() {
     let mut tree = ManifestTree::default();
-    read(&mut tree, 0, "a.yaml", &pod("a", "n1"));
-    read(&mut tree, 0, "b.yaml", &pod("a", "n2"));
+    read_file(&mut tree, 0, "a.yaml", &pod("a", "n1"));
+    read_file(&mut tree, 0, "b.yaml", &pod("a", "n2"));
     let change = tree.take_change().unwrap();
     assert_eq!(
         change.problems[0].to_string(),
         "b.yaml:2: Pod default/a: is given a second time, differently; a.yaml:2 is used"
     );
     assert_eq!(node_of(&mut tree, "a"), "n1");
-    read(&mut tree, 0, "b.yaml", &pod("a", "n1"));
+    read_file(&mut tree, 0, "b.yaml", &pod("a", "n1"));
     assert!(tree.take_change().unwrap().problems.is_empty());
     // A file is renamed: its objects do not change.
     tree.remove_file(&id(0, "a.yaml"));
@@ -188,8 +211,8 @@ fn unreadable_objects_are_reported_and_removed() {
     let good = format!("{POLICY}spec: {{}}\n");
     let mut tree = ManifestTree::default();
     let mut change = |text: &str| {
-        read(&mut tree, 0, "a.yaml", text);
-        tree.take_change().map(|change| names(&change))
+        read_file(&mut tree, 0, "a.yaml", text);
+        tree.take_change().map(|change| changed_keys(&change))
     };
     let is = |name: &str| Some(vec![name.to_owned()]);
     assert_eq!(change(&bad), is("!AuthorizationPolicy default/p"));

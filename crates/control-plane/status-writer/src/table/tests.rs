@@ -36,14 +36,14 @@ fn policy(problems: &[(Severity, &str)], in_force: bool) -> ObservedObject {
             generation: Some(1),
             ..StatusFacts::default()
         },
-        is_news: true,
+        has_new_problems: true,
         in_force,
         derived_status: None,
         key,
     }
 }
 
-fn bound(is_true: bool, reason: &'static str) -> DerivedStatus {
+fn waypoint_bound_status(is_true: bool, reason: &'static str) -> DerivedStatus {
     let condition = ConditionContent {
         is_true,
         reason,
@@ -64,7 +64,7 @@ fn service(derived_status: Option<DerivedStatus>) -> ObservedObject {
             ..StatusFacts::default()
         },
         problems: Vec::new(),
-        is_news: false,
+        has_new_problems: false,
         in_force: false,
         derived_status,
     }
@@ -79,24 +79,24 @@ impl Server {
 
     fn set_leader(&mut self, is_leader: bool) -> usize {
         let out = self.table.set_leader(is_leader);
-        self.carry_out(out)
+        self.apply_writes(out)
     }
 
     /// Reports a changed object, with the conditions that were written for it. Returns the number of new writes.
-    fn put(&mut self, mut observed: ObservedObject) -> usize {
+    fn report_changed_object(&mut self, mut observed: ObservedObject) -> usize {
         if let Some(old) = self.objects.get(&observed.key) {
             observed.facts.conditions.clone_from(&old.facts.conditions);
         }
         self.objects.insert(observed.key.clone(), observed.clone());
-        self.report(Report::Observed(Box::new(observed)))
+        self.report(Report::ObjectObserved(Box::new(observed)))
     }
 
     fn report(&mut self, report: Report) -> usize {
         let out = self.table.apply(report);
-        self.carry_out(out)
+        self.apply_writes(out)
     }
 
-    fn carry_out(&mut self, out: Writes) -> usize {
+    fn apply_writes(&mut self, out: StatusWrites) -> usize {
         self.events.extend(
             out.events
                 .into_iter()
@@ -125,9 +125,9 @@ impl Server {
     }
 
     /// Reports every object as the server has it now, as the watch does. Returns the number of new writes.
-    fn show(&mut self) -> usize {
+    fn report_all_objects(&mut self) -> usize {
         let objects: Vec<_> = self.objects.values().cloned().collect();
-        let show = |observed| self.report(Report::Observed(Box::new(observed)));
+        let show = |observed| self.report(Report::ObjectObserved(Box::new(observed)));
         objects.into_iter().map(show).sum()
     }
 
@@ -160,8 +160,12 @@ fn policy_conditions_report_its_state() {
         (policy(&[(Severity::Error, "a")], false), "False Invalid"),
     ];
     for (observed, expected) in cases {
-        assert_eq!(server.put(observed), 1);
-        assert_eq!(server.show(), 0, "what is written is not written again");
+        assert_eq!(server.report_changed_object(observed), 1);
+        assert_eq!(
+            server.report_all_objects(),
+            0,
+            "what is written is not written again"
+        );
         assert_eq!(
             server.conditions(&of),
             [format!("ZtunnelAccepted={expected}")]
@@ -178,8 +182,8 @@ fn policy_conditions_report_its_state() {
     );
     let mut attached = policy(&[], false);
     attached.facts.is_attached = true;
-    attached.derived_status = Some(bound(false, "AncestorNotBound"));
-    assert_eq!(server.put(attached), 2);
+    attached.derived_status = Some(waypoint_bound_status(false, "AncestorNotBound"));
+    assert_eq!(server.report_changed_object(attached), 2);
     assert_eq!(
         server.conditions(&of),
         ["WaypointAccepted=False AncestorNotBound"]
@@ -189,27 +193,33 @@ fn policy_conditions_report_its_state() {
 #[test]
 fn only_the_leader_writes_and_a_new_one_writes_differences() {
     let mut server = Server::default();
-    assert_eq!(server.put(policy(&[], true)), 0);
-    assert_eq!(server.put(service(None)), 0);
+    assert_eq!(server.report_changed_object(policy(&[], true)), 0);
+    assert_eq!(server.report_changed_object(service(None)), 0);
     assert_eq!(server.set_leader(true), 1);
     assert_eq!(server.set_leader(false), 0);
-    assert_eq!(server.put(policy(&[(Severity::Error, "a")], true)), 0);
-    server.show();
+    assert_eq!(
+        server.report_changed_object(policy(&[(Severity::Error, "a")], true)),
+        0
+    );
+    server.report_all_objects();
     assert_eq!(server.set_leader(true), 1);
-    assert_eq!((server.show(), server.set_leader(true)), (0, 0));
+    assert_eq!(
+        (server.report_all_objects(), server.set_leader(true)),
+        (0, 0)
+    );
 }
 
 #[test]
 fn write_repeats_only_after_a_foreign_change() {
     let mut server = Server::leader();
     let observed = policy(&[], true);
-    assert_eq!(server.put(observed.clone()), 1);
+    assert_eq!(server.report_changed_object(observed.clone()), 1);
     assert_eq!(
-        server.report(Report::Observed(Box::new(observed))),
+        server.report(Report::ObjectObserved(Box::new(observed))),
         0,
         "an old state, observed late"
     );
-    assert_eq!(server.show(), 0);
+    assert_eq!(server.report_all_objects(), 0);
     let of = key(Kind::AuthorizationPolicy, "p");
     server
         .objects
@@ -218,10 +228,14 @@ fn write_repeats_only_after_a_foreign_change() {
         .facts
         .conditions
         .clear();
-    assert_eq!(server.show(), 1);
+    assert_eq!(server.report_all_objects(), 1);
     let mut next = policy(&[], true);
     next.facts.generation = Some(2);
-    assert_eq!(server.put(next), 1, "observedGeneration follows");
+    assert_eq!(
+        server.report_changed_object(next),
+        1,
+        "observedGeneration follows"
+    );
 }
 
 #[test]
@@ -232,16 +246,23 @@ fn derived_conditions_are_written_and_removed() {
     let mut service = service(None);
     service.facts.conditions = vec![json!({"type": "istio.io/WaypointBound", "status": "True",
         "reason": "WaypointAccepted", "message": "m"})];
-    assert_eq!(server.put(service), 0, "it is not known yet what is so");
-    let derived_status = bound(false, "WaypointIsNotReady");
     assert_eq!(
-        server.report(Report::DerivedStatus(of.clone(), derived_status)),
+        server.report_changed_object(service),
+        0,
+        "it is not known yet what is so"
+    );
+    let derived_status = waypoint_bound_status(false, "WaypointIsNotReady");
+    assert_eq!(
+        server.report(Report::DerivedStatusChanged(of.clone(), derived_status)),
         1
     );
     assert_eq!(server.conditions(&of), [missing]);
     assert_eq!(server.events, ["WaypointIsNotReady"]);
     assert_eq!(
-        server.report(Report::DerivedStatus(of.clone(), DerivedStatus::default())),
+        server.report(Report::DerivedStatusChanged(
+            of.clone(),
+            DerivedStatus::default()
+        )),
         1
     );
     assert!(server.conditions(&of).is_empty());
@@ -265,7 +286,7 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
             ),
             ("controllerName", ambit_derive::CONTROLLER.into()),
         ]),
-        fields: BTreeMap::new(),
+        other_fields: BTreeMap::new(),
         conditions: vec![("Accepted", condition(is_true))],
     };
     let derived_status = |is_true| DerivedStatus {
@@ -277,7 +298,7 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
     observed.key = key(Kind::HTTPRoute, "r");
     observed.facts.generation = Some(3);
     observed.facts.list_entries = vec![other.clone()];
-    let written = |out: Writes| -> Vec<Value> {
+    let written = |out: StatusWrites| -> Vec<Value> {
         let statuses = out
             .desired_writes
             .into_iter()
@@ -286,11 +307,11 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
                     assert_eq!(part.manager, "ambit-routes");
                     Some(status)
                 }
-                DesiredWrite::Drop(_) => None,
+                DesiredWrite::Cancel(_) => None,
             });
         statuses.collect()
     };
-    let report = |observed: &ObservedObject| Report::Observed(Box::new(observed.clone()));
+    let report = |observed: &ObservedObject| Report::ObjectObserved(Box::new(observed.clone()));
     let first = written(table.apply(report(&observed)));
     let parents = first[0]["parents"].as_array().unwrap();
     assert_eq!(parents[0], other);
@@ -306,7 +327,7 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
         written(table.apply(report(&observed))).is_empty(),
         "it stands"
     );
-    let changed = written(table.apply(Report::DerivedStatus(
+    let changed = written(table.apply(Report::DerivedStatusChanged(
         observed.key.clone(),
         derived_status(false),
     )));
@@ -314,7 +335,7 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
         changed[0]["parents"][1]["conditions"][0]["lastTransitionTime"],
         "2020-01-01T00:00:00Z"
     );
-    let gone = written(table.apply(Report::DerivedStatus(
+    let gone = written(table.apply(Report::DerivedStatusChanged(
         observed.key.clone(),
         DerivedStatus::default(),
     )));
@@ -324,18 +345,18 @@ fn parts_of_other_controllers_stay_in_a_shared_list() {
 #[test]
 fn transition_time_stays_while_a_condition_is_equal() {
     let mut server = Server::leader();
-    server.put(policy(&[], true));
+    server.report_changed_object(policy(&[], true));
     let of = key(Kind::AuthorizationPolicy, "p");
     let long_ago = json!("2020-01-01T00:00:00Z");
     server.objects.get_mut(&of).unwrap().facts.conditions[0]["lastTransitionTime"] =
         long_ago.clone();
-    server.show();
-    server.put(policy(&[(Severity::Warning, "a")], true));
+    server.report_all_objects();
+    server.report_changed_object(policy(&[(Severity::Warning, "a")], true));
     let since =
         |server: &Server| server.objects[&of].facts.conditions[0]["lastTransitionTime"].clone();
     assert_eq!(since(&server), long_ago);
-    server.show();
-    server.put(policy(&[(Severity::Warning, "a")], false));
+    server.report_all_objects();
+    server.report_changed_object(policy(&[(Severity::Warning, "a")], false));
     assert_ne!(since(&server), long_ago);
 }
 
@@ -344,6 +365,6 @@ fn problems_of_other_objects_are_reported_once() {
     let mut server = Server::leader();
     let mut pod = policy(&[(Severity::Error, "bad address")], false);
     pod.key = key(Kind::Pod, "a");
-    assert_eq!(server.report(Report::Observed(Box::new(pod))), 0);
+    assert_eq!(server.report(Report::ObjectObserved(Box::new(pod))), 0);
     assert_eq!(server.events, ["Unusable"]);
 }

@@ -25,14 +25,14 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
 
 /// Returns a table with the GatewayClass and one Gateway of this metadata.
 fn table(metadata: Value) -> GatewayTable {
-    table_of("default", metadata)
+    table_of_revision("default", metadata)
 }
 
 /// Returns a table with the GatewayClass and one Gateway, of the control plane of a revision.
-fn table_of(revision: &str, metadata: Value) -> GatewayTable {
+fn table_of_revision(revision: &str, metadata: Value) -> GatewayTable {
     let release = GatewayApiRelease::from_annotations(None);
     let mut table = GatewayTable::new(Settings::default(), revision, release, "istio-system");
-    table.set_class(Some(class(CONTROLLER)));
+    table.set_class(Some(class(CONTROLLER_NAME)));
     table.set_gateway(name(), Some(gateway(metadata, Value::Null)));
     table
 }
@@ -53,7 +53,7 @@ fn metadata(entries: Value) -> ObjectMeta {
     .unwrap()
 }
 
-fn applied_by(manager: &str, fields: Value) -> Value {
+fn managed_fields_entry(manager: &str, fields: Value) -> Value {
     let mut all = json!({"f:metadata": {"f:labels": {format!("f:{MANAGED_LABEL}"): {}}}});
     all.as_object_mut()
         .unwrap()
@@ -61,35 +61,35 @@ fn applied_by(manager: &str, fields: Value) -> Value {
     json!({"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": all})
 }
 
-fn applied(table: &GatewayTable) -> (Vec<ObjectWrite>, Vec<ObjectRemoval>) {
+fn planned_writes_and_removals(table: &GatewayTable) -> (Vec<ObjectWrite>, Vec<ObjectRemoval>) {
     match table.plan(&name()) {
         Some(DeploymentPlan::Apply(writes, removals)) => (writes, removals),
         other => panic!("{other:?}"),
     }
 }
 
-fn writes(table: &GatewayTable) -> Vec<ObjectWrite> {
-    let (writes, removals) = applied(table);
+fn planned_writes(table: &GatewayTable) -> Vec<ObjectWrite> {
+    let (writes, removals) = planned_writes_and_removals(table);
     assert_eq!(removals, []);
     writes
 }
 
-fn replicas(table: &GatewayTable) -> Value {
-    let writes = writes(table);
+fn planned_replicas(table: &GatewayTable) -> Value {
+    let writes = planned_writes(table);
     let deployment = writes
         .iter()
-        .find(|write| write.part == WaypointObjectKind::Deployment);
+        .find(|write| write.object_kind == WaypointObjectKind::Deployment);
     deployment.unwrap().object["spec"]["replicas"].clone()
 }
 
 #[test]
 fn objects_are_marked_new_until_observed() {
     let mut table = table(json!({}));
-    let kinds: Vec<_> = writes(&table)
+    let kinds: Vec<_> = planned_writes(&table)
         .iter()
         .map(|write| {
             (
-                write.part,
+                write.object_kind,
                 write.object["kind"].as_str().unwrap().to_owned(),
                 write.is_new,
             )
@@ -114,15 +114,18 @@ fn objects_are_marked_new_until_observed() {
         name(),
         Some(ExistingObject::default()),
     );
-    let new: Vec<_> = writes(&table).iter().map(|write| write.is_new).collect();
+    let new: Vec<_> = planned_writes(&table)
+        .iter()
+        .map(|write| write.is_new)
+        .collect();
     assert_eq!(new, [true, false, true, true]);
 }
 
 #[test]
 fn only_changes_make_a_gateway_due() {
     let mut table = table(json!({}));
-    assert_eq!(table.take_due(), [name()].into());
-    assert!(table.take_due().is_empty());
+    assert_eq!(table.take_due_gateways(), [name()].into());
+    assert!(table.take_due_gateways().is_empty());
     let existing = ExistingObject {
         generation: Some(1),
         ..ExistingObject::default()
@@ -133,7 +136,11 @@ fn only_changes_make_a_gateway_due() {
             ..existing.clone()
         };
         table.set_object(WaypointObjectKind::Deployment, name(), Some(existing));
-        assert_eq!(!table.take_due().is_empty(), is_due, "{generation}");
+        assert_eq!(
+            !table.take_due_gateways().is_empty(),
+            is_due,
+            "{generation}"
+        );
     }
     let written = ExistingObject {
         resource_version: Some("7".into()),
@@ -141,20 +148,20 @@ fn only_changes_make_a_gateway_due() {
         ..existing
     };
     table.set_object(WaypointObjectKind::Deployment, name(), Some(written));
-    assert!(table.take_due().is_empty(), "its version alone");
+    assert!(table.take_due_gateways().is_empty(), "its version alone");
     table.set_object(WaypointObjectKind::Deployment, name(), None);
-    assert!(!table.take_due().is_empty(), "deleted");
+    assert!(!table.take_due_gateways().is_empty(), "deleted");
     table.set_namespace("other".into(), Some(BTreeMap::new()));
-    assert!(table.take_due().is_empty());
+    assert!(table.take_due_gateways().is_empty());
     table.set_namespace(
         "shop".into(),
         Some([("istio.io/rev".into(), "canary".into())].into()),
     );
-    assert!(!table.take_due().is_empty());
+    assert!(!table.take_due_gateways().is_empty());
     assert_eq!(table.plan(&name()), None, "another revision's");
     table.set_gateway(name(), None);
     table.requeue(name());
-    assert!(table.take_due().is_empty(), "gone");
+    assert!(table.take_due_gateways().is_empty(), "gone");
 }
 
 #[test]
@@ -164,8 +171,8 @@ fn gateways_of_a_foreign_or_missing_class_are_ignored() {
     assert_eq!(table.plan(&name()), None);
     table.set_class(None);
     assert_eq!(table.plan(&name()), None);
-    table.set_class(Some(class(CONTROLLER)));
-    assert!(!table.take_due().is_empty());
+    table.set_class(Some(class(CONTROLLER_NAME)));
+    assert!(!table.take_due_gateways().is_empty());
     assert!(table.plan(&name()).is_some());
 }
 
@@ -183,7 +190,7 @@ fn gateway_class_is_created_with_status_unless_foreign() {
     assert_eq!(table.class_action(), Some(ClassAction::Create));
     let unsaid = GatewayClassState {
         release: None,
-        ..class(CONTROLLER)
+        ..class(CONTROLLER_NAME)
     };
     table.set_class(Some(unsaid));
     assert_eq!(
@@ -199,7 +206,7 @@ fn gateway_class_is_created_with_status_unless_foreign() {
 fn class_change_deletes_only_our_objects() {
     let mut table = table(json!({}));
     let existing = |manager: &str, owner: &str| {
-        let mut metadata = metadata(json!([applied_by(manager, json!({}))]));
+        let mut metadata = metadata(json!([managed_fields_entry(manager, json!({}))]));
         let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
             "name": "way", "uid": owner}]);
         metadata.owner_references = serde_json::from_value(owner).unwrap();
@@ -225,12 +232,12 @@ fn class_change_deletes_only_our_objects() {
     other.spec.gateway_class_name = "other".into();
     table.set_gateway(name(), Some(other));
     let removal = ObjectRemoval {
-        part: WaypointObjectKind::Service,
+        object_kind: WaypointObjectKind::Service,
         uid: Some("7".into()),
     };
     assert_eq!(
         table.plan(&name()),
-        Some(DeploymentPlan::Release(vec![removal]))
+        Some(DeploymentPlan::Undeploy(vec![removal]))
     );
     table.set_object(WaypointObjectKind::Service, name(), None);
     assert_eq!(table.plan(&name()), None);
@@ -240,8 +247,8 @@ fn class_change_deletes_only_our_objects() {
 fn objects_of_another_controller_are_not_changed() {
     let mut table = table(json!({}));
     let entries = json!([
-        applied_by(FIELD_MANAGER, json!({})),
-        applied_by("istio.io/mesh-controller", json!({}))
+        managed_fields_entry(FIELD_MANAGER, json!({})),
+        managed_fields_entry("istio.io/mesh-controller", json!({}))
     ]);
     table.set_object(
         WaypointObjectKind::Service,
@@ -249,19 +256,26 @@ fn objects_of_another_controller_are_not_changed() {
         Some(ExistingObject::from_metadata(&metadata(entries))),
     );
     let other = GatewayState::ManagedByOther("istio.io/mesh-controller".into());
-    assert_eq!(table.plan(&name()), Some(DeploymentPlan::Reject(other)));
+    assert_eq!(
+        table.plan(&name()),
+        Some(DeploymentPlan::WriteStatus(other))
+    );
     // A manager of other fields is not another controller.
     let update = json!({"manager": "kubectl-edit", "operation": "Update",
         "fieldsV1": {"f:metadata": {"f:labels": {format!("f:{MANAGED_LABEL}"): {}}}}});
     let label = json!({"manager": "kubectl", "operation": "Apply",
         "fieldsV1": {"f:metadata": {"f:labels": {"f:team": {}}}}});
-    let ours = json!([applied_by(FIELD_MANAGER, json!({})), update, label]);
+    let ours = json!([
+        managed_fields_entry(FIELD_MANAGER, json!({})),
+        update,
+        label
+    ]);
     table.set_object(
         WaypointObjectKind::Service,
         name(),
         Some(ExistingObject::from_metadata(&metadata(ours))),
     );
-    assert_eq!(writes(&table).len(), 4);
+    assert_eq!(planned_writes(&table).len(), 4);
 }
 
 #[test]
@@ -275,37 +289,41 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
         }
     };
     let mut table = table(json!({}));
-    assert_eq!(replicas(&table), 2);
+    assert_eq!(planned_replicas(&table), 2);
     table.set_object(
         WaypointObjectKind::Deployment,
         name(),
-        Some(existing(json!([applied_by(FIELD_MANAGER, spec.clone())]))),
+        Some(existing(json!([managed_fields_entry(
+            FIELD_MANAGER,
+            spec.clone()
+        )]))),
     );
-    assert_eq!(replicas(&table), 2);
-    let scaled = json!([applied_by(FIELD_MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
+    assert_eq!(planned_replicas(&table), 2);
+    let scaled = json!([managed_fields_entry(FIELD_MANAGER, json!({})), {"manager": "kubectl", "operation": "Update",
         "subresource": "scale", "fieldsV1": spec}]);
     table.set_object(
         WaypointObjectKind::Deployment,
         name(),
         Some(existing(scaled)),
     );
-    assert_eq!(replicas(&table), Value::Null);
+    assert_eq!(planned_replicas(&table), Value::Null);
     let own = json!({"annotations": {"ambit.io/waypoint-replicas": "4"}});
     table.set_gateway(name(), Some(gateway(own, Value::Null)));
-    assert_eq!(replicas(&table), 4);
+    assert_eq!(planned_replicas(&table), 4);
 }
 
-/// Checks that a write of a Deployment depends on the observed resource version: otherwise `replicas` would be omitted,
-/// or written, by its previous manager.
+/// Checks that a write of a Deployment requires the observed resource version, since the owner of `replicas` may have
+/// changed meanwhile.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
     let decided_by = |table: &GatewayTable| -> Vec<(WaypointObjectKind, Option<String>)> {
-        let writes = writes(table).into_iter();
+        let writes = planned_writes(table).into_iter();
         writes
             .filter(|write| {
-                write.replicas_owner.is_some() || write.part == WaypointObjectKind::Deployment
+                write.required_version.is_some()
+                    || write.object_kind == WaypointObjectKind::Deployment
             })
-            .map(|write| (write.part, write.replicas_owner))
+            .map(|write| (write.object_kind, write.required_version))
             .collect()
     };
     let mut table = table(json!({}));
@@ -331,11 +349,11 @@ fn deployment_is_written_for_the_version_seen_last() {
 fn unusable_gateway_gets_a_status_and_no_objects() {
     let table = table(json!({"annotations": {"ambit.io/waypoint-replicas": "x"}}));
     let why = GatewayState::Invalid(WaypointError::InvalidReplicas("x".into()), None);
-    assert_eq!(table.plan(&name()), Some(DeploymentPlan::Reject(why)));
+    assert_eq!(table.plan(&name()), Some(DeploymentPlan::WriteStatus(why)));
 }
 
 /// Returns a Gateway that refers to the ConfigMap `own`.
-fn refers() -> Gateway {
+fn gateway_with_parameters() -> Gateway {
     let mut gateway = gateway(json!({}), Value::Null);
     let infrastructure =
         json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
@@ -343,7 +361,7 @@ fn refers() -> Gateway {
     gateway
 }
 
-fn map(name: &str) -> GatewayName {
+fn config_map_name(name: &str) -> GatewayName {
     GatewayName {
         namespace: "shop".into(),
         name: name.into(),
@@ -356,8 +374,8 @@ fn parameters(data: Value) -> Option<Parameters> {
 }
 
 /// Returns an existing object that this crate applied for the Gateway, with these fields.
-fn made(fields: Value) -> ExistingObject {
-    let mut metadata = metadata(json!([applied_by(FIELD_MANAGER, fields)]));
+fn applied_object(fields: Value) -> ExistingObject {
+    let mut metadata = metadata(json!([managed_fields_entry(FIELD_MANAGER, fields)]));
     let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "name": "way", "uid": "1"}]);
     metadata.owner_references = serde_json::from_value(owner).unwrap();
@@ -371,24 +389,28 @@ fn made(fields: Value) -> ExistingObject {
 #[test]
 fn config_map_changes_reconcile_only_their_gateways() {
     let mut table = table(json!({}));
-    table.set_gateway(name(), Some(refers()));
-    table.take_due();
+    table.set_gateway(name(), Some(gateway_with_parameters()));
+    table.take_due_gateways();
     for (map_name, data, is_due) in [
         ("own", json!({"deployment": "spec: {replicas: 3}"}), true),
         ("other", json!({"deployment": "spec: {replicas: 3}"}), false),
         ("own", json!({}), true),
     ] {
-        table.set_config_map(&map(map_name), parameters(data));
-        assert_eq!(!table.take_due().is_empty(), is_due, "{map_name}");
+        table.set_config_map(&config_map_name(map_name), parameters(data));
+        assert_eq!(!table.take_due_gateways().is_empty(), is_due, "{map_name}");
     }
-    assert_eq!(replicas(&table), 2, "the effect of the key is undone");
-    table.set_config_map(&map("own"), None);
-    assert!(!table.take_due().is_empty());
+    assert_eq!(
+        planned_replicas(&table),
+        2,
+        "the effect of the key is undone"
+    );
+    table.set_config_map(&config_map_name("own"), None);
+    assert!(!table.take_due_gateways().is_empty());
     let plan = table.plan(&name());
     assert!(
         matches!(
             plan,
-            Some(DeploymentPlan::Reject(GatewayState::Invalid(_, None)))
+            Some(DeploymentPlan::WriteStatus(GatewayState::Invalid(_, None)))
         ),
         "{plan:?}"
     );
@@ -397,17 +419,17 @@ fn config_map_changes_reconcile_only_their_gateways() {
 #[test]
 fn unusable_overlay_changes_nothing_and_is_reported() {
     let mut table = table(json!({}));
-    table.set_gateway(name(), Some(refers()));
+    table.set_gateway(name(), Some(gateway_with_parameters()));
     table.set_config_map(
-        &map("own"),
+        &config_map_name("own"),
         parameters(json!({"service": "spec: {type: ["})),
     );
     table.set_object(
         WaypointObjectKind::Deployment,
         name(),
-        Some(made(json!({}))),
+        Some(applied_object(json!({}))),
     );
-    let Some(DeploymentPlan::Reject(state)) = table.plan(&name()) else {
+    let Some(DeploymentPlan::WriteStatus(state)) = table.plan(&name()) else {
         panic!("refused");
     };
     let status = table.status(&name(), &state).unwrap();
@@ -423,15 +445,15 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
     );
     let service = ExistingObject {
         ips: vec!["10.96.0.7".into()],
-        ..made(json!({}))
+        ..applied_object(json!({}))
     };
     table.set_object(WaypointObjectKind::Service, name(), Some(service));
     let ready = ExistingObject {
         is_ready: true,
-        ..made(json!({}))
+        ..applied_object(json!({}))
     };
     table.set_object(WaypointObjectKind::Deployment, name(), Some(ready));
-    let Some(DeploymentPlan::Reject(state)) = table.plan(&name()) else {
+    let Some(DeploymentPlan::WriteStatus(state)) = table.plan(&name()) else {
         panic!("refused");
     };
     let status = table.status(&name(), &state).unwrap();
@@ -451,18 +473,18 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
 #[test]
 fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
     let mut table = table(json!({}));
-    table.set_gateway(name(), Some(refers()));
+    table.set_gateway(name(), Some(gateway_with_parameters()));
     let scaled = json!({"horizontalPodAutoscaler": "spec: {maxReplicas: 5}"});
-    table.set_config_map(&map("own"), parameters(scaled));
+    table.set_config_map(&config_map_name("own"), parameters(scaled));
     table.set_object(
         WaypointObjectKind::Deployment,
         name(),
-        Some(made(json!({"f:spec": {"f:replicas": {}}}))),
+        Some(applied_object(json!({"f:spec": {"f:replicas": {}}}))),
     );
-    let writes = writes(&table);
+    let writes = planned_writes(&table);
     let first = &writes[0];
     assert_eq!(
-        (first.part, first.manager),
+        (first.object_kind, first.manager),
         (WaypointObjectKind::Deployment, REPLICAS_FIELD_MANAGER)
     );
     assert_eq!(first.object["spec"], json!({"replicas": 2}));
@@ -472,37 +494,37 @@ fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
         .collect();
     assert!(
         ours.iter()
-            .any(|write| write.part == WaypointObjectKind::Autoscaler)
+            .any(|write| write.object_kind == WaypointObjectKind::Autoscaler)
     );
     let deployment = ours
         .iter()
-        .find(|write| write.part == WaypointObjectKind::Deployment);
+        .find(|write| write.object_kind == WaypointObjectKind::Deployment);
     assert_eq!(deployment.unwrap().object["spec"].get("replicas"), None);
 
     // From then on the object is no longer observed.
     table.set_object(
         WaypointObjectKind::Deployment,
         name(),
-        Some(made(json!({}))),
+        Some(applied_object(json!({}))),
     );
     table.set_object(
         WaypointObjectKind::Autoscaler,
         name(),
-        Some(made(json!({}))),
+        Some(applied_object(json!({}))),
     );
     assert!(
-        self::writes(&table)
+        self::planned_writes(&table)
             .iter()
             .all(|write| write.manager == FIELD_MANAGER)
     );
 
-    table.set_config_map(&map("own"), parameters(json!({})));
-    let (writes, removals) = applied(&table);
-    let parts: Vec<_> = removals.iter().map(|removal| removal.part).collect();
+    table.set_config_map(&config_map_name("own"), parameters(json!({})));
+    let (writes, removals) = planned_writes_and_removals(&table);
+    let parts: Vec<_> = removals.iter().map(|removal| removal.object_kind).collect();
     assert_eq!(parts, [WaypointObjectKind::Autoscaler]);
     let deployment = writes
         .iter()
-        .find(|write| write.part == WaypointObjectKind::Deployment);
+        .find(|write| write.object_kind == WaypointObjectKind::Deployment);
     assert_eq!(deployment.unwrap().object["spec"]["replicas"], 2);
 }
 

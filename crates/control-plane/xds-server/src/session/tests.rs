@@ -47,7 +47,7 @@ fn pod(name: &str, node: &str, ip: u8, service: Option<&str>, capacity: u32) -> 
     }
 }
 
-fn no_pod(name: &str) -> Delta {
+fn remove_pod(name: &str) -> Delta {
     Delta {
         workloads: vec![(arcstr::format!("c1//Pod/shop/{name}"), None)],
         ..Delta::default()
@@ -88,7 +88,7 @@ fn policy(name: &str, dry_run: bool) -> Delta {
     }
 }
 
-fn no_policy(name: &str) -> Delta {
+fn remove_policy(name: &str) -> Delta {
     let policy = Authorization {
         name: name.into(),
         namespace: "shop".into(),
@@ -109,12 +109,12 @@ fn decode(push: &Push) -> DeltaDiscoveryResponse {
 }
 
 /// Client that stores the received records by type.
-struct Peer {
+struct TestClient {
     session: Session,
     known: BTreeMap<ResourceType, BTreeMap<String, String>>,
 }
 
-impl Peer {
+impl TestClient {
     fn new() -> Self {
         Self {
             session: Session::new(client(), 7),
@@ -122,7 +122,7 @@ impl Peer {
         }
     }
 
-    fn take(&mut self, pushes: &[Push]) -> Vec<DeltaDiscoveryResponse> {
+    fn receive(&mut self, pushes: &[Push]) -> Vec<DeltaDiscoveryResponse> {
         let responses: Vec<_> = pushes.iter().map(decode).collect();
         for (push, response) in pushes.iter().zip(&responses) {
             let known = self
@@ -145,10 +145,10 @@ impl Peer {
         store: &Store,
     ) -> Vec<DeltaDiscoveryResponse> {
         let (_, pushes) = self.session.on_request(request, store).unwrap();
-        self.take(&pushes)
+        self.receive(&pushes)
     }
 
-    /// Returns the request that acknowledges a response.
+    /// Acknowledges a response, and returns the responses that follow.
     fn ack(
         &mut self,
         response: &DeltaDiscoveryResponse,
@@ -162,31 +162,31 @@ impl Peer {
         self.send(&request, store)
     }
 
-    fn changed(&mut self, store: &Store) -> Vec<DeltaDiscoveryResponse> {
+    fn receive_changes(&mut self, store: &Store) -> Vec<DeltaDiscoveryResponse> {
         let pushes = self.session.on_change(store).unwrap();
-        self.take(&pushes)
+        self.receive(&pushes)
     }
 }
 
-fn first(kind: ResourceType) -> DeltaDiscoveryRequest {
+fn first_request(kind: ResourceType) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         type_url: kind.type_url().into(),
         ..DeltaDiscoveryRequest::default()
     }
 }
 
-fn on_demand() -> DeltaDiscoveryRequest {
+fn on_demand_request() -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["*".into()],
         resource_names_unsubscribe: vec!["*".into()],
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     }
 }
 
-fn demand(key: &str) -> DeltaDiscoveryRequest {
+fn subscribe_request(key: &str) -> DeltaDiscoveryRequest {
     DeltaDiscoveryRequest {
         resource_names_subscribe: vec![key.into()],
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     }
 }
 
@@ -209,8 +209,8 @@ fn names(response: &DeltaDiscoveryResponse) -> Vec<&str> {
 #[test]
 fn wildcard_client_gets_all_then_changes_then_removals() {
     let mut store = store(&[pod("a", "n9", 1, Some("s"), 1), service("s", 1)]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&first_request(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "shop/s"]);
     assert!(
         responses[0]
@@ -223,15 +223,15 @@ fn wildcard_client_gets_all_then_changes_then_removals() {
         "an acknowledgement is not answered"
     );
     assert!(
-        peer.changed(&store).is_empty(),
+        peer.receive_changes(&store).is_empty(),
         "nothing changed, nothing is sent"
     );
     store.update(&pod("b", "n9", 2, None, 1));
-    let responses = peer.changed(&store);
+    let responses = peer.receive_changes(&store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/b"]);
     peer.ack(&responses[0], &store);
-    store.update(&no_pod("a"));
-    let responses = peer.changed(&store);
+    store.update(&remove_pod("a"));
+    let responses = peer.receive_changes(&store);
     assert_eq!(
         (names(&responses[0]).len(), &responses[0].removed_resources),
         (0, &vec!["c1//Pod/shop/a".to_owned()])
@@ -241,12 +241,12 @@ fn wildcard_client_gets_all_then_changes_then_removals() {
 #[test]
 fn changes_wait_for_the_acknowledgement_of_a_push() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&first_request(ResourceType::Address), &store);
     for capacity in 2..6 {
         store.update(&pod("a", "", 1, None, capacity));
         store.update(&pod("b", "", 2, None, capacity));
-        assert!(peer.changed(&store).is_empty());
+        assert!(peer.receive_changes(&store).is_empty());
     }
     let responses = peer.ack(&responses[0], &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "c1//Pod/shop/b"]);
@@ -255,43 +255,43 @@ fn changes_wait_for_the_acknowledgement_of_a_push() {
 #[test]
 fn stale_nonce_is_no_acknowledgement() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&first_request(ResourceType::Address), &store);
     store.update(&pod("a", "", 1, None, 2));
     let mut stale = responses[0].clone();
     stale.nonce = "1-1-0".into();
     assert!(peer.ack(&stale, &store).is_empty());
     let request = DeltaDiscoveryRequest {
         response_nonce: "x".into(),
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     };
     let (outcome, _) = peer.session.on_request(&request, &store).unwrap();
-    assert!(outcome.stale);
+    assert!(outcome.is_stale);
     assert_eq!(peer.ack(&responses[0], &store).len(), 1);
 }
 
 #[test]
 fn rejected_resources_are_not_resent_until_they_change() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Address), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&first_request(ResourceType::Address), &store);
     let nack = DeltaDiscoveryRequest {
         response_nonce: responses[0].nonce.clone(),
         error_detail: Some(Status {
             message: "a: bad".into(),
             ..Status::default()
         }),
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     };
     let (outcome, pushes) = peer.session.on_request(&nack, &store).unwrap();
-    assert!(outcome.rejected && pushes.is_empty());
+    assert!(outcome.is_rejection && pushes.is_empty());
     let status = &peer.session.status()[0];
     assert_eq!(
-        (status.error.as_deref(), status.acknowledged.as_str()),
+        (status.error.as_deref(), status.acknowledged_nonce.as_str()),
         (Some("a: bad"), "")
     );
     store.update(&pod("a", "", 1, None, 2));
-    let responses = peer.changed(&store);
+    let responses = peer.receive_changes(&store);
     peer.ack(&responses[0], &store);
     assert_eq!(peer.session.status()[0].error, None);
 }
@@ -304,20 +304,20 @@ fn reconnecting_client_gets_only_missing_records() {
         pod("c", "", 3, None, 1),
         policy("p", false),
     ]);
-    let mut peer = Peer::new();
-    peer.send(&first(ResourceType::Address), &store);
-    peer.send(&first(ResourceType::Authorization), &store);
+    let mut peer = TestClient::new();
+    peer.send(&first_request(ResourceType::Address), &store);
+    peer.send(&first_request(ResourceType::Authorization), &store);
     let claimed = |kind: ResourceType| -> HashMap<String, String> {
         peer.known[&kind].clone().into_iter().collect()
     };
     let addresses = claimed(ResourceType::Address);
     let policies = claimed(ResourceType::Authorization);
     store.update(&pod("b", "", 2, None, 9));
-    store.update(&no_pod("c"));
-    let mut again = Peer::new();
+    store.update(&remove_pod("c"));
+    let mut again = TestClient::new();
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: addresses,
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     };
     let responses = again.send(&request, &store);
     assert_eq!(
@@ -330,7 +330,7 @@ fn reconnecting_client_gets_only_missing_records() {
     // Nothing is missing: the client gets an empty response.
     let request = DeltaDiscoveryRequest {
         initial_resource_versions: policies,
-        ..first(ResourceType::Authorization)
+        ..first_request(ResourceType::Authorization)
     };
     let responses = again.send(&request, &store);
     assert_eq!((responses.len(), responses[0].resources.len()), (1, 0));
@@ -339,9 +339,9 @@ fn reconnecting_client_gets_only_missing_records() {
 #[test]
 fn policies_arrive_before_their_workloads_and_leave_after() {
     let mut store = store(&[pod("a", "", 1, None, 1)]);
-    let mut peer = Peer::new();
-    let addresses = peer.send(&first(ResourceType::Address), &store);
-    let policies = peer.send(&first(ResourceType::Authorization), &store);
+    let mut peer = TestClient::new();
+    let addresses = peer.send(&first_request(ResourceType::Address), &store);
+    let policies = peer.send(&first_request(ResourceType::Authorization), &store);
     peer.ack(&addresses[0], &store);
     peer.ack(&policies[0], &store);
     store.update(&policy("p", false));
@@ -352,7 +352,7 @@ fn policies_arrive_before_their_workloads_and_leave_after() {
             .filter_map(|response| ResourceType::from_type_url(&response.type_url))
             .collect()
     };
-    let responses = peer.changed(&store);
+    let responses = peer.receive_changes(&store);
     assert_eq!(
         kinds(&responses),
         [ResourceType::Authorization, ResourceType::Address]
@@ -361,7 +361,7 @@ fn policies_arrive_before_their_workloads_and_leave_after() {
     peer.ack(&responses[1], &store);
     store.update(&policy("q", false));
     store.update(&pod("a", "", 1, None, 3));
-    assert!(peer.changed(&store).is_empty());
+    assert!(peer.receive_changes(&store).is_empty());
     let responses = peer.ack(&responses[0], &store);
     assert_eq!(
         kinds(&responses),
@@ -370,10 +370,10 @@ fn policies_arrive_before_their_workloads_and_leave_after() {
     for response in &responses {
         peer.ack(response, &store);
     }
-    store.update(&no_policy("p"));
+    store.update(&remove_policy("p"));
     store.update(&policy("r", false));
     store.update(&pod("a", "", 1, None, 4));
-    let responses = peer.changed(&store);
+    let responses = peer.receive_changes(&store);
     assert_eq!(
         kinds(&responses),
         [ResourceType::Authorization, ResourceType::Address]
@@ -384,10 +384,10 @@ fn policies_arrive_before_their_workloads_and_leave_after() {
 }
 
 /// Returns a client that has received and acknowledged the complete state.
-fn settled(store: &Store) -> Peer {
-    let mut peer = Peer::new();
+fn synced_client(store: &Store) -> TestClient {
+    let mut peer = TestClient::new();
     for kind in [ResourceType::Address, ResourceType::Authorization] {
-        for response in peer.send(&first(kind), store) {
+        for response in peer.send(&first_request(kind), store) {
             assert_eq!(peer.ack(&response, store), []);
         }
     }
@@ -405,14 +405,14 @@ fn removed_policies(responses: &[DeltaDiscoveryResponse]) -> Vec<&str> {
 #[test]
 fn policy_is_removed_after_its_workloads_are_acknowledged() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
-    let mut peer = settled(&store);
+    let mut peer = synced_client(&store);
     // An update of a workload is in flight when the policy, and the workload's reference to it, are
     // deleted.
     store.update(&pod("a", "", 1, None, 2));
-    let first = peer.changed(&store);
+    let first = peer.receive_changes(&store);
     store.update(&pod("a", "", 1, None, 3));
-    store.update(&no_policy("p"));
-    assert_eq!(peer.changed(&store), []);
+    store.update(&remove_policy("p"));
+    assert_eq!(peer.receive_changes(&store), []);
     let second = peer.ack(&first[0], &store);
     assert_eq!(names(&second[0]), ["c1//Pod/shop/a"]);
     assert_eq!(removed_policies(&second), [""; 0]);
@@ -432,13 +432,13 @@ fn policy_recreated_before_its_removal_stays() {
         policy("p", false),
         policy("q", false),
     ]);
-    let mut peer = settled(&store);
+    let mut peer = synced_client(&store);
     store.update(&pod("a", "", 1, None, 2));
-    store.update(&no_policy("p"));
-    store.update(&no_policy("q"));
-    let pushed = peer.changed(&store);
+    store.update(&remove_policy("p"));
+    store.update(&remove_policy("q"));
+    let pushed = peer.receive_changes(&store);
     store.update(&policy("p", true));
-    let back = peer.changed(&store);
+    let back = peer.receive_changes(&store);
     assert_eq!(names(&back[0]), ["shop/p"]);
     assert_eq!(peer.ack(&pushed[0], &store), []);
     let gone = peer.ack(&back[0], &store);
@@ -450,14 +450,14 @@ fn policy_recreated_before_its_removal_stays() {
 #[test]
 fn reconnecting_client_loses_a_policy_after_its_workloads() {
     let mut store = store(&[pod("a", "", 1, None, 1), policy("p", false)]);
-    let known = settled(&store).known;
+    let known = synced_client(&store).known;
     store.update(&pod("a", "", 1, None, 2));
-    store.update(&no_policy("p"));
-    let mut again = Peer::new();
+    store.update(&remove_policy("p"));
+    let mut again = TestClient::new();
     let mut begin = |kind: ResourceType| {
         let request = DeltaDiscoveryRequest {
             initial_resource_versions: known[&kind].clone().into_iter().collect(),
-            ..first(kind)
+            ..first_request(kind)
         };
         again.send(&request, &store)
     };
@@ -478,31 +478,31 @@ fn single_records_include_related_records() {
         pod("near", NODE, 4, None, 1),
         service("s", 1),
     ]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&on_demand(), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&on_demand_request(), &store);
     assert_eq!(
         names(&responses[0]),
         ["c1//Pod/shop/near"],
         "its own node's workloads"
     );
-    let responses = peer.send(&demand("/10.96.0.1"), &store);
+    let responses = peer.send(&subscribe_request("/10.96.0.1"), &store);
     assert_eq!(
         names(&responses[0]),
         ["c1//Pod/shop/a", "c1//Pod/shop/b", "shop/s"]
     );
     assert_eq!(responses[0].resources[2].aliases, ["/10.96.0.1"]);
-    let responses = peer.send(&demand("/10.0.0.3"), &store);
+    let responses = peer.send(&subscribe_request("/10.0.0.3"), &store);
     assert_eq!(
         (names(&responses[0]), &responses[0].resources[0].aliases),
         (vec!["c1//Pod/shop/far"], &vec!["/10.0.0.3".to_owned()])
     );
-    let responses = peer.send(&demand("/192.0.2.1"), &store);
+    let responses = peer.send(&subscribe_request("/192.0.2.1"), &store);
     assert_eq!(
         responses[0].removed_resources,
         ["/192.0.2.1"],
         "unknown: it does not exist"
     );
-    let last = peer.send(&demand("shop/nothing"), &store);
+    let last = peer.send(&subscribe_request("shop/nothing"), &store);
     peer.ack(&last[0], &store);
     // A new endpoint of a service that the client has, a new pod of its node, and an address that
     // it subscribed to.
@@ -513,16 +513,16 @@ fn single_records_include_related_records() {
         (service("nothing", 9), vec!["shop/nothing"]),
     ] {
         store.update(&delta);
-        let responses = peer.changed(&store);
+        let responses = peer.receive_changes(&store);
         let got: Vec<_> = responses.iter().flat_map(names).collect();
         assert_eq!(got, expected);
         for response in &responses {
             peer.ack(response, &store);
         }
     }
-    store.update(&no_pod("a"));
+    store.update(&remove_pod("a"));
     assert_eq!(
-        peer.changed(&store)[0].removed_resources,
+        peer.receive_changes(&store)[0].removed_resources,
         ["c1//Pod/shop/a"]
     );
 }
@@ -530,8 +530,8 @@ fn single_records_include_related_records() {
 #[test]
 fn workload_type_has_only_workloads() {
     let store = store(&[pod("a", "", 1, Some("s"), 5), service("s", 1)]);
-    let mut peer = Peer::new();
-    let responses = peer.send(&first(ResourceType::Workload), &store);
+    let mut peer = TestClient::new();
+    let responses = peer.send(&first_request(ResourceType::Workload), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a"]);
     let any = responses[0].resources[0].resource.as_ref().unwrap();
     assert_eq!(any.type_url, ambit_wire::encode::WORKLOAD_TYPE_URL);
@@ -545,7 +545,7 @@ fn workload_type_has_only_workloads() {
 #[test]
 fn hostile_requests_are_rejected_or_ignored() {
     let store = store(&[pod("a", "", 1, None, 1)]);
-    let mut peer = Peer::new();
+    let mut peer = TestClient::new();
     assert!(
         peer.send(
             &DeltaDiscoveryRequest {
@@ -556,22 +556,22 @@ fn hostile_requests_are_rejected_or_ignored() {
         )
         .is_empty()
     );
-    let long = demand(&"x".repeat(MAX_NAME_BYTES + 1));
+    let long = subscribe_request(&"x".repeat(MAX_NAME_BYTES + 1));
     assert_eq!(
         peer.session.on_request(&long, &store).unwrap_err(),
         SessionError::TooManyNames
     );
     let many = DeltaDiscoveryRequest {
         resource_names_subscribe: vec![String::new(); MAX_SUBSCRIBED_NAMES + 1],
-        ..first(ResourceType::Address)
+        ..first_request(ResourceType::Address)
     };
     assert_eq!(
         peer.session.on_request(&many, &store).unwrap_err(),
         SessionError::TooManyNames
     );
     // Names of several requests count together.
-    let mut peer = Peer::new();
-    peer.send(&on_demand(), &store);
+    let mut peer = TestClient::new();
+    peer.send(&on_demand_request(), &store);
     let mut refused = false;
     for round in 0..3 {
         let names = (0..MAX_SUBSCRIBED_NAMES / 2)
@@ -579,19 +579,19 @@ fn hostile_requests_are_rejected_or_ignored() {
             .collect();
         let request = DeltaDiscoveryRequest {
             resource_names_subscribe: names,
-            ..first(ResourceType::Address)
+            ..first_request(ResourceType::Address)
         };
         refused |= peer.session.on_request(&request, &store).is_err();
     }
     assert!(refused);
     // Policies cannot be subscribed to one by one.
-    let mut peer = Peer::new();
+    let mut peer = TestClient::new();
     let request = DeltaDiscoveryRequest {
         type_url: AUTHORIZATION_TYPE_URL.into(),
-        ..on_demand()
+        ..on_demand_request()
     };
     peer.send(&request, &store);
-    assert!(peer.session.status()[0].wildcard);
+    assert!(peer.session.status()[0].is_wildcard);
 }
 
 // === convergence ===
@@ -604,17 +604,17 @@ enum Step {
         service: Option<u8>,
         capacity: u32,
     },
-    NoPod(u8),
+    RemovePod(u8),
     Service {
         name: u8,
         ip: u8,
     },
-    NoService(u8),
+    RemoveService(u8),
     Policy(u8, bool),
-    NoPolicy(u8),
+    RemovePolicy(u8),
     /// The client reads up to this many responses, and acknowledges them if true.
     Read(usize, bool),
-    Demand(u8),
+    Subscribe(u8),
     Reconnect,
 }
 
@@ -622,32 +622,32 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..6_u8, 0..3_u8, prop::option::of(0..3_u8), 1..4_u32)
             .prop_map(|(name, node, service, capacity)| Step::Pod { name, node, service, capacity }),
-        2 => (0..6_u8).prop_map(Step::NoPod),
+        2 => (0..6_u8).prop_map(Step::RemovePod),
         2 => (0..3_u8, 0..4_u8).prop_map(|(name, ip)| Step::Service { name, ip }),
-        1 => (0..3_u8).prop_map(Step::NoService),
+        1 => (0..3_u8).prop_map(Step::RemoveService),
         2 => (0..4_u8, any::<bool>()).prop_map(|(name, flag)| Step::Policy(name, flag)),
-        1 => (0..4_u8).prop_map(Step::NoPolicy),
+        1 => (0..4_u8).prop_map(Step::RemovePolicy),
         4 => (0..4_usize, any::<bool>()).prop_map(|(count, nack)| Step::Read(count, nack)),
-        2 => (0..10_u8).prop_map(Step::Demand),
+        2 => (0..10_u8).prop_map(Step::Subscribe),
         1 => Just(Step::Reconnect),
     ]
 }
 
 /// Client behind a queue of responses, which may read slowly or disconnect.
 struct QueuedClient {
-    peer: Peer,
+    peer: TestClient,
     queue: std::collections::VecDeque<Push>,
-    on_demand: bool,
-    subscribed: std::collections::BTreeSet<String>,
+    is_on_demand: bool,
+    subscribed_names: std::collections::BTreeSet<String>,
 }
 
 impl QueuedClient {
     fn new(on_demand: bool) -> Self {
         Self {
-            peer: Peer::new(),
+            peer: TestClient::new(),
             queue: Default::default(),
-            on_demand,
-            subscribed: Default::default(),
+            is_on_demand: on_demand,
+            subscribed_names: Default::default(),
         }
     }
 
@@ -656,10 +656,10 @@ impl QueuedClient {
         self.peer.session = Session::new(client(), 7);
         for kind in [ResourceType::Address, ResourceType::Authorization] {
             let known = self.peer.known.get(&kind).cloned().unwrap_or_default();
-            let base = if self.on_demand && kind == ResourceType::Address {
-                on_demand()
+            let base = if self.is_on_demand && kind == ResourceType::Address {
+                on_demand_request()
             } else {
-                first(kind)
+                first_request(kind)
             };
             let request = DeltaDiscoveryRequest {
                 initial_resource_versions: known.into_iter().collect(),
@@ -667,8 +667,8 @@ impl QueuedClient {
             };
             self.send(&request, store);
         }
-        for key in self.subscribed.clone() {
-            self.send(&demand(&key), store);
+        for key in self.subscribed_names.clone() {
+            self.send(&subscribe_request(&key), store);
         }
     }
 
@@ -682,7 +682,7 @@ impl QueuedClient {
             let Some(push) = self.queue.pop_front() else {
                 return;
             };
-            let response = self.peer.take(std::slice::from_ref(&push)).remove(0);
+            let response = self.peer.receive(std::slice::from_ref(&push)).remove(0);
             let request = DeltaDiscoveryRequest {
                 type_url: response.type_url,
                 response_nonce: response.nonce,
@@ -693,7 +693,7 @@ impl QueuedClient {
         }
     }
 
-    fn settle(&mut self, store: &Store) {
+    fn run_until_idle(&mut self, store: &Store) {
         for _ in 0..100 {
             let pushes = self.peer.session.on_change(store).unwrap();
             self.queue.extend(pushes);
@@ -705,15 +705,15 @@ impl QueuedClient {
         panic!("the client and the server never come to rest");
     }
 
-    fn demand(&mut self, key: String, store: &Store) {
-        if self.on_demand {
-            self.send(&demand(&key), store);
-            self.subscribed.insert(key);
+    fn subscribe(&mut self, key: String, store: &Store) {
+        if self.is_on_demand {
+            self.send(&subscribe_request(&key), store);
+            self.subscribed_names.insert(key);
         }
     }
 }
 
-fn change(step: &Step) -> Option<Delta> {
+fn to_delta(step: &Step) -> Option<Delta> {
     let name = |number: &u8| format!("p{number}");
     let host = |number: u8| format!("s{number}");
     Some(match step {
@@ -732,15 +732,15 @@ fn change(step: &Step) -> Option<Delta> {
                 *capacity,
             )
         }
-        Step::NoPod(number) => no_pod(&name(number)),
+        Step::RemovePod(number) => remove_pod(&name(number)),
         Step::Service { name: number, ip } => service(&host(*number), *ip),
-        Step::NoService(number) => Delta {
+        Step::RemoveService(number) => Delta {
             services: vec![(NamespacedHostname::new("shop", host(*number)), None)],
             ..Delta::default()
         },
         Step::Policy(number, dry_run) => policy(&name(number), *dry_run),
-        Step::NoPolicy(number) => no_policy(&name(number)),
-        Step::Read(..) | Step::Demand(_) | Step::Reconnect => return None,
+        Step::RemovePolicy(number) => remove_policy(&name(number)),
+        Step::Read(..) | Step::Subscribe(_) | Step::Reconnect => return None,
     })
 }
 
@@ -754,9 +754,9 @@ fn key(number: u8) -> String {
 }
 
 /// Returns the records that a client must have at the end: version by name.
-fn expected(store: &Store, collection: Collection) -> BTreeMap<String, String> {
+fn expected_versions(store: &Store, collection: Collection) -> BTreeMap<String, String> {
     store
-        .entries(collection)
+        .records(collection)
         .map(|entry| (entry.name.to_string(), entry.version.clone()))
         .collect()
 }
@@ -772,7 +772,7 @@ proptest! {
         all.connect(&store);
         some.connect(&store);
         for step in &steps {
-            if let Some(delta) = change(step) {
+            if let Some(delta) = to_delta(step) {
                 store.update(&delta);
                 for client in [&mut all, &mut some] {
                     let pushes = client.peer.session.on_change(&store).unwrap();
@@ -782,16 +782,16 @@ proptest! {
             for client in [&mut all, &mut some] {
                 match step {
                     Step::Read(count, nack) => client.read(*count, *nack, &store),
-                    Step::Demand(number) => client.demand(key(*number), &store),
+                    Step::Subscribe(number) => client.subscribe(key(*number), &store),
                     Step::Reconnect => client.connect(&store),
                     _ => {}
                 }
             }
         }
-        all.settle(&store);
-        some.settle(&store);
-        let addresses = expected(&store, Collection::Addresses);
-        let policies = expected(&store, Collection::Policies);
+        all.run_until_idle(&store);
+        some.run_until_idle(&store);
+        let addresses = expected_versions(&store, Collection::Addresses);
+        let policies = expected_versions(&store, Collection::Policies);
         let known = |client: &QueuedClient, kind| client.peer.known.get(&kind).cloned().unwrap_or_default();
         prop_assert_eq!(&known(&all, ResourceType::Address), &addresses);
         prop_assert_eq!(&known(&all, ResourceType::Authorization), &policies);
@@ -801,8 +801,8 @@ proptest! {
         for (name, version) in &held {
             prop_assert_eq!(addresses.get(name), Some(version), "{} is outdated", name);
         }
-        for entry in store.entries(Collection::Addresses) {
-            let subscribed = |name: &ArcStr| some.subscribed.contains(name.as_str());
+        for entry in store.records(Collection::Addresses) {
+            let subscribed = |name: &ArcStr| some.subscribed_names.contains(name.as_str());
             let by_place = match &entry.kind {
                 RecordKind::Workload { node, services } => {
                     node == NODE || services.iter().any(|service| held.contains_key(service.as_str()))
@@ -817,9 +817,9 @@ proptest! {
 }
 
 /// Opens a wildcard client's stream and acknowledges its pushes; returns the session and the pushes.
-fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
+fn open_session(store: &Store, seed: u64) -> (Session, Vec<Push>) {
     let mut session = Session::new(client(), seed);
-    let request = first(ResourceType::Address);
+    let request = first_request(ResourceType::Address);
     let (_, pushes) = session.on_request(&request, store).unwrap();
     let answer = DeltaDiscoveryRequest {
         response_nonce: pushes[0].nonce.clone(),
@@ -832,8 +832,8 @@ fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
 #[test]
 fn wildcard_clients_share_bytes_with_own_nonces() {
     let mut store = store(&[pod("a", "n1", 1, None, 1)]);
-    let (mut one, begun) = opened(&store, 1);
-    let (mut other, begun_too) = opened(&store, 2);
+    let (mut one, begun) = open_session(&store, 1);
+    let (mut other, begun_too) = open_session(&store, 2);
     assert!(Arc::ptr_eq(&begun[0].batch, &begun_too[0].batch));
     assert_ne!(begun[0].nonce, begun_too[0].nonce);
     store.update(&pod("b", "n1", 2, None, 1));
@@ -846,16 +846,16 @@ fn wildcard_clients_share_bytes_with_own_nonces() {
 #[test]
 fn new_client_with_an_older_snapshot_gets_changes_at_once() {
     let mut store = store(&[pod("a", "n1", 1, None, 1), pod("b", "n1", 2, None, 1)]);
-    let (_first, sending) = opened(&store, 1);
-    store.update(&no_pod("a"));
-    let mut late = Peer::new();
-    let responses = late.send(&first(ResourceType::Address), &store);
+    let (_first, sending) = open_session(&store, 1);
+    store.update(&remove_pod("a"));
+    let mut late = TestClient::new();
+    let responses = late.send(&first_request(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), names(&decode(&sending[0])));
     let responses = late.ack(&responses[0], &store);
     assert_eq!(responses[0].removed_resources, ["c1//Pod/shop/a"]);
     drop(sending);
-    let mut later = Peer::new();
-    let responses = later.send(&first(ResourceType::Address), &store);
+    let mut later = TestClient::new();
+    let responses = later.send(&first_request(ResourceType::Address), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/b"]);
 }
 
@@ -863,7 +863,7 @@ fn new_client_with_an_older_snapshot_gets_changes_at_once() {
 fn large_state_is_complete_in_pieces() {
     let pods = (0..2000).map(|n| pod(&format!("pod-{n:04}"), "n1", 1, Some("s"), n));
     let store = store(&pods.collect::<Vec<_>>());
-    let (_, pushes) = opened(&store, 1);
+    let (_, pushes) = open_session(&store, 1);
     assert!(pushes[0].message().count() > 2);
     let response = decode(&pushes[0]);
     assert_eq!(response.resources.len(), 2000);

@@ -1,4 +1,4 @@
-//! Connection to a SPIFFE agent: its socket, and streams that are reopened when they end.
+//! Connection to a SPIFFE agent: its Unix socket, and streams that are reopened when they end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,20 +24,21 @@ use crate::SpiffeError;
 
 /// Timeout for the first message of an agent's stream.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of an agent's message with bundles, or with all identities of the calling workload, in bytes.
+/// Maximum size, in bytes, of a message from the agent that contains trust bundles or all identities of the calling
+/// workload.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Maximum size of an agent's message with the identities of one of the node's workloads, in bytes.
-pub(super) const MAX_SVIDS_BYTES: usize = 1 << 20;
+/// Maximum size, in bytes, of a message from the agent with the SVIDs of one of the node's workloads.
+pub(super) const MAX_SVID_MESSAGE_BYTES: usize = 1 << 20;
 const BACKOFF_INITIAL: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(5);
 
 /// Root certificates by trust domain.
 pub(super) type Bundles = BTreeMap<String, Vec<CertificateDer<'static>>>;
 
-/// Error of a setting that is not the path of a Unix socket.
+/// Error of a setting that should be the path of a SPIFFE agent's Unix socket, but is not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a Unix socket of the form unix:///PATH")]
-pub struct SocketError(String);
+pub struct SpiffeSocketError(String);
 
 /// Unix socket of a SPIFFE agent.
 #[derive(Clone, Debug)]
@@ -54,10 +55,10 @@ impl SpiffeSocket {
 }
 
 impl FromStr for SpiffeSocket {
-    type Err = SocketError;
+    type Err = SpiffeSocketError;
 
-    fn from_str(text: &str) -> Result<Self, SocketError> {
-        let error = || SocketError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, SpiffeSocketError> {
+        let error = || SpiffeSocketError(text.to_owned());
         let path = text.strip_prefix("unix:").ok_or_else(error)?;
         let path = path.strip_prefix("//").unwrap_or(path);
         if !path.starts_with('/') {
@@ -84,26 +85,27 @@ impl Serialize for SpiffeSocket {
     }
 }
 
-/// Spawns a task that keeps the certificates up to date; its panic ends the process, since the certificates would
-/// expire.
-pub(super) fn spawn(
+/// Spawns a task that receives certificates from the agent. If the task panics, the process ends, since its
+/// certificates would expire.
+pub(super) fn spawn_essential(
     name: &'static str,
     task: impl Future<Output = ()> + Send + 'static,
 ) -> AbortOnDrop<()> {
-    ambit_rt::spawn_abortable(name, ambit_rt::essential(name, task))
+    ambit_rt::spawn_abortable(name, ambit_rt::end_process_on_panic(name, task))
 }
 
-/// Reads a stream of the agent, and reopens it whenever it ends. Never returns.
+/// Passes each message or error of the agent's stream to `on_answer`, and reopens the stream whenever it ends. Never
+/// returns.
 pub(super) async fn subscribe_with_retry<M, F>(
     api: &Arc<str>,
-    open: impl Fn() -> F,
+    open_stream: impl Fn() -> F,
     mut on_answer: impl FnMut(Result<M, SpiffeError>),
 ) where
     F: Future<Output = Result<Response<Streaming<M>>, Status>>,
 {
     let mut backoff = Backoff::new(BACKOFF_INITIAL, BACKOFF_CAP, 0.2);
     loop {
-        let error = match open().await {
+        let error = match open_stream().await {
             Ok(stream) => {
                 let mut stream = stream.into_inner();
                 loop {

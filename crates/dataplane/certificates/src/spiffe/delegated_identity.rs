@@ -22,8 +22,10 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::{
-    agent::{self, Bundles, MAX_MESSAGE_BYTES, MAX_SVIDS_BYTES, RESPONSE_TIMEOUT, SpiffeSocket},
-    answer::{ApiResult, wait_for_result, warn_of_outage},
+    agent::{
+        self, Bundles, MAX_MESSAGE_BYTES, MAX_SVID_MESSAGE_BYTES, RESPONSE_TIMEOUT, SpiffeSocket,
+    },
+    api_result::{ApiResult, wait_for_result, warn_of_outage},
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
@@ -41,25 +43,25 @@ struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
     bundles: watch::Sender<ApiResult<Bundles>>,
-    followed: Mutex<HashMap<Identity, FollowedIdentity>>,
+    subscriptions: Mutex<HashMap<Identity, IdentitySubscription>>,
     renewals: Renewals,
 }
 
 /// Subscription to the SVID of one identity of the node, with the task that reads its stream.
 #[derive(Debug)]
-struct FollowedIdentity {
-    workload: Arc<watch::Sender<ApiResult<Workload>>>,
+struct IdentitySubscription {
+    response: Arc<watch::Sender<ApiResult<SvidResponse>>>,
     /// TLS settings that accept the trust domains with which the identity's registration entry federates.
     settings: TlsSettings,
     _stream: AbortOnDrop<()>,
 }
 
-/// Last message of the agent for one identity.
+/// SVIDs of one identity, from the agent's last message.
 #[derive(Debug, PartialEq, Eq)]
-struct Workload {
+struct SvidResponse {
     svid: Option<Svid>,
     /// SPIFFE IDs of other SVIDs that match the same selectors (at most 8).
-    others: Vec<String>,
+    other_spiffe_ids: Vec<String>,
     federates_with: BTreeSet<String>,
 }
 
@@ -71,11 +73,11 @@ impl DelegatedIdentity {
             api: format!("the Delegated Identity API at {socket}").into(),
             settings: settings.clone(),
             bundles: watch::Sender::new(ApiResult::Pending),
-            followed: Mutex::default(),
+            subscriptions: Mutex::default(),
             renewals: Renewals::default(),
         });
         let channel = socket.channel();
-        let bundles = agent::spawn("spiffe bundles", {
+        let bundles = agent::spawn_essential("spiffe bundles", {
             let (shared, channel) = (shared.clone(), channel.clone());
             async move {
                 let open = || {
@@ -98,7 +100,7 @@ impl DelegatedIdentity {
 impl Drop for DelegatedIdentity {
     fn drop(&mut self) {
         // Ends the streams, whose tasks hold references to `shared`.
-        self.shared.followed.lock().clear();
+        self.shared.subscriptions.lock().clear();
     }
 }
 
@@ -106,19 +108,19 @@ fn client(channel: &Channel, max_bytes: usize) -> DelegatedIdentityClient<Channe
     DelegatedIdentityClient::new(channel.clone()).max_decoding_message_size(max_bytes)
 }
 
-/// Reads the stream of an identity's SVIDs.
+/// Follows the stream of one identity's SVIDs, and queues a renewal whenever the agent replaces them.
 async fn subscribe_to_identity(
     shared: Arc<Shared>,
     channel: Channel,
     identity: Identity,
-    slot: Arc<watch::Sender<ApiResult<Workload>>>,
+    slot: Arc<watch::Sender<ApiResult<SvidResponse>>>,
 ) {
     let selector = |value: String| Selector {
         r#type: "k8s".to_owned(),
         value,
     };
     let open = || {
-        let mut client = client(&channel, MAX_SVIDS_BYTES);
+        let mut client = client(&channel, MAX_SVID_MESSAGE_BYTES);
         let request = SubscribeToX509sviDsRequest {
             selectors: vec![
                 selector(format!("ns:{}", identity.namespace)),
@@ -128,18 +130,18 @@ async fn subscribe_to_identity(
         async move { client.subscribe_to_x509svi_ds(request).await }
     };
     agent::subscribe_with_retry(&shared.api, open, |answer| {
-        let workload =
-            answer.map(|message: SubscribeToX509sviDsResponse| Workload::new(&identity, &message));
+        let workload = answer
+            .map(|message: SubscribeToX509sviDsResponse| SvidResponse::new(&identity, &message));
         if publish_if_changed(&slot, workload) {
-            shared.federate(&identity);
+            shared.accept_federated_domains(&identity);
             shared.renewals.add(identity.clone());
         }
     })
     .await;
 }
 
-/// Stores a message of the agent. Returns whether it differs from the previous one, so that certificates must be
-/// fetched again; after an error they remain in use until they expire.
+/// Stores a result of the agent's stream. Returns whether it is a message that differs from the previous one, so that
+/// certificates must be fetched again. After an error, fetched certificates remain in use until they expire.
 fn publish_if_changed<T: PartialEq>(
     slot: &watch::Sender<ApiResult<T>>,
     answer: Result<T, SpiffeError>,
@@ -150,7 +152,7 @@ fn publish_if_changed<T: PartialEq>(
     now.is_some() && now != last.available()
 }
 
-impl Workload {
+impl SvidResponse {
     fn new(identity: &Identity, message: &SubscribeToX509sviDsResponse) -> Self {
         let id = identity.to_string();
         let is_own = |one: &&X509svidWithKey| spiffe_id(one) == id;
@@ -161,7 +163,7 @@ impl Workload {
                 let chain = one.x509_svid.iter().flat_map(|svid| &svid.cert_chain);
                 Svid::new(chain.map(|der| &der[..]), &one.x509_svid_key)
             }),
-            others: others.take(8).map(spiffe_id).collect(),
+            other_spiffe_ids: others.take(8).map(spiffe_id).collect(),
             federates_with: message
                 .federates_with
                 .iter()
@@ -186,20 +188,20 @@ impl Shared {
         if !publish_if_changed(&self.bundles, answer.map(decode)) {
             return;
         }
-        let followed: Vec<_> = self.followed.lock().keys().cloned().collect();
+        let followed: Vec<_> = self.subscriptions.lock().keys().cloned().collect();
         for identity in followed {
-            self.federate(&identity);
+            self.accept_federated_domains(&identity);
             self.renewals.add(identity);
         }
     }
 
-    /// Accepts the trust domains with which an identity federates, with the roots of the last bundles.
-    fn federate(&self, identity: &Identity) {
-        let followed = self.followed.lock();
+    /// Accepts the trust domains with which an identity federates, verified by the roots in the agent's last bundles.
+    fn accept_federated_domains(&self, identity: &Identity) {
+        let followed = self.subscriptions.lock();
         let Some(followed) = followed.get(identity) else {
             return;
         };
-        let (bundles, workload) = (self.bundles.borrow(), followed.workload.borrow());
+        let (bundles, workload) = (self.bundles.borrow(), followed.response.borrow());
         let (Some(bundles), Some(workload)) = (bundles.available(), workload.available()) else {
             return;
         };
@@ -207,16 +209,20 @@ impl Shared {
         federated.retain(|domain, _| {
             workload.federates_with.contains(domain) && identity.trust_domain != domain.as_str()
         });
-        if let Err(error) = followed.settings.trust_domains().federate(federated) {
+        if let Err(error) = followed
+            .settings
+            .trust_domains()
+            .replace_federated(federated)
+        {
             tracing::warn!(%identity, %error, "federated trust domains unchanged");
         }
     }
 
     async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
         let followed = {
-            let followed = self.followed.lock();
+            let followed = self.subscriptions.lock();
             let of_identity = followed.get(identity);
-            of_identity.map(|one| (one.workload.subscribe(), one.settings.clone()))
+            of_identity.map(|one| (one.response.subscribe(), one.settings.clone()))
         };
         let (workload, settings) =
             followed.ok_or_else(|| SpiffeError::StreamEnded(self.api.clone()))?;
@@ -232,10 +238,10 @@ impl Shared {
         let (api, boxed) = (self.api.clone(), || Box::new(identity.clone()));
         let (bundles, workload) = (bundles?, workload?);
         let Some(svid) = &workload.svid else {
-            return Err(FetchError::from(SpiffeError::NoEntry {
+            return Err(FetchError::from(SpiffeError::NoRegistrationEntry {
                 api,
                 identity: boxed(),
-                others: workload.others.clone(),
+                others: workload.other_spiffe_ids.clone(),
             }));
         };
         let Some(roots) = bundles.get(identity.trust_domain.as_str()) else {
@@ -245,7 +251,7 @@ impl Shared {
             }));
         };
         let certificate = svid.certificate(&settings, identity, roots.clone());
-        Ok(certificate.map_err(|source| SpiffeError::Svid {
+        Ok(certificate.map_err(|source| SpiffeError::InvalidSvid {
             api,
             identity: boxed(),
             source: Arc::new(source),
@@ -261,8 +267,8 @@ impl CaClient for DelegatedIdentity {
         Box::pin(self.shared.fetch(identity))
     }
 
-    fn keep_ready(&self, identity: &Identity) {
-        let mut followed = self.shared.followed.lock();
+    fn subscribe(&self, identity: &Identity) {
+        let mut followed = self.shared.subscriptions.lock();
         followed.entry(identity.clone()).or_insert_with(|| {
             let of_workload = self.shared.settings.trust_domains().for_workload();
             let workload = Arc::new(watch::Sender::new(ApiResult::Pending));
@@ -272,16 +278,16 @@ impl CaClient for DelegatedIdentity {
                 identity.clone(),
                 workload.clone(),
             );
-            FollowedIdentity {
-                workload,
+            IdentitySubscription {
+                response: workload,
                 settings: self.shared.settings.clone().with_trust_domains(of_workload),
-                _stream: agent::spawn("spiffe identity", stream),
+                _stream: agent::spawn_essential("spiffe identity", stream),
             }
         });
     }
 
-    fn stop_keeping_ready(&self, identity: &Identity) {
-        self.shared.followed.lock().remove(identity);
+    fn unsubscribe(&self, identity: &Identity) {
+        self.shared.subscriptions.lock().remove(identity);
     }
 
     fn renewals(&self) -> Renewals {

@@ -19,7 +19,7 @@ use tonic::{Request, metadata::MetadataValue};
 
 use super::{
     agent::{self, MAX_MESSAGE_BYTES, RESPONSE_TIMEOUT, SpiffeSocket},
-    answer::{ApiResult, wait_for_result, warn_of_outage},
+    api_result::{ApiResult, wait_for_result, warn_of_outage},
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
@@ -34,12 +34,12 @@ pub struct WorkloadApi {
 struct Shared {
     api: Arc<str>,
     settings: TlsSettings,
-    answer: watch::Sender<ApiResult<Svids>>,
-    followed: Mutex<BTreeSet<Identity>>,
+    response: watch::Sender<ApiResult<Svids>>,
+    subscribed_identities: Mutex<BTreeSet<Identity>>,
     renewals: Renewals,
 }
 
-/// SVIDs with the bundles of their trust domains, by SPIFFE ID.
+/// SVIDs by SPIFFE ID, each with the encoded trust bundle of its domain.
 type Svids = HashMap<String, (Svid, Bytes)>;
 
 impl WorkloadApi {
@@ -50,11 +50,11 @@ impl WorkloadApi {
         let shared = Arc::new(Shared {
             api: format!("the Workload API at {socket}").into(),
             settings: settings.clone().with_trust_domains(of_workload),
-            answer: watch::Sender::new(ApiResult::Pending),
-            followed: Mutex::default(),
+            response: watch::Sender::new(ApiResult::Pending),
+            subscribed_identities: Mutex::default(),
             renewals: Renewals::default(),
         });
-        let stream = agent::spawn("workload api", {
+        let stream = agent::spawn_essential("workload api", {
             let (shared, channel) = (shared.clone(), socket.channel());
             async move {
                 let open = || {
@@ -81,12 +81,12 @@ impl WorkloadApi {
 
 impl Shared {
     fn on_response(&self, answer: Result<X509svidResponse, SpiffeError>) {
-        warn_of_outage(&self.answer.borrow(), &answer);
+        warn_of_outage(&self.response.borrow(), &answer);
         let answer = answer.map(|message| self.parse_svids(message));
-        let last = self.answer.send_replace(answer.into());
-        if let Some(svids) = self.answer.borrow().available() {
+        let last = self.response.send_replace(answer.into());
+        if let Some(svids) = self.response.borrow().available() {
             let last = last.available();
-            for identity in &*self.followed.lock() {
+            for identity in &*self.subscribed_identities.lock() {
                 let id = identity.to_string();
                 if svids.get(&id) != last.and_then(|last| last.get(&id)) {
                     self.renewals.add(identity.clone());
@@ -95,13 +95,14 @@ impl Shared {
         }
     }
 
-    /// Returns the SVIDs of a message, and accepts the trust domains whose bundles the message federates with.
+    /// Returns the SVIDs in a message of the agent, and accepts the federated trust domains that the message has
+    /// bundles for.
     fn parse_svids(&self, message: X509svidResponse) -> Svids {
         let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
         let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();
         let mut federated = agent::parse_bundles(&self.api, &message.federated_bundles);
         federated.retain(|domain, _| !own.contains(domain.as_str()));
-        if let Err(error) = self.settings.trust_domains().federate(federated) {
+        if let Err(error) = self.settings.trust_domains().replace_federated(federated) {
             tracing::warn!(%error, "federated trust domains unchanged");
         }
         let mut svids = Svids::new();
@@ -114,7 +115,7 @@ impl Shared {
     }
 
     async fn fetch(&self, identity: &Identity) -> Result<WorkloadCert, FetchError> {
-        let received = wait_for_result(self.answer.subscribe(), &self.api);
+        let received = wait_for_result(self.response.subscribe(), &self.api);
         let svids = tokio::time::timeout(RESPONSE_TIMEOUT, received)
             .await
             .map_err(|_| FetchError::TimedOut(RESPONSE_TIMEOUT))?;
@@ -124,7 +125,7 @@ impl Shared {
     fn certificate(&self, identity: &Identity, svids: &Svids) -> Result<WorkloadCert, SpiffeError> {
         let api = self.api.clone();
         let Some((svid, bundle)) = svids.get(&identity.to_string()) else {
-            return Err(SpiffeError::NoEntry {
+            return Err(SpiffeError::NoRegistrationEntry {
                 api,
                 identity: Box::new(identity.clone()),
                 others: svids.keys().take(8).cloned().collect(),
@@ -133,7 +134,7 @@ impl Shared {
         let roots = split_concatenated_der(bundle).map_err(Into::into);
         roots
             .and_then(|roots| svid.certificate(&self.settings, identity, roots))
-            .map_err(|source| SpiffeError::Svid {
+            .map_err(|source| SpiffeError::InvalidSvid {
                 api,
                 identity: Box::new(identity.clone()),
                 source: Arc::new(source),
@@ -149,12 +150,15 @@ impl CaClient for WorkloadApi {
         Box::pin(self.shared.fetch(identity))
     }
 
-    fn keep_ready(&self, identity: &Identity) {
-        self.shared.followed.lock().insert(identity.clone());
+    fn subscribe(&self, identity: &Identity) {
+        self.shared
+            .subscribed_identities
+            .lock()
+            .insert(identity.clone());
     }
 
-    fn stop_keeping_ready(&self, identity: &Identity) {
-        self.shared.followed.lock().remove(identity);
+    fn unsubscribe(&self, identity: &Identity) {
+        self.shared.subscribed_identities.lock().remove(identity);
     }
 
     fn renewals(&self) -> Renewals {

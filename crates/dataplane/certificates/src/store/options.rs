@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-/// Limits and retry delays of [`crate::Certificates`].
+/// Fetch limits and retry delays of [`crate::Certificates`].
 #[derive(Clone, Copy, Debug)]
 pub struct CertificatesOptions {
-    /// Maximum fetches in flight.
+    /// Maximum number of fetches in flight at once.
     pub max_parallel_fetches: usize,
-    /// Initial backoff of an identity after a failed fetch.
+    /// Initial backoff after an identity's fetch has failed.
     pub backoff_initial: Duration,
-    /// Maximum backoff of an identity after failed fetches.
+    /// Maximum backoff after repeated failures to fetch an identity's certificate.
     pub backoff_cap: Duration,
-    /// Delay before the first probe of an unreachable CA, for which one identity's fetch is used.
+    /// Delay before the first probe of an unreachable CA. A probe is a fetch for one of the waiting identities.
     pub probe_initial: Duration,
-    /// Maximum delay between probes of an unreachable CA, and thus the time after its return until
-    /// all identities have certificates.
+    /// Maximum delay between probes of an unreachable CA, and thus the maximum time from its recovery to the next
+    /// fetches.
     pub probe_cap: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! State machine that decides which certificate to fetch when. Knows nothing of tasks, networks or the wall clock:
-//! the time is passed in, and certificates are not inspected.
+//! State machine of the certificate store: decides which certificate to fetch, and when. No IO, tasks or wall clock:
+//! callers pass in the time, and certificates are opaque.
 
 use std::{
     cmp::Reverse,
@@ -22,11 +22,11 @@ pub enum Priority {
     Background,
     /// Prefetch for a new pod.
     Warmup,
-    /// Fetch for a connection that waits.
+    /// Fetch for which a connection waits.
     RealTime,
 }
 
-/// Remaining lifetime of a certificate at the time of its receipt.
+/// Remaining lifetime of a certificate, measured when it is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lifetime {
     pub(super) renew_in: Duration,
@@ -58,23 +58,23 @@ impl Lifetime {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
-    /// The CA has replaced the identity's certificate by itself.
+    /// The CA has replaced the identity's certificate unasked, so that it must be fetched.
     Renew(Identity),
-    /// The identity's certificate has expired by the wall clock, which this state machine does not see: the machine
-    /// was suspended, or its clock was set.
+    /// The identity's certificate has expired by the wall clock, which this state machine does not read. Happens after
+    /// the host was suspended or its clock was set.
     Expired(Identity),
-    /// A fetch succeeded: identity, attempt number, lifetime, certificate.
+    /// A fetch succeeded. Fields: identity, attempt number, lifetime, certificate.
     Fetched(Identity, u64, Lifetime, C),
-    /// The CA rejected a fetch: identity, attempt number, error, random number in `0.0..1.0` for the backoff.
+    /// The CA rejected a fetch. Fields: identity, attempt number, error, random number in `0.0..1.0` for the backoff.
     Failed(Identity, u64, E, f64),
-    /// The CA could not be reached, or could not process the request: fields as for [`Event::Failed`].
+    /// The CA could not be reached, or could not process the request. The fields are those of [`Event::Failed`].
     Unreachable(Identity, u64, E, f64),
     Tick,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
-    /// Starts a fetch for the identity; its result must carry the attempt number.
+    /// Starts a fetch for the identity. The caller reports its result with this attempt number.
     Fetch(Identity, u64),
     Publish(Identity, C),
     PublishError(Identity, E),
@@ -82,7 +82,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
         identity: Identity,
         error: E,
         /// Whether the previous certificate remains in use.
-        kept: bool,
+        previous_remains: bool,
         retry_in: Duration,
     },
 }
@@ -90,7 +90,7 @@ pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
 struct Entry {
     phase: Phase,
     /// Expiry of the current certificate.
-    expires: Option<Instant>,
+    expires_at: Option<Instant>,
     backoff: Backoff,
     /// Whether the last fetch failed.
     is_failing: bool,
@@ -98,8 +98,8 @@ struct Entry {
     is_replaced: bool,
 }
 
-/// Outage of the CA. Identities retry with growing backoff; in addition, one of them is tried every
-/// [`CertificatesOptions::probe_cap`] while any lacks a certificate, and all of them at once when the CA responds.
+/// Outage of the CA. Each failed identity retries with growing backoff. In addition, while any identity lacks a
+/// certificate, one of them is tried every [`CertificatesOptions::probe_cap`]; when the CA responds, all retry at once.
 struct Outage {
     backoff: Backoff,
     next_probe: Instant,
@@ -112,24 +112,24 @@ const OUTAGE_REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Queued in `ready` under this key.
+    /// Due, and waiting for a free fetch slot, under this priority and due time.
     Queued(Priority, Instant),
-    /// Queued in `timers` until this time.
+    /// Waiting for the renewal or retry at this time.
     Scheduled(Instant),
     Fetching(u64),
 }
 
-/// State of all identities' certificates.
+/// State of all certificates in the store, and of their fetches.
 pub(super) struct State {
     options: CertificatesOptions,
     entries: HashMap<Identity, Entry>,
-    /// Fetches that may start now: highest priority first, then earliest due.
-    ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
-    /// Scheduled renewals and retries.
+    /// Fetches that wait for a free slot: highest priority first, then earliest due.
+    ready_queue: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
+    /// Scheduled renewals and retries by time.
     timers: BTreeSet<(Instant, Identity)>,
     outage: Option<Outage>,
-    running: usize,
-    attempts: u64,
+    fetches_in_flight: usize,
+    last_attempt: u64,
 }
 
 impl State {
@@ -137,22 +137,22 @@ impl State {
         Self {
             options,
             entries: HashMap::new(),
-            ready: BTreeSet::new(),
+            ready_queue: BTreeSet::new(),
             timers: BTreeSet::new(),
             outage: None,
-            running: 0,
-            attempts: 0,
+            fetches_in_flight: 0,
+            last_attempt: 0,
         }
     }
 
-    /// Returns the time at which the next tick must be sent, if any.
+    /// Returns the time at which the caller must send the next [`Event::Tick`], if any.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let probe = self.outage.as_ref().map(|outage| outage.next_probe);
         timer.into_iter().chain(probe).min()
     }
 
-    /// Handles one event; the returned effects must be carried out in order.
+    /// Handles one event. The caller must carry out the returned effects in order.
     pub(super) fn on_event<C, E: Clone>(
         &mut self,
         event: Event<C, E>,
@@ -163,27 +163,27 @@ impl State {
             Event::Request(identity, priority) => self.request(identity, priority, now),
             Event::Forget(identity) => self.forget(&identity),
             Event::Renew(identity) => self.renew(identity, now),
-            Event::Expired(identity) => self.expired(identity, now),
+            Event::Expired(identity) => self.on_expired(identity, now),
             Event::Fetched(identity, attempt, life, cert) => {
-                if self.finish(&identity, attempt) {
-                    self.succeeded(&identity, life, now);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetched(&identity, life, now);
                     effects.push(Effect::Publish(identity, cert));
                 }
-                self.ca_answered(now);
+                self.on_ca_reachable(now);
             }
             Event::Failed(identity, attempt, error, random) => {
-                self.ca_answered(now);
-                if self.finish(&identity, attempt) {
-                    self.failed(identity, error, random, now, &mut effects);
+                self.on_ca_reachable(now);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetch_failed(identity, error, random, now, &mut effects);
                 }
             }
             Event::Unreachable(identity, attempt, error, random) => {
                 let entry = self.entries.get(&identity);
                 let is_known = entry.is_some_and(|entry| entry.is_failing);
-                if self.finish(&identity, attempt) {
-                    self.failed(identity, error, random, now, &mut effects);
+                if self.finish_fetch(&identity, attempt) {
+                    self.on_fetch_failed(identity, error, random, now, &mut effects);
                 }
-                let is_report_due = self.ca_unreachable(random, now);
+                let is_report_due = self.on_ca_unreachable(random, now);
                 if is_known && !is_report_due {
                     effects.retain(|effect| !matches!(effect, Effect::Report { .. }));
                 }
@@ -191,13 +191,13 @@ impl State {
             Event::Tick => {}
         }
         self.probe(now);
-        self.start_due(now, &mut effects);
+        self.start_due_fetches(now, &mut effects);
         effects
     }
 
     fn request(&mut self, identity: Identity, priority: Priority, now: Instant) {
         let Some(entry) = self.entries.get_mut(&identity) else {
-            self.ready
+            self.ready_queue
                 .insert((Reverse(priority), now, identity.clone()));
             let backoff = Backoff::new(self.options.backoff_initial, self.options.backoff_cap, 0.2);
             let phase = Phase::Queued(priority, now);
@@ -205,7 +205,7 @@ impl State {
                 identity,
                 Entry {
                     phase,
-                    expires: None,
+                    expires_at: None,
                     backoff,
                     is_failing: false,
                     is_replaced: false,
@@ -218,15 +218,16 @@ impl State {
             && old < priority
         {
             entry.phase = Phase::Queued(priority, due);
-            self.ready.remove(&(Reverse(old), due, identity.clone()));
-            self.ready.insert((Reverse(priority), due, identity));
+            self.ready_queue
+                .remove(&(Reverse(old), due, identity.clone()));
+            self.ready_queue.insert((Reverse(priority), due, identity));
         }
     }
 
     fn forget(&mut self, identity: &Identity) {
         match self.entries.remove(identity).map(|entry| entry.phase) {
             Some(Phase::Queued(priority, due)) => {
-                self.ready
+                self.ready_queue
                     .remove(&(Reverse(priority), due, identity.clone()));
             }
             Some(Phase::Scheduled(due)) => {
@@ -245,7 +246,7 @@ impl State {
             Phase::Scheduled(due) => {
                 entry.phase = Phase::Queued(Priority::Warmup, now);
                 self.timers.remove(&(due, identity.clone()));
-                self.ready
+                self.ready_queue
                     .insert((Reverse(Priority::Warmup), now, identity));
             }
             // Its result may be the one before.
@@ -254,34 +255,34 @@ impl State {
         }
     }
 
-    fn expired(&mut self, identity: Identity, now: Instant) {
+    fn on_expired(&mut self, identity: Identity, now: Instant) {
         let Some(entry) = self.entries.get_mut(&identity) else {
             return;
         };
         // Once expiry is known, further reports do not hasten the retries.
-        if entry.expires.take().is_some()
+        if entry.expires_at.take().is_some()
             && let Phase::Scheduled(due) = entry.phase
         {
             entry.phase = Phase::Queued(Priority::RealTime, now);
             self.timers.remove(&(due, identity.clone()));
-            self.ready
+            self.ready_queue
                 .insert((Reverse(Priority::RealTime), now, identity));
         }
     }
 
-    /// Marks an attempt as finished. Returns whether its result is still current.
-    fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
-        self.running = self.running.saturating_sub(1);
+    /// Marks a fetch attempt as finished. Returns whether its result is still wanted.
+    fn finish_fetch(&mut self, identity: &Identity, attempt: u64) -> bool {
+        self.fetches_in_flight = self.fetches_in_flight.saturating_sub(1);
         self.entries
             .get(identity)
             .is_some_and(|entry| entry.phase == Phase::Fetching(attempt))
     }
 
-    fn succeeded(&mut self, identity: &Identity, life: Lifetime, now: Instant) {
+    fn on_fetched(&mut self, identity: &Identity, life: Lifetime, now: Instant) {
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
-        entry.expires = Some(now + life.expires_in);
+        entry.expires_at = Some(now + life.expires_in);
         entry.backoff.reset();
         entry.is_failing = false;
         // At least a second, so that certificates with no lifetime cannot cause a busy loop.
@@ -293,7 +294,7 @@ impl State {
         self.timers.insert((due, identity.clone()));
     }
 
-    fn failed<C, E: Clone>(
+    fn on_fetch_failed<C, E: Clone>(
         &mut self,
         identity: Identity,
         error: E,
@@ -306,7 +307,7 @@ impl State {
         };
         entry.is_failing = true;
         let delay = entry.backoff.next_delay(random);
-        let kept = entry.expires.filter(|expires| *expires > now);
+        let kept = entry.expires_at.filter(|expires| *expires > now);
         let due = match kept {
             _ if std::mem::take(&mut entry.is_replaced) => now,
             // At expiry another attempt decides whether the certificate must be dropped.
@@ -316,21 +317,21 @@ impl State {
         entry.phase = Phase::Scheduled(due);
         self.timers.insert((due, identity.clone()));
         if kept.is_none() {
-            entry.expires = None;
+            entry.expires_at = None;
             effects.push(Effect::PublishError(identity.clone(), error.clone()));
         }
         let retry_in = due.saturating_duration_since(now);
         effects.push(Effect::Report {
             identity,
             error,
-            kept: kept.is_some(),
+            previous_remains: kept.is_some(),
             retry_in,
         });
     }
 
-    /// Schedules the next probe, counted from the last failure among concurrent attempts. Returns whether to log the
-    /// outage, also for identities that have failed before.
-    fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
+    /// Records that the CA could not be reached: begins an outage and schedules the next probe. Returns whether to log
+    /// the outage, also for identities that have failed before.
+    fn on_ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
         let CertificatesOptions {
             probe_initial,
             probe_cap,
@@ -343,7 +344,7 @@ impl State {
             next_probe: now,
             next_report: now,
         });
-        if self.running == 0 || outage.next_probe <= now {
+        if self.fetches_in_flight == 0 || outage.next_probe <= now {
             let delay = outage.backoff.next_delay(random);
             outage.next_probe = now + if is_urgent { delay } else { backoff_cap };
         }
@@ -354,14 +355,14 @@ impl State {
         is_report_due
     }
 
-    /// Whether an identity without a certificate waits for a retry, so that its connections fail.
+    /// Whether any identity has no certificate after a failed fetch, so that its connections fail.
     fn lacks_any_certificate(&self) -> bool {
         let mut entries = self.entries.values();
-        entries.any(|entry| entry.is_failing && entry.expires.is_none())
+        entries.any(|entry| entry.is_failing && entry.expires_at.is_none())
     }
 
-    /// Ends an outage: retries every failed identity at once, with initial backoff.
-    fn ca_answered(&mut self, now: Instant) {
+    /// Ends an outage after a response of the CA: retries every failed identity at once, with its backoff reset.
+    fn on_ca_reachable(&mut self, now: Instant) {
         if self.outage.take().is_none() {
             return;
         }
@@ -374,7 +375,7 @@ impl State {
                 self.timers.remove(&(due, identity.clone()));
                 entry.phase = Phase::Queued(Priority::Warmup, now);
                 let key = (Reverse(Priority::Warmup), now, identity.clone());
-                self.ready.insert(key);
+                self.ready_queue.insert(key);
             }
         }
     }
@@ -401,7 +402,7 @@ impl State {
                 self.timers.remove(&(due, identity.clone()));
                 if let Some(entry) = self.entries.get_mut(&identity) {
                     entry.phase = Phase::Queued(Priority::RealTime, now);
-                    self.ready
+                    self.ready_queue
                         .insert((Reverse(Priority::RealTime), now, identity));
                 }
                 // No further probe until the result of this one, or until it must have timed out.
@@ -414,26 +415,26 @@ impl State {
         }
     }
 
-    fn start_due<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {
+    fn start_due_fetches<C, E>(&mut self, now: Instant, effects: &mut Vec<Effect<C, E>>) {
         while self.timers.first().is_some_and(|(due, _)| *due <= now) {
             let Some((due, identity)) = self.timers.pop_first() else {
                 break;
             };
             if let Some(entry) = self.entries.get_mut(&identity) {
                 entry.phase = Phase::Queued(Priority::Background, due);
-                self.ready
+                self.ready_queue
                     .insert((Reverse(Priority::Background), due, identity));
             }
         }
-        while self.running < self.options.max_parallel_fetches.max(1) {
-            let Some((_, _, identity)) = self.ready.pop_first() else {
+        while self.fetches_in_flight < self.options.max_parallel_fetches.max(1) {
+            let Some((_, _, identity)) = self.ready_queue.pop_first() else {
                 break;
             };
             if let Some(entry) = self.entries.get_mut(&identity) {
-                self.attempts += 1;
-                self.running += 1;
-                entry.phase = Phase::Fetching(self.attempts);
-                effects.push(Effect::Fetch(identity, self.attempts));
+                self.last_attempt += 1;
+                self.fetches_in_flight += 1;
+                entry.phase = Phase::Fetching(self.last_attempt);
+                effects.push(Effect::Fetch(identity, self.last_attempt));
             }
         }
     }

@@ -14,7 +14,7 @@ use ambit_testkit::{CsrResponse, CsrServer, Pki};
 use ambit_tls::{ChainError, TlsSettings};
 use rustls_pki_types::PrivateKeyDer;
 
-fn id() -> Identity {
+fn test_identity() -> Identity {
     Identity::new("td", "ns", "sa")
 }
 
@@ -42,7 +42,7 @@ fn client_with(config: &ChannelConfig) -> CsrClient {
     )
 }
 
-async fn start() -> (Arc<Pki>, CsrServer, CsrClient) {
+async fn start_csr_server() -> (Arc<Pki>, CsrServer, CsrClient) {
     let pki = Arc::new(Pki::new());
     let server = CsrServer::start(pki.clone()).await;
     let client = client_with(&config(&server, pki.root_ca()));
@@ -51,11 +51,11 @@ async fn start() -> (Arc<Pki>, CsrServer, CsrClient) {
 
 #[tokio::test]
 async fn certificate_request_follows_the_contract() {
-    let (pki, server, client) = start().await;
-    let cert = client.fetch(&id()).await.unwrap();
-    assert_eq!(cert.identity(), &id());
+    let (pki, server, client) = start_csr_server().await;
+    let cert = client.fetch(&test_identity()).await.unwrap();
+    assert_eq!(cert.identity(), &test_identity());
     assert_eq!(cert.chain().len(), 2);
-    assert_eq!(cert.roots(), pki.cert(&id()).roots());
+    assert_eq!(cert.roots(), pki.cert(&test_identity()).roots());
     let seen = &server.received_requests()[0];
     assert_eq!(
         seen.impersonated.as_deref(),
@@ -65,7 +65,7 @@ async fn certificate_request_follows_the_contract() {
     assert_eq!(seen.headers.get("authorization").unwrap(), "Bearer a.b.c");
     assert_eq!(seen.headers.get("clusterid").unwrap(), "c1");
     assert_eq!(seen.headers.get("x-tenant").unwrap(), "t");
-    client.fetch(&id()).await.unwrap();
+    client.fetch(&test_identity()).await.unwrap();
     assert_ne!(
         server.received_requests()[0].csr,
         server.received_requests()[1].csr,
@@ -73,13 +73,13 @@ async fn certificate_request_follows_the_contract() {
     );
 }
 
-/// Cache of one certificate, which returns the last stored one once.
+/// Certificate cache with a single entry for any identity.
 #[derive(Default)]
-struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
+struct SingleCertificateCache(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 
-impl CertificateCache for OneCertificate {
+impl CertificateCache for SingleCertificateCache {
     fn insert(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]) {
-        assert_eq!(identity, &id());
+        assert_eq!(identity, &test_identity());
         *self.0.lock().unwrap() = Some((key.clone_key(), answer.to_vec()));
     }
 
@@ -90,33 +90,36 @@ impl CertificateCache for OneCertificate {
 
 #[tokio::test]
 async fn cached_certificates_are_used_before_the_ca_is_called() {
-    let (_pki, server, client) = start().await;
-    let cache = Arc::new(OneCertificate::default());
+    let (_pki, server, client) = start_csr_server().await;
+    let cache = Arc::new(SingleCertificateCache::default());
     let client = client.with_cache(cache.clone());
-    let first = client.fetch(&id()).await.unwrap();
-    let again = client.fetch(&id()).await.unwrap();
+    let first = client.fetch(&test_identity()).await.unwrap();
+    let again = client.fetch(&test_identity()).await.unwrap();
     assert_eq!(first.chain(), again.chain());
     assert_eq!(server.received_requests().len(), 1);
-    assert_ne!(client.fetch(&id()).await.unwrap().chain(), first.chain());
+    assert_ne!(
+        client.fetch(&test_identity()).await.unwrap().chain(),
+        first.chain()
+    );
     // Not usable for the requested identity.
     let cached = cache.0.lock().unwrap().take().unwrap();
     *cache.0.lock().unwrap() = Some((cached.0, cached.1[1..].to_vec()));
-    client.fetch(&id()).await.unwrap();
+    client.fetch(&test_identity()).await.unwrap();
     assert_eq!(server.received_requests().len(), 3);
 }
 
 #[tokio::test]
 async fn a_client_names_all_identities_but_its_own() {
-    let (pki, server, _) = start().await;
+    let (pki, server, _) = start_csr_server().await;
     let channel = create_channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
-        own_identity: Some(id()),
+        own_identity: Some(test_identity()),
         ..Default::default()
     };
     let headers = CallMetadata::default();
     let client = CsrClient::new(channel, headers, TlsSettings::default(), options);
-    server.queue_response(CsrResponse::IssueFor(id()));
-    client.fetch(&id()).await.unwrap();
+    server.queue_response(CsrResponse::IssueFor(test_identity()));
+    client.fetch(&test_identity()).await.unwrap();
     assert_eq!(server.received_requests()[0].impersonated, None);
     assert!(
         server.received_requests()[0]
@@ -135,10 +138,10 @@ async fn a_client_names_all_identities_but_its_own() {
 
 #[tokio::test]
 async fn unusable_ca_responses_are_refused_with_the_reason() {
-    let (pki, server, client) = start().await;
+    let (pki, server, client) = start_csr_server().await;
     let other = Identity::new("td", "ns", "other");
-    let request = CertificateRequest::new(&id()).unwrap();
-    let for_another_key = pki.certificate_response(&request.pem, &id(), Duration::from_secs(60));
+    let request = CertificateRequest::new(&test_identity()).unwrap();
+    let for_another_key = pki.csr_response(&request.pem, &test_identity(), Duration::from_secs(60));
     let leaf = for_another_key[0].clone();
     let two_leaves = [format!("{leaf}{leaf}"), for_another_key[2].clone()].to_vec();
     let foreign_root = vec![
@@ -186,25 +189,25 @@ async fn unusable_ca_responses_are_refused_with_the_reason() {
         ),
     ] {
         server.queue_response(answer);
-        let error = client.fetch(&id()).await.unwrap_err();
+        let error = client.fetch(&test_identity()).await.unwrap_err();
         let FetchError::InvalidResponse(error) = error else {
             panic!("{error:?}")
         };
         assert!(error.to_string().contains(expected), "{error}");
     }
     client
-        .fetch(&id())
+        .fetch(&test_identity())
         .await
         .expect("and the next good one is taken");
 }
 
 #[tokio::test]
 async fn error_message_of_the_ca_reaches_the_caller() {
-    let (_pki, server, client) = start().await;
+    let (_pki, server, client) = start_csr_server().await;
     server.queue_response(CsrResponse::Error(tonic::Status::unauthenticated(
         "not on this node",
     )));
-    let error = client.fetch(&id()).await.unwrap_err();
+    let error = client.fetch(&test_identity()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "the CA answered Unauthenticated: not on this node"
@@ -213,7 +216,7 @@ async fn error_message_of_the_ca_reaches_the_caller() {
 
 #[tokio::test]
 async fn silent_ca_times_out() {
-    let (pki, server, _) = start().await;
+    let (pki, server, _) = start_csr_server().await;
     let channel = create_channel(&config(&server, pki.root_ca())).unwrap();
     let options = CsrClientOptions {
         timeout: Duration::from_millis(50),
@@ -227,24 +230,24 @@ async fn silent_ca_times_out() {
     );
     server.queue_response(CsrResponse::NoResponse);
     assert!(matches!(
-        client.fetch(&id()).await,
+        client.fetch(&test_identity()).await,
         Err(FetchError::TimedOut(_))
     ));
 }
 
 #[tokio::test]
 async fn server_with_another_root_or_name_is_refused() {
-    let (pki, server, _) = start().await;
+    let (pki, server, _) = start_csr_server().await;
     let stranger = client_with(&config(&server, Pki::new().root_ca()));
-    let error = stranger.fetch(&id()).await.unwrap_err();
+    let error = stranger.fetch(&test_identity()).await.unwrap_err();
     assert!(matches!(error, FetchError::Status(_)), "{error:?}");
     // By a name that is not in the certificate, and then with the name that is.
     let mut config = config(&server, pki.root_ca());
     config.address = format!("https://127.0.0.2:{}", server.address.port());
-    assert!(client_with(&config).fetch(&id()).await.is_err());
+    assert!(client_with(&config).fetch(&test_identity()).await.is_err());
     assert!(server.received_requests().is_empty());
     config.address = format!("127.0.0.1:{}", server.address.port());
-    client_with(&config).fetch(&id()).await.unwrap();
+    client_with(&config).fetch(&test_identity()).await.unwrap();
 }
 
 #[tokio::test]
@@ -254,10 +257,13 @@ async fn the_alternative_name_is_accepted() {
     let server = CsrServer::start_on(pki.clone(), listener);
     let mut config = config(&server, pki.root_ca());
     config.address = format!("https://127.0.0.2:{}", server.address.port());
-    let error = client_with(&config).fetch(&id()).await.unwrap_err();
+    let error = client_with(&config)
+        .fetch(&test_identity())
+        .await
+        .unwrap_err();
     assert!(matches!(error, FetchError::Status(_)), "{error:?}");
     config.alternative_name = Some("localhost".to_owned());
-    client_with(&config).fetch(&id()).await.unwrap();
+    client_with(&config).fetch(&test_identity()).await.unwrap();
 }
 
 #[tokio::test]
@@ -267,12 +273,12 @@ async fn roots_are_read_again_at_each_connection() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("root-cert.pem");
     let client = client_with(&config(&server, RootCa::File(path.clone())));
-    let error = client.fetch(&id()).await.unwrap_err();
+    let error = client.fetch(&test_identity()).await.unwrap_err();
     assert!(error.to_string().contains("root-cert.pem"), "{error}");
     std::fs::write(&path, Pki::new().root_pem()).unwrap();
-    client.fetch(&id()).await.unwrap_err();
+    client.fetch(&test_identity()).await.unwrap_err();
     std::fs::write(&path, pki.root_pem()).unwrap();
-    client.fetch(&id()).await.unwrap();
+    client.fetch(&test_identity()).await.unwrap();
 }
 
 #[tokio::test]
@@ -285,18 +291,18 @@ async fn a_restarted_server_is_found_again() {
         .unwrap();
     let server = runtime.spawn(CsrServer::start(pki.clone())).await.unwrap();
     let client = client_with(&config(&server, pki.root_ca()));
-    client.fetch(&id()).await.unwrap();
+    client.fetch(&test_identity()).await.unwrap();
     let address = server.address;
     // It waits until the listening socket is closed: its address is needed again.
     let stop = move || runtime.shutdown_timeout(Duration::from_secs(10));
     tokio::task::spawn_blocking(stop).await.unwrap();
-    client.fetch(&id()).await.unwrap_err();
+    client.fetch(&test_identity()).await.unwrap_err();
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
     socket.bind(address).unwrap();
     let _server = CsrServer::start_on(pki, socket.listen(16).unwrap());
     let mut attempts = 0;
-    while client.fetch(&id()).await.is_err() {
+    while client.fetch(&test_identity()).await.is_err() {
         attempts += 1;
         assert!(attempts < 10);
     }

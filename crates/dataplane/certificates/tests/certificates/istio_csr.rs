@@ -10,13 +10,16 @@ use ambit_testkit::{ISTIO_CSR_NAME, IstioCsr, is_accepted};
 use ambit_tls::TlsSettings;
 use tokio::net::TcpListener;
 
-fn id(namespace: &str, account: &str) -> Identity {
+fn test_identity(namespace: &str, account: &str) -> Identity {
     Identity::new("cluster.local", namespace, account)
 }
 
-async fn start() -> IstioCsr {
+async fn start_istio_csr() -> IstioCsr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (waypoint, node) = (id("shop", "waypoint"), id("istio-system", "ztunnel"));
+    let (waypoint, node) = (
+        test_identity("shop", "waypoint"),
+        test_identity("istio-system", "ztunnel"),
+    );
     let accounts = [("of-waypoint", &waypoint), ("of-node", &node)];
     IstioCsr::start_on(listener, &accounts, std::slice::from_ref(&node))
 }
@@ -41,25 +44,25 @@ fn client(server: &IstioCsr, token: &str, own: Option<Identity>) -> CsrClient {
 
 #[tokio::test]
 async fn waypoints_and_node_proxies_get_certificates_of_one_mesh() {
-    let server = start().await;
-    let own = id("shop", "waypoint");
+    let server = start_istio_csr().await;
+    let own = test_identity("shop", "waypoint");
     let of_waypoint = client(&server, "of-waypoint", Some(own.clone()));
     let waypoint = of_waypoint.fetch(&own).await.unwrap();
     let life = waypoint.not_after().duration_since(waypoint.not_before());
     assert!(life.unwrap() <= Duration::from_secs(3600));
     let of_node = client(&server, "of-node", None);
-    let pod = of_node.fetch(&id("shop", "cart")).await.unwrap();
+    let pod = of_node.fetch(&test_identity("shop", "cart")).await.unwrap();
     assert!(is_accepted(&pod, &waypoint).await && is_accepted(&waypoint, &pod).await);
-    assert_eq!(server.issued(), [own, id("shop", "cart")]);
+    assert_eq!(server.issued(), [own, test_identity("shop", "cart")]);
 }
 
 #[tokio::test]
 async fn requests_for_identities_of_others_are_refused() {
-    let server = start().await;
-    let own = id("shop", "waypoint");
+    let server = start_istio_csr().await;
+    let own = test_identity("shop", "waypoint");
     for (token, requested) in [
         ("unknown", own.clone()),
-        ("of-waypoint", id("shop", "cart")),
+        ("of-waypoint", test_identity("shop", "cart")),
         // Waypoints' requests for other identities: no account has this name.
         (
             "of-waypoint",

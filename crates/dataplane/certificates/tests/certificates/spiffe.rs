@@ -12,7 +12,7 @@ use ambit_certificates::{
 };
 use ambit_model::Identity;
 use ambit_rt::ErrorChain;
-use ambit_testkit::{Pki, SpiffeAgent, SpiffeSvid, is_accepted, until};
+use ambit_testkit::{Pki, SpiffeAgent, SpiffeSvid, is_accepted, wait_until};
 use ambit_tls::{ChainError, TlsSettings, WorkloadCert};
 use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
@@ -20,35 +20,35 @@ use rcgen::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn id(account: &str) -> Identity {
+fn test_identity(account: &str) -> Identity {
     Identity::new("td", "shop", account)
 }
 
 /// SPIFFE API that serves the certificates.
 #[derive(Clone, Copy, Debug)]
-enum Api {
+enum SpiffeApi {
     Workload,
     Delegated,
 }
 
-const BOTH: [Api; 2] = [Api::Workload, Api::Delegated];
+const BOTH_APIS: [SpiffeApi; 2] = [SpiffeApi::Workload, SpiffeApi::Delegated];
 
-/// Fake agent with the trust bundle of a mesh, and the certificate store of a proxy.
-struct Mesh {
+/// Fake SPIFFE agent with the trust bundle of a mesh, and the certificate store of a proxy that uses the agent.
+struct SpiffeMesh {
     pki: Pki,
     agent: SpiffeAgent,
     certificates: Certificates,
-    api: Api,
+    api: SpiffeApi,
 }
 
-impl Mesh {
-    fn new(api: Api) -> Self {
+impl SpiffeMesh {
+    fn new(api: SpiffeApi) -> Self {
         let agent = SpiffeAgent::start();
         let pki = Pki::new();
         agent.change(|entries| {
             entries.bundles.insert("td".to_owned(), pki.bundle());
         });
-        let certificates = store(client(api, &agent));
+        let certificates = certificate_store(ca_client(api, &agent));
         Self {
             pki,
             agent,
@@ -59,26 +59,26 @@ impl Mesh {
 
     fn register(&self, identity: &Identity, svid: SpiffeSvid, federates_with: &[&str]) {
         self.agent.change(|entries| match self.api {
-            Api::Workload => entries.own = vec![svid],
-            Api::Delegated => entries.delegate(identity, svid, federates_with),
+            SpiffeApi::Workload => entries.workload_svids = vec![svid],
+            SpiffeApi::Delegated => entries.register_delegated(identity, svid, federates_with),
         });
     }
 
-    /// Waits until the store has the certificate with this leaf.
-    async fn has(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
+    /// Waits until the store has a certificate with this leaf for the identity.
+    async fn wait_for_leaf(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
         let current = || {
             let cert = self.certificates.peek(identity)?;
             let is_it = cert.chain().first().is_some_and(|der| der[..] == *leaf);
             is_it.then_some(cert)
         };
-        until(&format!("the certificate of {:?}", self.api), || {
+        wait_until(&format!("the certificate of {:?}", self.api), || {
             current().is_some()
         })
         .await;
         current().unwrap()
     }
 
-    async fn refusal(&self, identity: &Identity) -> Arc<FetchError> {
+    async fn fetch_error(&self, identity: &Identity) -> Arc<FetchError> {
         match self.certificates.get(identity).await {
             Err(CertError::Unavailable { source, .. }) => source,
             other => panic!("{:?}: {other:?}", self.api),
@@ -86,72 +86,75 @@ impl Mesh {
     }
 }
 
-fn client(api: Api, agent: &SpiffeAgent) -> Arc<dyn CaClient> {
+fn ca_client(api: SpiffeApi, agent: &SpiffeAgent) -> Arc<dyn CaClient> {
     let settings = TlsSettings::default();
     match api {
-        Api::Workload => {
+        SpiffeApi::Workload => {
             let socket = agent.workload_socket().parse().unwrap();
             Arc::new(WorkloadApi::start(&socket, &settings))
         }
-        Api::Delegated => {
+        SpiffeApi::Delegated => {
             let socket = agent.admin_socket().parse().unwrap();
             Arc::new(DelegatedIdentity::start(&socket, &settings))
         }
     }
 }
 
-fn store(client: Arc<dyn CaClient>) -> Certificates {
+fn certificate_store(client: Arc<dyn CaClient>) -> Certificates {
     Certificates::start(client, CertificatesOptions::default())
 }
 
 #[tokio::test]
 async fn a_new_svid_replaces_the_old_one_at_once() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
-        let svid = mesh.pki.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), svid.clone(), &[]);
-        let first = mesh.certificates.get(&id("cart")).await.unwrap();
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
+        let svid = mesh.pki.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), svid.clone(), &[]);
+        let first = mesh.certificates.get(&test_identity("cart")).await.unwrap();
         assert_eq!(first.chain()[0][..], svid.chain[0][..]);
-        assert!(is_accepted(&first, &mesh.pki.cert(&id("db"))).await);
-        let next = mesh.pki.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), next.clone(), &[]);
-        let second = mesh.has(&id("cart"), &next.chain[0]).await;
+        assert!(is_accepted(&first, &mesh.pki.cert(&test_identity("db"))).await);
+        let next = mesh.pki.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), next.clone(), &[]);
+        let second = mesh
+            .wait_for_leaf(&test_identity("cart"), &next.chain[0])
+            .await;
         assert!(is_accepted(&second, &first).await, "{api:?}");
     }
 }
 
 #[tokio::test]
 async fn an_identity_without_entry_is_closed_until_it_has_one() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
-        let error = mesh.refusal(&id("cart")).await;
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
+        let error = mesh.fetch_error(&test_identity("cart")).await;
         assert!(error.is_refusal());
         let text = ErrorChain(error.as_ref()).to_string();
         assert!(text.contains("create a registration entry"), "{text}");
-        let svid = mesh.pki.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), svid.clone(), &[]);
-        mesh.has(&id("cart"), &svid.chain[0]).await;
+        let svid = mesh.pki.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), svid.clone(), &[]);
+        mesh.wait_for_leaf(&test_identity("cart"), &svid.chain[0])
+            .await;
     }
 }
 
 #[tokio::test]
 async fn an_unauthorized_delegate_gets_advice() {
-    let mesh = Mesh::new(Api::Delegated);
+    let mesh = SpiffeMesh::new(SpiffeApi::Delegated);
     mesh.agent
-        .change(|entries| entries.refuses_delegates = true);
-    let certificates = store(client(Api::Delegated, &mesh.agent));
-    let error = certificates.get(&id("cart")).await.unwrap_err();
+        .change(|entries| entries.rejects_delegates = true);
+    let certificates = certificate_store(ca_client(SpiffeApi::Delegated, &mesh.agent));
+    let error = certificates.get(&test_identity("cart")).await.unwrap_err();
     let text = ErrorChain(&error).to_string();
     assert!(text.contains("authorized_delegates"), "{text}");
 }
 
 #[tokio::test]
 async fn an_svid_of_another_identity_is_refused() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
-        let other = mesh.pki.svid(&id("other"), HOUR);
-        mesh.register(&id("cart"), other.clone(), &[]);
-        let error = mesh.refusal(&id("cart")).await;
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
+        let other = mesh.pki.svid(&test_identity("other"), HOUR);
+        mesh.register(&test_identity("cart"), other.clone(), &[]);
+        let error = mesh.fetch_error(&test_identity("cart")).await;
         let text = ErrorChain(error.as_ref()).to_string();
         assert!(
             text.contains("it has spiffe://td/ns/shop/sa/other"),
@@ -159,44 +162,44 @@ async fn an_svid_of_another_identity_is_refused() {
         );
         // The message has the expected name, its certificate another.
         let lying = SpiffeSvid {
-            id: id("cart").to_string(),
+            id: test_identity("cart").to_string(),
             ..other
         };
-        mesh.register(&id("cart"), lying, &[]);
+        mesh.register(&test_identity("cart"), lying, &[]);
         let is_lie = |error: &SvidError| matches!(error, SvidError::IdentityMismatch(_));
-        refused(&mesh, is_lie).await;
+        assert_svid_refused(&mesh, is_lie).await;
     }
 }
 
-/// Waits until the store reports an expected error for the SVID of `cart`.
-async fn refused(mesh: &Mesh, is_expected: impl Fn(&SvidError) -> bool) {
-    let direct = client(mesh.api, &mesh.agent);
-    direct.keep_ready(&id("cart"));
-    let error = direct.fetch(&id("cart")).await.unwrap_err();
+/// Checks that fetching the SVID of `cart` fails with an expected error.
+async fn assert_svid_refused(mesh: &SpiffeMesh, is_expected: impl Fn(&SvidError) -> bool) {
+    let direct = ca_client(mesh.api, &mesh.agent);
+    direct.subscribe(&test_identity("cart"));
+    let error = direct.fetch(&test_identity("cart")).await.unwrap_err();
     assert!(error.is_refusal(), "{error:?}");
     match &error {
-        FetchError::Spiffe(SpiffeError::Svid { source, .. }) if is_expected(source) => {}
+        FetchError::Spiffe(SpiffeError::InvalidSvid { source, .. }) if is_expected(source) => {}
         other => panic!("{:?}: {other:?}", mesh.api),
     }
 }
 
 #[tokio::test]
 async fn unusable_svids_are_refused_for_their_reason() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
-        let good = mesh.pki.svid(&id("cart"), HOUR);
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
+        let good = mesh.pki.svid(&test_identity("cart"), HOUR);
         let without_key = SpiffeSvid {
             key: Vec::new(),
             ..good.clone()
         };
-        mesh.register(&id("cart"), without_key, &[]);
-        refused(&mesh, |error| matches!(error, SvidError::MissingKey)).await;
+        mesh.register(&test_identity("cart"), without_key, &[]);
+        assert_svid_refused(&mesh, |error| matches!(error, SvidError::MissingKey)).await;
         let with_other_key = SpiffeSvid {
-            key: mesh.pki.svid(&id("cart"), HOUR).key,
+            key: mesh.pki.svid(&test_identity("cart"), HOUR).key,
             ..good.clone()
         };
-        mesh.register(&id("cart"), with_other_key, &[]);
-        refused(&mesh, |error| {
+        mesh.register(&test_identity("cart"), with_other_key, &[]);
+        assert_svid_refused(&mesh, |error| {
             matches!(error, SvidError::Chain(ChainError::InvalidKey(_)))
         })
         .await;
@@ -204,33 +207,37 @@ async fn unusable_svids_are_refused_for_their_reason() {
             chain: vec![good.chain[0][..100].to_vec()],
             ..good.clone()
         };
-        mesh.register(&id("cart"), undecodable, &[]);
-        refused(&mesh, |error| {
+        mesh.register(&test_identity("cart"), undecodable, &[]);
+        assert_svid_refused(&mesh, |error| {
             matches!(error, SvidError::Chain(ChainError::Der { index: 0, .. }))
         })
         .await;
-        let of_stranger = Pki::new().svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), of_stranger, &[]);
-        refused(&mesh, |error| {
+        let of_stranger = Pki::new().svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), of_stranger, &[]);
+        assert_svid_refused(&mesh, |error| {
             matches!(error, SvidError::Chain(ChainError::Unverified(_)))
         })
         .await;
-        let (two_names, bundle) = with_names(&[&id("cart"), &id("db")]);
+        let (two_names, bundle) = svid_with_sans(&[&test_identity("cart"), &test_identity("db")]);
         mesh.agent.change(|entries| {
             entries.bundles.insert("td".to_owned(), bundle);
         });
-        mesh.register(&id("cart"), two_names, &[]);
-        refused(&mesh, |error| matches!(error, SvidError::UriNameCount(2))).await;
+        mesh.register(&test_identity("cart"), two_names, &[]);
+        assert_svid_refused(&mesh, |error| matches!(error, SvidError::UriSanCount(2))).await;
     }
 }
 
 #[tokio::test]
 async fn an_expired_svid_is_refused() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
         let then = SystemTime::now() - 3 * HOUR;
-        mesh.register(&id("cart"), mesh.pki.svid_at(&id("cart"), then, HOUR), &[]);
-        refused(&mesh, |error| {
+        mesh.register(
+            &test_identity("cart"),
+            mesh.pki.svid_at(&test_identity("cart"), then, HOUR),
+            &[],
+        );
+        assert_svid_refused(&mesh, |error| {
             let text = ErrorChain(error).to_string();
             matches!(error, SvidError::Chain(ChainError::Unverified(_))) && text.contains("expired")
         })
@@ -239,7 +246,7 @@ async fn an_expired_svid_is_refused() {
 }
 
 /// Builds an SVID with several SANs, and its trust bundle.
-fn with_names(names: &[&Identity]) -> (SpiffeSvid, Vec<u8>) {
+fn svid_with_sans(names: &[&Identity]) -> (SpiffeSvid, Vec<u8>) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();
     root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -265,13 +272,19 @@ fn with_names(names: &[&Identity]) -> (SpiffeSvid, Vec<u8>) {
 
 #[tokio::test]
 async fn an_answer_beyond_the_limit_is_refused() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
-        mesh.register(&id("cart"), mesh.pki.svid(&id("cart"), HOUR), &[]);
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
+        mesh.register(
+            &test_identity("cart"),
+            mesh.pki.svid(&test_identity("cart"), HOUR),
+            &[],
+        );
         mesh.agent.change(|entries| {
             entries.bundles.insert("big".to_owned(), vec![0; 5 << 20]);
         });
-        let error = store(client(api, &mesh.agent)).get(&id("cart")).await;
+        let error = certificate_store(ca_client(api, &mesh.agent))
+            .get(&test_identity("cart"))
+            .await;
         let text = ErrorChain(&error.unwrap_err()).to_string();
         assert!(text.contains("exceeds the proxy's limit"), "{text}");
     }
@@ -279,29 +292,30 @@ async fn an_answer_beyond_the_limit_is_refused() {
 
 #[tokio::test]
 async fn last_svid_stays_while_the_agent_is_unavailable() {
-    for api in BOTH {
-        let mut mesh = Mesh::new(api);
-        let svid = mesh.pki.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), svid, &[]);
-        let first = mesh.certificates.get(&id("cart")).await.unwrap();
+    for api in BOTH_APIS {
+        let mut mesh = SpiffeMesh::new(api);
+        let svid = mesh.pki.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), svid, &[]);
+        let first = mesh.certificates.get(&test_identity("cart")).await.unwrap();
         mesh.agent.stop();
-        let again = mesh.certificates.get(&id("cart")).await.unwrap();
+        let again = mesh.certificates.get(&test_identity("cart")).await.unwrap();
         assert!(Arc::ptr_eq(&first, &again));
         // A proxy without certificates reports that the agent is unavailable, and gets its
         // certificate once the agent is back.
-        let other = store(client(api, &mesh.agent));
-        let error = other.get(&id("cart")).await.unwrap_err();
+        let other = certificate_store(ca_client(api, &mesh.agent));
+        let error = other.get(&test_identity("cart")).await.unwrap_err();
         let text = ErrorChain(&error).to_string();
         assert!(
             text.contains("check that the agent runs on this node"),
             "{text}"
         );
-        let next = mesh.pki.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), next.clone(), &[]);
+        let next = mesh.pki.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), next.clone(), &[]);
         mesh.agent.restart();
-        mesh.has(&id("cart"), &next.chain[0]).await;
-        until("the other proxy's certificate", || {
-            other.peek(&id("cart")).is_some()
+        mesh.wait_for_leaf(&test_identity("cart"), &next.chain[0])
+            .await;
+        wait_until("the other proxy's certificate", || {
+            other.peek(&test_identity("cart")).is_some()
         })
         .await;
     }
@@ -309,42 +323,46 @@ async fn last_svid_stays_while_the_agent_is_unavailable() {
 
 #[tokio::test]
 async fn clients_of_a_withdrawn_root_are_refused() {
-    for api in BOTH {
-        let mesh = Mesh::new(api);
+    for api in BOTH_APIS {
+        let mesh = SpiffeMesh::new(api);
         let next = Pki::new();
         let both = [mesh.pki.bundle(), next.bundle()].concat();
         mesh.agent.change(|entries| {
             entries.bundles.insert("td".to_owned(), both);
         });
-        let svid = next.svid(&id("cart"), HOUR);
-        mesh.register(&id("cart"), svid, &[]);
-        let cert = mesh.certificates.get(&id("cart")).await.unwrap();
-        let old = peer_of("td", &mesh.pki, &next);
+        let svid = next.svid(&test_identity("cart"), HOUR);
+        mesh.register(&test_identity("cart"), svid, &[]);
+        let cert = mesh.certificates.get(&test_identity("cart")).await.unwrap();
+        let old = client_certificate("td", &mesh.pki, &next);
         assert!(is_accepted(&old, &cert).await, "{api:?}");
         mesh.agent.change(|entries| {
             entries.bundles.insert("td".to_owned(), next.bundle());
         });
-        let current = || mesh.certificates.peek(&id("cart")).unwrap();
-        until("the new roots", || current().roots().len() == 1).await;
+        let current = || mesh.certificates.peek(&test_identity("cart")).unwrap();
+        wait_until("the new roots", || current().roots().len() == 1).await;
         assert!(!is_accepted(&old, &current()).await, "{api:?}");
     }
 }
 
 #[tokio::test]
 async fn federated_trust_domains_are_those_of_the_entry() {
-    for api in BOTH {
-        let (mesh, west) = (Mesh::new(api), Pki::new());
+    for api in BOTH_APIS {
+        let (mesh, west) = (SpiffeMesh::new(api), Pki::new());
         mesh.agent.change(|entries| {
             entries.bundles.insert("west".to_owned(), west.bundle());
         });
-        mesh.register(&id("cart"), mesh.pki.svid(&id("cart"), HOUR), &["west"]);
-        let cert = mesh.certificates.get(&id("cart")).await.unwrap();
-        let client = peer_of("west", &west, &mesh.pki);
+        mesh.register(
+            &test_identity("cart"),
+            mesh.pki.svid(&test_identity("cart"), HOUR),
+            &["west"],
+        );
+        let cert = mesh.certificates.get(&test_identity("cart")).await.unwrap();
+        let client = client_certificate("west", &west, &mesh.pki);
         assert!(is_accepted(&client, &cert).await, "{api:?}");
-        if matches!(api, Api::Delegated) {
-            let db = mesh.pki.svid(&id("db"), HOUR);
-            mesh.register(&id("db"), db, &[]);
-            let without = mesh.certificates.get(&id("db")).await.unwrap();
+        if matches!(api, SpiffeApi::Delegated) {
+            let db = mesh.pki.svid(&test_identity("db"), HOUR);
+            mesh.register(&test_identity("db"), db, &[]);
+            let without = mesh.certificates.get(&test_identity("db")).await.unwrap();
             assert!(!is_accepted(&client, &without).await);
         }
         mesh.agent.change(|entries| {
@@ -361,8 +379,9 @@ async fn federated_trust_domains_are_those_of_the_entry() {
     }
 }
 
-/// Builds the certificate of a client in a trust domain, which verifies servers of `td` by another CA.
-fn peer_of(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
+/// Builds the certificate of a client in a trust domain. The client verifies servers of the trust domain `td` by the
+/// roots of `of_servers`.
+fn client_certificate(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
     let settings = TlsSettings::default();
     ambit_testkit::accept_trust_domains(settings.trust_domains(), &[], &[("td", of_servers)]);
     let identity = Identity::new(domain, "shop", "peer");

@@ -1,4 +1,4 @@
-//! Tests of answers in wire format.
+//! Tests of encoded responses, which a DNS library must be able to parse.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, Query},
@@ -9,7 +9,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 
 use super::*;
 
-fn question(name: &str, kind: RecordType, payload: Option<u16>) -> DnsQuery {
+fn parsed_query(name: &str, kind: RecordType, payload: Option<u16>) -> DnsQuery {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;
     let labels = name.trim_end_matches('.').split('.');
@@ -23,7 +23,7 @@ fn question(name: &str, kind: RecordType, payload: Option<u16>) -> DnsQuery {
     DnsQuery::parse(&message.to_vec().unwrap()).unwrap()
 }
 
-fn found(alias: Option<&str>, addresses: Vec<IpAddr>) -> ResolvedName {
+fn resolved_name(alias: Option<&str>, addresses: Vec<IpAddr>) -> ResolvedName {
     ResolvedName {
         host: "host".into(),
         alias: alias.map(Into::into),
@@ -36,18 +36,22 @@ fn addresses(count: u16) -> Vec<IpAddr> {
     (0..count).map(ip).collect()
 }
 
-fn bytes(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Vec<u8> {
+fn encoded_response(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Vec<u8> {
     encode_response(question, found, transport, &mut SmallRng::seed_from_u64(1))
 }
 
-fn read(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Message {
-    Message::from_vec(&bytes(question, found, transport)).unwrap()
+fn decoded_response(question: &DnsQuery, found: &ResolvedName, transport: Transport) -> Message {
+    Message::from_vec(&encoded_response(question, found, transport)).unwrap()
 }
 
 #[test]
 fn answer_is_authoritative_with_ttl_and_question() {
-    let question = question("Web.Shop.", RecordType::A, None);
-    let answer = read(&question, &found(None, addresses(1)), Transport::Udp);
+    let question = parsed_query("Web.Shop.", RecordType::A, None);
+    let answer = decoded_response(
+        &question,
+        &resolved_name(None, addresses(1)),
+        Transport::Udp,
+    );
     let metadata = &answer.metadata;
     assert_eq!(metadata.message_type, MessageType::Response);
     assert!(metadata.authoritative && metadata.recursion_available);
@@ -66,9 +70,9 @@ fn answer_is_authoritative_with_ttl_and_question() {
 
 #[test]
 fn alias_precedes_its_addresses() {
-    let question = question("example.com.shop.svc.cluster.local.", RecordType::A, None);
-    let found = found(Some("example.com"), addresses(2));
-    let answer = read(&question, &found, Transport::Udp);
+    let question = parsed_query("example.com.shop.svc.cluster.local.", RecordType::A, None);
+    let found = resolved_name(Some("example.com"), addresses(2));
+    let answer = decoded_response(&question, &found, Transport::Udp);
     let names: Vec<_> = answer
         .answers
         .iter()
@@ -87,8 +91,8 @@ fn alias_precedes_its_addresses() {
 
 #[test]
 fn known_host_without_address_of_the_family_is_no_error() {
-    let question = question("web.", RecordType::AAAA, None);
-    let answer = read(&question, &found(None, Vec::new()), Transport::Udp);
+    let question = parsed_query("web.", RecordType::AAAA, None);
+    let answer = decoded_response(&question, &resolved_name(None, Vec::new()), Transport::Udp);
     assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
     assert!(answer.answers.is_empty() && answer.metadata.authoritative);
 }
@@ -101,8 +105,12 @@ fn addresses_beyond_the_datagram_limit_are_truncated() {
         (Some(1232), 1232),
         (Some(4096), 4096),
     ] {
-        let question = question("web.shop.svc.cluster.local.", RecordType::A, payload);
-        let bytes = bytes(&question, &found(None, addresses(500)), Transport::Udp);
+        let question = parsed_query("web.shop.svc.cluster.local.", RecordType::A, payload);
+        let bytes = encoded_response(
+            &question,
+            &resolved_name(None, addresses(500)),
+            Transport::Udp,
+        );
         assert!(
             bytes.len() <= limit && bytes.len() > limit - 100,
             "{payload:?}"
@@ -116,16 +124,20 @@ fn addresses_beyond_the_datagram_limit_are_truncated() {
 
 #[test]
 fn tcp_answers_are_not_truncated() {
-    let question = question("web.shop.svc.cluster.local.", RecordType::A, None);
-    let answer = read(&question, &found(None, addresses(2000)), Transport::Tcp);
+    let question = parsed_query("web.shop.svc.cluster.local.", RecordType::A, None);
+    let answer = decoded_response(
+        &question,
+        &resolved_name(None, addresses(2000)),
+        Transport::Tcp,
+    );
     assert_eq!(answer.answers.len(), 2000);
     assert!(!answer.metadata.truncation);
 }
 
 #[test]
 fn addresses_come_in_any_order() {
-    let question = question("web.", RecordType::A, None);
-    let found = found(None, addresses(8));
+    let question = parsed_query("web.", RecordType::A, None);
+    let found = resolved_name(None, addresses(8));
     let mut first = std::collections::BTreeSet::new();
     let mut rng = SmallRng::seed_from_u64(2);
     for _ in 0..100 {
@@ -146,9 +158,9 @@ proptest! {
         aliased in any::<bool>(),
     ) {
         let name = labels.join(".");
-        let question = question(&format!("{name}."), RecordType::A, payload);
-        let found = found(aliased.then_some("example.com"), addresses(count));
-        let bytes = bytes(&question, &found, Transport::Udp);
+        let question = parsed_query(&format!("{name}."), RecordType::A, payload);
+        let found = resolved_name(aliased.then_some("example.com"), addresses(count));
+        let bytes = encoded_response(&question, &found, Transport::Udp);
         prop_assert!(bytes.len() <= usize::from(payload.unwrap_or(512).max(512)));
         let answer = Message::from_vec(&bytes).unwrap();
         prop_assert_eq!(&answer.queries[0], &question.query);

@@ -26,7 +26,7 @@ fn service(namespace: &str, hostname: &str, vips: &[&str]) -> Service {
     }
 }
 
-fn kube(namespace: &str, name: &str, vips: &[&str]) -> Service {
+fn kubernetes_service(namespace: &str, name: &str, vips: &[&str]) -> Service {
     let canonical = true;
     let hostname = format!("{name}.{namespace}.svc.cluster.local");
     Service {
@@ -35,7 +35,7 @@ fn kube(namespace: &str, name: &str, vips: &[&str]) -> Service {
     }
 }
 
-fn replica(name: &str, owner: &str, service: &str, ips: &[&str]) -> Workload {
+fn stateful_set_pod(name: &str, owner: &str, service: &str, ips: &[&str]) -> Workload {
     let host = NamespacedHostname::new("shop", format!("{service}.shop.svc.cluster.local"));
     Workload {
         uid: format!("Kubernetes//Pod/shop/{name}").into(),
@@ -48,7 +48,7 @@ fn replica(name: &str, owner: &str, service: &str, ips: &[&str]) -> Workload {
     }
 }
 
-fn table_of(services: Vec<Service>, workloads: &[Workload]) -> MeshTable {
+fn mesh_table(services: Vec<Service>, workloads: &[Workload]) -> MeshTable {
     let mut table = MeshTable::new(TableConfig {
         preferred_service_namespace: Some("preferred".into()),
         ..TableConfig::default()
@@ -66,10 +66,10 @@ const CLIENT: DnsClient<'static> = DnsClient {
     namespace: "shop",
     network: "",
     cluster_id: "Kubernetes",
-    domain: "cluster.local",
+    cluster_domain: "cluster.local",
 };
 
-/// Resolves a name; returns alias and addresses as text.
+/// Resolves a name; returns the alias and the sorted addresses as text, or `unknown`.
 fn resolve(table: &MeshTable, client: &DnsClient<'_>, name: &str, family: AddressFamily) -> String {
     let Some(found) = resolve_name(table, client, name, family) else {
         return "unknown".into();
@@ -81,7 +81,7 @@ fn resolve(table: &MeshTable, client: &DnsClient<'_>, name: &str, family: Addres
 }
 
 #[track_caller]
-fn check(table: &MeshTable, cases: &[(&str, &str)]) {
+fn assert_resolves(table: &MeshTable, cases: &[(&str, &str)]) {
     for (name, expected) in cases {
         assert_eq!(
             resolve(table, &CLIENT, name, AddressFamily::V4),
@@ -93,16 +93,16 @@ fn check(table: &MeshTable, cases: &[(&str, &str)]) {
 
 #[test]
 fn names_are_expanded_as_kubernetes_search_list_does() {
-    let table = table_of(
+    let table = mesh_table(
         vec![
-            kube("shop", "web", &["10.0.0.1"]),
-            kube("other", "api", &["10.0.0.2"]),
+            kubernetes_service("shop", "web", &["10.0.0.1"]),
+            kubernetes_service("other", "api", &["10.0.0.2"]),
             service("shop", "example.com", &["240.240.0.1"]),
             service("shop", "single", &["240.240.0.2"]),
         ],
         &[],
     );
-    check(
+    assert_resolves(
         &table,
         &[
             ("web.shop.svc.cluster.local", "10.0.0.1"),
@@ -124,16 +124,16 @@ fn names_are_expanded_as_kubernetes_search_list_does() {
 
 #[test]
 fn search_list_suffixes_are_removed_and_reported() {
-    let table = table_of(
+    let table = mesh_table(
         vec![
-            kube("shop", "web", &["10.0.0.1"]),
-            kube("other", "api", &["10.0.0.2"]),
+            kubernetes_service("shop", "web", &["10.0.0.1"]),
+            kubernetes_service("other", "api", &["10.0.0.2"]),
             service("shop", "example.com", &["240.240.0.1"]),
             service("shop", "*.wild.com", &["240.240.0.2"]),
         ],
         &[],
     );
-    check(
+    assert_resolves(
         &table,
         &[
             (
@@ -155,7 +155,7 @@ fn search_list_suffixes_are_removed_and_reported() {
 
 #[test]
 fn narrowest_wildcard_resolves_without_exact_name() {
-    let table = table_of(
+    let table = mesh_table(
         vec![
             service("shop", "*.example.com", &["240.240.0.1"]),
             service("shop", "*.a.example.com", &["240.240.0.2"]),
@@ -163,7 +163,7 @@ fn narrowest_wildcard_resolves_without_exact_name() {
         ],
         &[],
     );
-    check(
+    assert_resolves(
         &table,
         &[
             ("www.example.com", "240.240.0.3"),
@@ -185,27 +185,27 @@ fn own_namespace_precedes_canonical_and_preferred_services() {
         ..service
     };
     let mut services = vec![of("first", "1.1.1.1"), of("second", "1.1.1.2")];
-    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.1")]);
+    assert_resolves(&mesh_table(services.clone(), &[]), &[(host, "1.1.1.1")]);
     services.push(of("preferred", "1.1.1.3"));
-    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.3")]);
+    assert_resolves(&mesh_table(services.clone(), &[]), &[(host, "1.1.1.3")]);
     services.push(canonical(of("fourth", "1.1.1.4")));
-    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.4")]);
+    assert_resolves(&mesh_table(services.clone(), &[]), &[(host, "1.1.1.4")]);
     services.push(of("shop", "1.1.1.5"));
-    check(&table_of(services.clone(), &[]), &[(host, "1.1.1.5")]);
+    assert_resolves(&mesh_table(services.clone(), &[]), &[(host, "1.1.1.5")]);
     // Only among those that have addresses.
     services.pop();
     services.push(service("shop", host, &[]));
-    check(&table_of(services, &[]), &[(host, "1.1.1.4")]);
+    assert_resolves(&mesh_table(services, &[]), &[(host, "1.1.1.4")]);
 }
 
 #[test]
 fn private_services_of_other_namespaces_do_not_resolve() {
     let hidden = Service {
         visibility: Visibility::Namespace,
-        ..kube("other", "api", &["10.0.0.2"])
+        ..kubernetes_service("other", "api", &["10.0.0.2"])
     };
-    let table = table_of(vec![hidden], &[]);
-    check(&table, &[("api.other", "unknown")]);
+    let table = mesh_table(vec![hidden], &[]);
+    assert_resolves(&table, &[("api.other", "unknown")]);
     let neighbour = DnsClient {
         namespace: "other",
         ..CLIENT
@@ -219,10 +219,10 @@ fn addresses_are_of_the_client_s_network_and_the_service_s_families() {
     let vips = ["10.0.0.1", "far/10.9.9.9", "fd00::1"];
     let with = |families| Service {
         ip_families: families,
-        ..kube("shop", "web", &vips)
+        ..kubernetes_service("shop", "web", &vips)
     };
     let both = |families| {
-        let table = table_of(vec![with(families)], &[]);
+        let table = mesh_table(vec![with(families)], &[]);
         [AddressFamily::V4, AddressFamily::V6].map(|family| resolve(&table, &CLIENT, "web", family))
     };
     assert_eq!(both(None), ["10.0.0.1", "fd00::1"]);
@@ -233,7 +233,7 @@ fn addresses_are_of_the_client_s_network_and_the_service_s_families() {
         network: "far",
         ..CLIENT
     };
-    let table = table_of(vec![with(None)], &[]);
+    let table = mesh_table(vec![with(None)], &[]);
     assert_eq!(resolve(&table, &far, "web", AddressFamily::V4), "10.9.9.9");
 }
 
@@ -244,28 +244,28 @@ fn address_ranges_are_never_answers() {
         network: "".into(),
         cidr: "10.0.0.0/8".parse().unwrap(),
     }];
-    let table = table_of(vec![cidr], &[]);
-    check(&table, &[("range.example.com", "unknown")]);
+    let table = mesh_table(vec![cidr], &[]);
+    assert_resolves(&table, &[("range.example.com", "unknown")]);
 }
 
 #[test]
 fn a_headless_service_is_its_endpoints() {
     let sick = Workload {
         status: WorkloadStatus::Unhealthy,
-        ..replica("db-2", "db", "db", &["10.1.0.3"])
+        ..stateful_set_pod("db-2", "db", "db", &["10.1.0.3"])
     };
     let abroad = Workload {
         network: "far".into(),
-        ..replica("db-3", "db", "db", &["10.1.0.4"])
+        ..stateful_set_pod("db-3", "db", "db", &["10.1.0.4"])
     };
     let pods = [
-        replica("db-0", "db", "db", &["10.1.0.1", "fd00::1"]),
-        replica("db-1", "db", "db", &["10.1.0.2"]),
+        stateful_set_pod("db-0", "db", "db", &["10.1.0.1", "fd00::1"]),
+        stateful_set_pod("db-1", "db", "db", &["10.1.0.2"]),
         sick,
         abroad,
     ];
-    let table = table_of(vec![kube("shop", "db", &[])], &pods);
-    check(&table, &[("db", "10.1.0.1 10.1.0.2")]);
+    let table = mesh_table(vec![kubernetes_service("shop", "db", &[])], &pods);
+    assert_resolves(&table, &[("db", "10.1.0.1 10.1.0.2")]);
     assert_eq!(resolve(&table, &CLIENT, "db", AddressFamily::V6), "fd00::1");
 
     let unready = Service {
@@ -273,28 +273,34 @@ fn a_headless_service_is_its_endpoints() {
             health_policy: HealthPolicy::AllowAll,
             ..LoadBalancing::default()
         }),
-        ..kube("shop", "db", &[])
+        ..kubernetes_service("shop", "db", &[])
     };
-    let table = table_of(vec![unready], &pods);
-    check(&table, &[("db", "10.1.0.1 10.1.0.2 10.1.0.3")]);
+    let table = mesh_table(vec![unready], &pods);
+    assert_resolves(&table, &[("db", "10.1.0.1 10.1.0.2 10.1.0.3")]);
     // Without any it is still a name of the mesh; a host outside the cluster is not.
-    let table = table_of(
-        vec![kube("shop", "db", &[]), service("shop", "db.com", &[])],
+    let table = mesh_table(
+        vec![
+            kubernetes_service("shop", "db", &[]),
+            service("shop", "db.com", &[]),
+        ],
         &[],
     );
-    check(&table, &[("db", ""), ("db.com", "unknown")]);
+    assert_resolves(&table, &[("db", ""), ("db.com", "unknown")]);
 }
 
 #[test]
 fn a_statefulset_s_pod_is_found_by_its_name() {
     let pods = [
-        replica("db-0", "db", "db", &["10.1.0.1"]),
-        replica("db-7d9f-x2", "db", "db", &["10.1.0.2"]),
-        replica("web-0", "web", "web", &["10.1.0.3"]),
+        stateful_set_pod("db-0", "db", "db", &["10.1.0.1"]),
+        stateful_set_pod("db-7d9f-x2", "db", "db", &["10.1.0.2"]),
+        stateful_set_pod("web-0", "web", "web", &["10.1.0.3"]),
     ];
-    let services = vec![kube("shop", "db", &[]), kube("shop", "web", &["10.0.0.1"])];
-    let mut table = table_of(services, &pods);
-    check(
+    let services = vec![
+        kubernetes_service("shop", "db", &[]),
+        kubernetes_service("shop", "web", &["10.0.0.1"]),
+    ];
+    let mut table = mesh_table(services, &pods);
+    assert_resolves(
         &table,
         &[
             ("db-0.db.shop.svc.cluster.local", "10.1.0.1"),
@@ -308,8 +314,8 @@ fn a_statefulset_s_pod_is_found_by_its_name() {
         ],
     );
     // The pod keeps its name while its address changes.
-    table.insert_workload(&replica("db-0", "db", "db", &["10.1.0.9"]));
-    check(&table, &[("db-0.db", "10.1.0.9")]);
+    table.insert_workload(&stateful_set_pod("db-0", "db", "db", &["10.1.0.9"]));
+    assert_resolves(&table, &[("db-0.db", "10.1.0.9")]);
 }
 
 #[test]
@@ -332,12 +338,15 @@ fn names_of_the_cluster_go_before_hosts_of_others() {
             .iter()
             .map(|host| service(namespace, host, &["6.6.6.6"]));
         let services = [
-            kube("shop", "web", &["10.0.0.1"]),
-            kube("other", "api", &["10.0.0.2"]),
-            kube("shop", "db", &[]),
+            kubernetes_service("shop", "web", &["10.0.0.1"]),
+            kubernetes_service("other", "api", &["10.0.0.2"]),
+            kubernetes_service("shop", "db", &[]),
         ];
         let services = claimed.chain(services).collect();
-        let table = table_of(services, &[replica("db-0", "db", "db", &["10.1.0.1"])]);
+        let table = mesh_table(
+            services,
+            &[stateful_set_pod("db-0", "db", "db", &["10.1.0.1"])],
+        );
         for (name, expected) in [
             ("web", "10.0.0.1"),
             ("web.shop", "10.0.0.1"),

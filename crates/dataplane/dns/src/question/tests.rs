@@ -1,4 +1,4 @@
-//! Tests that valid queries are parsed, and all other messages refused.
+//! Tests that valid queries are parsed and all other messages rejected.
 
 use hickory_proto::{op::Query, rr::Name};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ fn parse(message: &Message) -> Result<DnsQuery, QueryRejection> {
 }
 
 #[track_caller]
-fn refused_with(message: &Message, code: ResponseCode) {
+fn assert_refused_with(message: &Message, code: ResponseCode) {
     let Err(QueryRejection::ErrorResponse(bytes, rcode)) = parse(message) else {
         panic!("not refused: {message:?}");
     };
@@ -62,16 +62,16 @@ fn messages_other_than_queries_are_refused() {
     let query = message("web.", RecordType::A);
     let mut response = query.clone();
     response.metadata.message_type = MessageType::Response;
-    refused_with(&response, ResponseCode::FormErr);
+    assert_refused_with(&response, ResponseCode::FormErr);
     let mut update = query.clone();
     update.metadata.op_code = OpCode::Update;
-    refused_with(&update, ResponseCode::NotImp);
+    assert_refused_with(&update, ResponseCode::NotImp);
     let mut none = query.clone();
     none.queries.clear();
-    refused_with(&none, ResponseCode::FormErr);
+    assert_refused_with(&none, ResponseCode::FormErr);
     let mut two = query.clone();
     two.add_query(query.queries[0].clone());
-    refused_with(&two, ResponseCode::FormErr);
+    assert_refused_with(&two, ResponseCode::FormErr);
     assert_eq!(DnsQuery::parse(b"short"), Err(QueryRejection::Ignored));
     assert_eq!(DnsQuery::parse(b""), Err(QueryRejection::Ignored));
 }
@@ -106,7 +106,7 @@ proptest! {
         }
         bytes.truncate(cut.max(1));
         if let Ok(question) = DnsQuery::parse(&bytes) {
-            prop_assert!(question.end <= bytes.len());
+            prop_assert!(question.question_end <= bytes.len());
             let _any = question.host_name();
         }
     }

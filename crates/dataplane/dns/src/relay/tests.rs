@@ -1,3 +1,5 @@
+//! Tests of the relay: which responses of upstream servers are accepted, and what clients receive.
+
 use hickory_proto::{
     op::{Message, Query},
     rr::{Name, RData, Record, RecordType, rdata::A},
@@ -5,7 +7,7 @@ use hickory_proto::{
 
 use super::*;
 
-fn question() -> DnsQuery {
+fn parsed_query() -> DnsQuery {
     let mut message = Message::query();
     message.metadata.id = 7;
     let name = Name::from_ascii("Example.com.").unwrap();
@@ -14,7 +16,7 @@ fn question() -> DnsQuery {
 }
 
 /// Builds an upstream server's response to the forwarded query, modified by `change`.
-fn answer(relay: &Forward, change: impl FnOnce(&mut Message)) -> Vec<u8> {
+fn upstream_response(relay: &ForwardedQuery, change: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut message = Message::from_vec(relay.message()).unwrap();
     message.metadata.message_type = MessageType::Response;
     change(&mut message);
@@ -23,12 +25,12 @@ fn answer(relay: &Forward, change: impl FnOnce(&mut Message)) -> Vec<u8> {
 
 #[test]
 fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
-    let relay = Forward::new(&question(), 4711);
+    let relay = ForwardedQuery::new(&parsed_query(), 4711);
     assert_eq!(
         Message::from_vec(relay.message()).unwrap().metadata.id,
         4711
     );
-    let bytes = answer(&relay, |message| {
+    let bytes = upstream_response(&relay, |message| {
         let name = message.queries[0].name().clone();
         message.add_answer(Record::from_rdata(
             name,
@@ -37,7 +39,7 @@ fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
         ));
         message.metadata.authentic_data = true;
     });
-    let (back, code) = relay.accept(bytes.clone()).unwrap();
+    let (back, code) = relay.accept_response(bytes.clone()).unwrap();
     assert_eq!(code, ResponseCode::NoError);
     assert_eq!(back[2..], bytes[2..]);
     assert_eq!(back[..2], 7u16.to_be_bytes());
@@ -45,24 +47,30 @@ fn answer_gets_the_client_s_id_and_is_otherwise_unchanged() {
 
 #[test]
 fn the_response_code_of_the_server_is_preserved() {
-    let relay = Forward::new(&question(), 1);
-    let bytes = answer(&relay, |message| {
+    let relay = ForwardedQuery::new(&parsed_query(), 1);
+    let bytes = upstream_response(&relay, |message| {
         message.metadata.response_code = ResponseCode::NXDomain;
     });
-    assert_eq!(relay.accept(bytes).unwrap().1, ResponseCode::NXDomain);
-    let bare = answer(&relay, |message| {
+    assert_eq!(
+        relay.accept_response(bytes).unwrap().1,
+        ResponseCode::NXDomain
+    );
+    let bare = upstream_response(&relay, |message| {
         message.metadata.response_code = ResponseCode::FormErr;
         message.queries.clear();
     });
-    assert_eq!(relay.accept(bare).unwrap().1, ResponseCode::FormErr);
+    assert_eq!(
+        relay.accept_response(bare).unwrap().1,
+        ResponseCode::FormErr
+    );
 }
 
 #[test]
 fn unrelated_answers_are_ignored() {
-    let relay = Forward::new(&question(), 1);
+    let relay = ForwardedQuery::new(&parsed_query(), 1);
     let other_name = Name::from_ascii("example.org.").unwrap();
-    type Change = fn(&mut Message);
-    let changes: [(&str, Change); 4] = [
+    type MessageChange = fn(&mut Message);
+    let changes: [(&str, MessageChange); 4] = [
         ("another id", |message| message.metadata.id = 2),
         ("a query", |message| {
             message.metadata.message_type = MessageType::Query
@@ -73,21 +81,26 @@ fn unrelated_answers_are_ignored() {
         ("no question", |message| message.queries.clear()),
     ];
     for (what, change) in changes {
-        assert!(relay.accept(answer(&relay, change)).is_none(), "{what}");
+        assert!(
+            relay
+                .accept_response(upstream_response(&relay, change))
+                .is_none(),
+            "{what}"
+        );
     }
-    let other = answer(&relay, |message| {
+    let other = upstream_response(&relay, |message| {
         message.queries[0].set_name(other_name);
     });
-    assert!(relay.accept(other).is_none());
-    assert!(relay.accept(Vec::new()).is_none());
+    assert!(relay.accept_response(other).is_none());
+    assert!(relay.accept_response(Vec::new()).is_none());
 }
 
 #[test]
 fn letters_of_the_name_may_change_their_case() {
-    let relay = Forward::new(&question(), 1);
+    let relay = ForwardedQuery::new(&parsed_query(), 1);
     let name = Name::from_ascii("eXAMPLE.COM.").unwrap();
-    let bytes = answer(&relay, |message| {
+    let bytes = upstream_response(&relay, |message| {
         message.queries[0].set_name(name);
     });
-    assert!(relay.accept(bytes).is_some());
+    assert!(relay.accept_response(bytes).is_some());
 }

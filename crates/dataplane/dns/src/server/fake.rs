@@ -1,17 +1,17 @@
-//! Fake proxy that embeds the DNS server in tests.
+//! Fake host of the DNS server for tests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Fake host that resolves the name `web`, optionally without the initial mesh state.
+/// Host that resolves only the name `web`, and can lack the initial mesh state.
 #[derive(Debug, Default)]
-pub(crate) struct Fake {
+pub(crate) struct FakeDnsHost {
     pub(crate) has_no_mesh_state: AtomicBool,
     pub(crate) reports: AtomicUsize,
 }
 
-impl DnsHost for Fake {
+impl DnsHost for FakeDnsHost {
     fn resolve_in_mesh(&self, name: &str, _family: AddressFamily) -> MeshLookup {
         if self.has_no_mesh_state.load(Ordering::Relaxed) {
             return MeshLookup::MeshStateMissing;
@@ -41,13 +41,17 @@ impl DnsHost for Fake {
     }
 }
 
-/// Builds a server without upstream servers.
-pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
-    std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
+/// Builds a DNS server with a fake host and no upstream servers.
+pub(crate) fn fake_server(limits: DnsLimits) -> std::sync::Arc<Server<FakeDnsHost>> {
+    std::sync::Arc::new(Server::new(
+        FakeDnsHost::default(),
+        UpstreamSocketOptions::default(),
+        limits,
+    ))
 }
 
-/// Encodes a query for the address of `name`.
-pub(crate) fn question(name: &str) -> Vec<u8> {
+/// Encodes a DNS query for the `A` record of `name`.
+pub(crate) fn encode_query(name: &str) -> Vec<u8> {
     use hickory_proto::{
         op::{Message, Query},
         rr::{Name, RecordType},

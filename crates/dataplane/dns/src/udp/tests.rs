@@ -8,21 +8,21 @@ use hickory_proto::op::{Message, ResponseCode};
 
 use super::*;
 use crate::{
-    Limits,
-    server::fake::{Fake, question, server},
+    DnsLimits,
+    server::fake::{FakeDnsHost, encode_query, fake_server},
 };
 
 struct TestServer {
-    server: Arc<Server<Fake>>,
+    server: Arc<Server<FakeDnsHost>>,
     drain: Drain,
     task: tokio::task::JoinHandle<()>,
     client: UdpSocket,
 }
 
-async fn rig() -> TestServer {
-    let server = server(Limits {
+async fn start_test_server() -> TestServer {
+    let server = fake_server(DnsLimits {
         retransmit_interval: Duration::from_millis(50),
-        ..Limits::default()
+        ..DnsLimits::default()
     });
     let local = (Ipv4Addr::LOCALHOST, 0);
     let socket = UdpSocket::bind(local).await.unwrap();
@@ -39,7 +39,7 @@ async fn rig() -> TestServer {
 }
 
 impl TestServer {
-    async fn ask(&self, question: &[u8]) -> Message {
+    async fn send_query(&self, question: &[u8]) -> Message {
         self.client.send(question).await.unwrap();
         let mut buffer = [0; 512];
         let len = timeout(Duration::from_secs(20), self.client.recv(&mut buffer))
@@ -53,12 +53,12 @@ impl TestServer {
 #[tokio::test]
 async fn questions_are_answered_and_noise_is_not() {
     within(async {
-        let rig = rig().await;
+        let rig = start_test_server().await;
         rig.client.send(b"noise").await.unwrap();
-        let answer = rig.ask(&question("web")).await;
+        let answer = rig.send_query(&encode_query("web")).await;
         assert_eq!(answer.answers.len(), 1);
         // There is no upstream server.
-        let answer = rig.ask(&question("elsewhere")).await;
+        let answer = rig.send_query(&encode_query("elsewhere")).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(rig.server.host.reports.load(Ordering::Relaxed), 2);
     })
@@ -68,12 +68,12 @@ async fn questions_are_answered_and_noise_is_not() {
 #[tokio::test]
 async fn queries_are_not_forwarded_before_the_mesh_is_known() {
     within(async {
-        let rig = rig().await;
+        let rig = start_test_server().await;
         rig.server
             .host
             .has_no_mesh_state
             .store(true, Ordering::Relaxed);
-        let answer = rig.ask(&question("web")).await;
+        let answer = rig.send_query(&encode_query("web")).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
     })
     .await;
@@ -82,10 +82,10 @@ async fn queries_are_not_forwarded_before_the_mesh_is_known() {
 #[tokio::test]
 async fn draining_server_answers_until_queries_stop() {
     within(async {
-        let rig = rig().await;
+        let rig = start_test_server().await;
         rig.drain
             .start(DrainMode::graceful(Duration::from_secs(60)));
-        let answer = rig.ask(&question("web")).await;
+        let answer = rig.send_query(&encode_query("web")).await;
         assert_eq!(answer.answers.len(), 1);
         rig.task.await.unwrap();
     })
@@ -95,7 +95,7 @@ async fn draining_server_answers_until_queries_stop() {
 #[tokio::test]
 async fn process_ends_at_once_when_terminated() {
     within(async {
-        let rig = rig().await;
+        let rig = start_test_server().await;
         rig.drain.start(DrainMode::Immediate);
         rig.task.await.unwrap();
     })

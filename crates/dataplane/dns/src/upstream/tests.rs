@@ -1,4 +1,4 @@
-//! Tests with upstream servers that are slow, gone, wrong, or noisy.
+//! Tests with upstream servers that respond late, never, wrongly, or with unrelated datagrams.
 
 use ambit_rt::testing::within;
 use std::{net::Ipv4Addr, time::Duration};
@@ -12,23 +12,23 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::question::DnsQuery;
 
-const LIMITS: Limits = Limits {
-    relayed_queries: 8,
-    connections: 8,
+const LIMITS: DnsLimits = DnsLimits {
+    max_waiting_queries: 8,
+    max_connections: 8,
     idle_timeout: Duration::from_millis(300),
     attempt_timeout: Duration::from_millis(100),
     total_timeout: Duration::from_millis(400),
     retransmit_interval: Duration::from_millis(50),
 };
 
-fn relay() -> Forward {
+fn forwarded_query() -> ForwardedQuery {
     let mut message = Message::query();
     let name = Name::from_ascii("example.com.").unwrap();
     message.add_query(Query::query(name, RecordType::A));
-    Forward::new(&DnsQuery::parse(&message.to_vec().unwrap()).unwrap(), 1)
+    ForwardedQuery::new(&DnsQuery::parse(&message.to_vec().unwrap()).unwrap(), 1)
 }
 
-fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
+fn error_response(question: &[u8], code: ResponseCode) -> Vec<u8> {
     let mut message = Message::from_vec(question).unwrap();
     message.metadata.message_type = MessageType::Response;
     message.metadata.response_code = code;
@@ -36,7 +36,7 @@ fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
 }
 
 /// Starts a DNS server that ignores the first `deaf` datagrams, and responds to each further one with `code`.
-async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
+async fn start_dns_server(deaf: usize, code: ResponseCode) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = socket.local_addr().unwrap();
     ambit_rt::spawn("server", async move {
@@ -44,7 +44,7 @@ async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
         for received in 0.. {
             let (len, client) = socket.recv_from(&mut buffer).await.unwrap();
             if received >= deaf {
-                let answer = answer(&buffer[..len], code);
+                let answer = error_response(&buffer[..len], code);
                 socket.send_to(&answer, client).await.unwrap();
             }
         }
@@ -52,24 +52,33 @@ async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
     address
 }
 
-fn egress(fallback: &[SocketAddr]) -> Egress {
-    Egress {
-        fallback: fallback.to_vec(),
-        ..Egress::default()
+fn egress(fallback: &[SocketAddr]) -> UpstreamSocketOptions {
+    UpstreamSocketOptions {
+        fallback_servers: fallback.to_vec(),
+        ..UpstreamSocketOptions::default()
     }
 }
 
-async fn ask(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
-    exchange(&egress(fallback), &LIMITS, None, &relay(), Transport::Udp)
-        .await
-        .map(|(_, code)| code)
+async fn forward_query(fallback: &[SocketAddr]) -> Result<ResponseCode, RelayError> {
+    exchange_with_servers(
+        &egress(fallback),
+        &LIMITS,
+        None,
+        &forwarded_query(),
+        Transport::Udp,
+    )
+    .await
+    .map(|(_, code)| code)
 }
 
 #[tokio::test]
 async fn lost_query_is_sent_again() {
     within(async {
-        let server = server(1, ResponseCode::NoError).await;
-        assert_eq!(ask(&[server]).await.unwrap(), ResponseCode::NoError);
+        let server = start_dns_server(1, ResponseCode::NoError).await;
+        assert_eq!(
+            forward_query(&[server]).await.unwrap(),
+            ResponseCode::NoError
+        );
     })
     .await;
 }
@@ -77,18 +86,18 @@ async fn lost_query_is_sent_again() {
 #[tokio::test]
 async fn next_server_is_queried_when_one_fails() {
     within(async {
-        let good = server(0, ResponseCode::NXDomain).await;
-        let silent = server(usize::MAX, ResponseCode::NoError).await;
-        let failing = server(0, ResponseCode::ServFail).await;
+        let good = start_dns_server(0, ResponseCode::NXDomain).await;
+        let silent = start_dns_server(usize::MAX, ResponseCode::NoError).await;
+        let failing = start_dns_server(0, ResponseCode::ServFail).await;
         let gone = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let gone_at = gone.local_addr().unwrap();
         drop(gone);
         for first in [silent, failing, gone_at] {
-            assert_eq!(ask(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
+            assert_eq!(forward_query(&[first, good]).await.unwrap(), ResponseCode::NXDomain);
         }
-        assert_eq!(ask(&[failing]).await.unwrap(), ResponseCode::ServFail);
-        assert!(matches!(ask(&[silent]).await, Err(RelayError::NoResponse(at)) if at == silent));
-        assert!(matches!(ask(&[]).await, Err(RelayError::NoServer)));
+        assert_eq!(forward_query(&[failing]).await.unwrap(), ResponseCode::ServFail);
+        assert!(matches!(forward_query(&[silent]).await, Err(RelayError::NoResponse(at)) if at == silent));
+        assert!(matches!(forward_query(&[]).await, Err(RelayError::NoServer)));
     })
     .await;
 }
@@ -104,10 +113,13 @@ async fn datagrams_before_the_answer_are_skipped() {
             for noise in [&b""[..], &[0xff; 40], &buffer[..len]] {
                 socket.send_to(noise, client).await.unwrap();
             }
-            let answer = answer(&buffer[..len], ResponseCode::NoError);
+            let answer = error_response(&buffer[..len], ResponseCode::NoError);
             socket.send_to(&answer, client).await.unwrap();
         });
-        assert_eq!(ask(&[address]).await.unwrap(), ResponseCode::NoError);
+        assert_eq!(
+            forward_query(&[address]).await.unwrap(),
+            ResponseCode::NoError
+        );
     })
     .await;
 }
@@ -122,14 +134,20 @@ async fn tcp_queries_are_forwarded_over_tcp() {
             let len = stream.read_u16().await.unwrap();
             let mut question = vec![0; len.into()];
             stream.read_exact(&mut question).await.unwrap();
-            let answer = answer(&question, ResponseCode::NoError);
+            let answer = error_response(&question, ResponseCode::NoError);
             let len = u16::try_from(answer.len()).unwrap();
             let framed = [&len.to_be_bytes()[..], &answer].concat();
             stream.write_all(&framed).await.unwrap();
         });
-        let (_, code) = exchange(&egress(&[address]), &LIMITS, None, &relay(), Transport::Tcp)
-            .await
-            .unwrap();
+        let (_, code) = exchange_with_servers(
+            &egress(&[address]),
+            &LIMITS,
+            None,
+            &forwarded_query(),
+            Transport::Tcp,
+        )
+        .await
+        .unwrap();
         assert_eq!(code, ResponseCode::NoError);
     })
     .await;

@@ -9,9 +9,9 @@ use std::{
 };
 
 use ambit_testkit::{
-    build,
+    advance_time, build,
     h2_peer::{H2Peer, OpenTunnel},
-    pass, until,
+    wait_until,
 };
 use tokio::{
     io::{DuplexStream, ReadBuf},
@@ -23,18 +23,18 @@ use super::*;
 /// Dialer that returns one end of a new pipe for each dial, and passes the other end to the test.
 #[derive(Clone)]
 struct Dialer {
-    far: UnboundedSender<DuplexStream>,
+    server_pipes: UnboundedSender<DuplexStream>,
 }
 
 impl Dialer {
     fn new() -> (Self, UnboundedReceiver<DuplexStream>) {
         let (far, ends) = mpsc::unbounded_channel();
-        (Self { far }, ends)
+        (Self { server_pipes: far }, ends)
     }
 
     async fn dial(&self) -> Result<DuplexStream, DialError> {
         let (near, far) = tokio::io::duplex(1 << 20);
-        self.far.send(far).unwrap();
+        self.server_pipes.send(far).unwrap();
         Ok(near)
     }
 }
@@ -42,7 +42,7 @@ impl Dialer {
 fn key(port: u16) -> Arc<PoolKey> {
     Arc::new(PoolKey {
         source: build::identity("ns", "client"),
-        expected: vec![build::identity("ns", "server")],
+        expected_identities: vec![build::identity("ns", "server")],
         workload: "uid".into(),
         destination: ([10, 0, 0, 2], port).into(),
         source_ip: [10, 0, 0, 1].into(),
@@ -57,12 +57,12 @@ fn authority() -> Uri {
     Uri::from_static("10.0.0.2:80")
 }
 
-type Opened = Result<(Tunnel, response::Parts), TunnelError>;
+type OpenedTunnel = Result<(Tunnel, response::Parts), TunnelError>;
 
-fn open(pool: &Pool, key: &Arc<PoolKey>, dialer: &Dialer) -> tokio::task::JoinHandle<Opened> {
+fn open(pool: &Pool, key: &Arc<PoolKey>, dialer: &Dialer) -> tokio::task::JoinHandle<OpenedTunnel> {
     let (pool, key, dialer) = (pool.clone(), key.clone(), dialer.clone());
     ambit_rt::spawn("open", async move {
-        pool.tunnel(&key, authority(), HeaderMap::new(), || dialer.dial())
+        pool.open_tunnel(&key, authority(), HeaderMap::new(), || dialer.dial())
             .await
     })
 }
@@ -80,7 +80,7 @@ async fn tunnels_of_one_key_share_a_connection_and_other_keys_do_not() {
         .drive_while(async { (first.await.unwrap(), second.await.unwrap()) })
         .await;
     assert!(opened.0.is_ok() && opened.1.is_ok());
-    assert_eq!(pool.connections(), 1);
+    assert_eq!(pool.connection_count(), 1);
     let _other = open(&pool, &key(15009), &dialer);
     let mut other = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     other.expect_connect("10.0.0.2:80").await.accept();
@@ -105,7 +105,7 @@ async fn full_connection_gets_a_sibling_and_is_reused_when_it_has_room() {
         let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
         tunnels.push((near, far));
     }
-    assert_eq!(pool.connections(), 2);
+    assert_eq!(pool.connection_count(), 2);
     drop(tunnels.remove(0));
     let opening = open(&pool, &key(1), &dialer);
     // The first connection has one tunnel now, like the second.
@@ -141,11 +141,11 @@ async fn failed_dial_fails_all_its_waiters() {
                     source,
                 })
             };
-            pool.tunnel(&key(1), authority(), HeaderMap::new(), dial)
+            pool.open_tunnel(&key(1), authority(), HeaderMap::new(), dial)
                 .await
         }));
     }
-    until("nine wait", || {
+    wait_until("nine wait", || {
         pool.state
             .lock()
             .entries
@@ -172,17 +172,21 @@ async fn a_cancelled_dialer_hands_its_slot_to_a_waiter() {
         let pool = pool.clone();
         ambit_rt::spawn("open", async move {
             let never = || std::future::pending::<Result<DuplexStream, DialError>>();
-            pool.tunnel(&key(1), authority(), HeaderMap::new(), never)
+            pool.open_tunnel(&key(1), authority(), HeaderMap::new(), never)
                 .await
         })
     };
-    until("it dials", || {
-        pool.state.lock().entries.values().any(|e| e.dialing == 1)
+    wait_until("it dials", || {
+        pool.state
+            .lock()
+            .entries
+            .values()
+            .any(|e| e.dials_in_progress == 1)
     })
     .await;
     let (dialer, mut ends) = Dialer::new();
     let second = open(&pool, &key(1), &dialer);
-    until("one waits", || {
+    wait_until("one waits", || {
         pool.state
             .lock()
             .entries
@@ -302,14 +306,14 @@ async fn the_peers_stream_limit_is_respected() {
 async fn idle_connections_close_and_used_ones_end_with_their_tunnel() {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings {
-        idle_release: Duration::from_secs(60),
+        idle_timeout: Duration::from_secs(60),
         ..Settings::default()
     });
     let opening = open(&pool, &key(1), &dialer);
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     let far = peer.expect_connect("10.0.0.2:80").await.accept();
     let (near, _) = peer.drive_while(opening).await.unwrap().unwrap();
-    let released = async { until("it is let go", || pool.connections() == 0).await };
+    let released = async { wait_until("it is let go", || pool.connection_count() == 0).await };
     peer.drive_while(released).await;
     assert!(pool.state.lock().entries.is_empty());
     drop((near, far));
@@ -340,11 +344,11 @@ async fn silent_peer_times_out() {
         matches!(ended, Err(crate::RelayError::Tunnel(_))),
         "{ended:?}"
     );
-    assert_eq!(pool.connections(), 0);
+    assert_eq!(pool.connection_count(), 0);
 }
 
 /// Opens a tunnel of a new pool; returns it with its HTTP/2 server and the server's side of the tunnel.
-async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel) {
+async fn open_one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel) {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
     let opening = open(&pool, &key(1), &dialer);
@@ -357,7 +361,7 @@ async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel
 }
 
 /// Measures the time until the relay of a tunnel ends.
-async fn lasts(mut near: Tunnel) -> Duration {
+async fn relay_duration(mut near: Tunnel) -> Duration {
     let began = tokio::time::Instant::now();
     let (_app, mut proxy) = tokio::io::duplex(64);
     let ended = crate::relay_tunnel(&mut proxy, &mut near, ()).await;
@@ -370,29 +374,29 @@ async fn lasts(mut near: Tunnel) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn tunnels_to_a_removed_silent_workload_end_in_a_second() {
-    for (liveness, seconds) in [(Liveness::Gone, 1..2), (Liveness::Doubtful, 5..6)] {
-        let (pool, _dialer, near, _peer, _far) = one_tunnel().await;
+    for (liveness, seconds) in [(Liveness::Removed, 1..2), (Liveness::Unhealthy, 5..6)] {
+        let (pool, _dialer, near, _peer, _far) = open_one_tunnel().await;
         pool.update_liveness(|key| (key.workload == "uid").then_some(liveness));
-        let lasted = lasts(near).await;
+        let lasted = relay_duration(near).await;
         assert!(
             seconds.contains(&lasted.as_secs()),
             "{liveness:?}: {lasted:?}"
         );
-        assert_eq!(pool.connections(), 0);
+        assert_eq!(pool.connection_count(), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn tunnels_to_a_removed_responding_workload_end_in_a_minute() {
-    let (pool, dialer, near, mut peer, _far) = one_tunnel().await;
-    pool.update_liveness(|key| (key.workload != "uid").then_some(Liveness::Gone));
-    assert_eq!(pool.connections(), 1, "another workload's departure");
-    pool.update_liveness(|_| Some(Liveness::Gone));
-    assert_eq!(pool.connections(), 0);
+    let (pool, dialer, near, mut peer, _far) = open_one_tunnel().await;
+    pool.update_liveness(|key| (key.workload != "uid").then_some(Liveness::Removed));
+    assert_eq!(pool.connection_count(), 1, "another workload's departure");
+    pool.update_liveness(|_| Some(Liveness::Removed));
+    assert_eq!(pool.connection_count(), 0);
     let further = open(&pool, &key(1), &dialer);
     // The peer responds until the connection ends.
     ambit_rt::spawn("peer", async move { while peer.next().await.is_some() {} });
-    let lasted = lasts(near).await;
+    let lasted = relay_duration(near).await;
     assert!((59..=62).contains(&lasted.as_secs()), "{lasted:?}");
     // The tunnel is not opened on the abandoned connection.
     assert!(!further.is_finished() || further.await.unwrap().is_err());
@@ -400,20 +404,21 @@ async fn tunnels_to_a_removed_responding_workload_end_in_a_minute() {
 
 #[tokio::test(start_paused = true)]
 async fn doubtful_workload_that_responds_keeps_tunnels_and_gets_more() {
-    let (pool, dialer, _near, mut peer, _far) = one_tunnel().await;
-    pool.update_liveness(|_| Some(Liveness::Doubtful));
-    peer.drive_while(pass(Duration::from_secs(200))).await;
-    pool.update_liveness(|_| Some(Liveness::Expected));
+    let (pool, dialer, _near, mut peer, _far) = open_one_tunnel().await;
+    pool.update_liveness(|_| Some(Liveness::Unhealthy));
+    peer.drive_while(advance_time(Duration::from_secs(200)))
+        .await;
+    pool.update_liveness(|_| Some(Liveness::Healthy));
     let opening = open(&pool, &key(1), &dialer);
     let _far = peer.expect_connect("10.0.0.2:80").await.accept();
     peer.drive_while(opening).await.unwrap().unwrap();
-    assert_eq!(pool.connections(), 1);
+    assert_eq!(pool.connection_count(), 1);
 }
 
 /// Connection that panics once the peer sends something.
-struct Faulty(DuplexStream, Arc<AtomicBool>);
+struct PanickingConnection(DuplexStream, Arc<AtomicBool>);
 
-impl AsyncRead for Faulty {
+impl AsyncRead for PanickingConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -429,7 +434,7 @@ impl AsyncRead for Faulty {
     }
 }
 
-impl AsyncWrite for Faulty {
+impl AsyncWrite for PanickingConnection {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -455,8 +460,8 @@ async fn panic_ends_its_connection_and_the_next_one_is_dialled() {
     let open = || {
         let (pool, dialer, fault) = (pool.clone(), dialer.clone(), fault.clone());
         ambit_rt::spawn("open", async move {
-            let dial = || async { Ok(Faulty(dialer.dial().await?, fault.clone())) };
-            pool.tunnel(&key(1), authority(), HeaderMap::new(), dial)
+            let dial = || async { Ok(PanickingConnection(dialer.dial().await?, fault.clone())) };
+            pool.open_tunnel(&key(1), authority(), HeaderMap::new(), dial)
                 .await
         })
     };
@@ -474,5 +479,5 @@ async fn panic_ends_its_connection_and_the_next_one_is_dialled() {
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
     peer.expect_connect("10.0.0.2:80").await.accept();
     peer.drive_while(opening).await.unwrap().unwrap();
-    assert_eq!(pool.connections(), 1);
+    assert_eq!(pool.connection_count(), 1);
 }

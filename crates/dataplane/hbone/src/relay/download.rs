@@ -37,19 +37,19 @@ impl Download {
         while !self.received.frames.is_empty() {
             match ready!(self.poll_write(cx, app)) {
                 Ok(n) => {
-                    meter.app_received(n as u64);
+                    meter.count_app_received(n as u64);
                     // Fails only for more than was received.
                     let _credited = recv.flow_control().release_capacity(n);
                 }
-                Err(error) => return ends.sink_broke(RelayError::Send(error)),
+                Err(error) => return ends.record_broken_sink(RelayError::Send(error)),
             }
         }
-        match self.received.last {
+        match self.received.stream_end {
             StreamEnd::Open => Poll::Pending,
             StreamEnd::Broken => Poll::Ready(DirectionEnd::SourceBroke),
             StreamEnd::EndOfData => match ready!(Pin::new(&mut *app).poll_shutdown(cx)) {
                 Ok(()) => Poll::Ready(DirectionEnd::Clean),
-                Err(error) => ends.sink_broke(RelayError::Send(error)),
+                Err(error) => ends.record_broken_sink(RelayError::Send(error)),
             },
         }
     }

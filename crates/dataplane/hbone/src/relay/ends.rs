@@ -30,13 +30,13 @@ pub enum RelayError {
 
 impl RelayError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> ambit_model::Reason {
+    pub fn reason(&self) -> ambit_model::FailureReason {
         match self {
-            Self::Tunnel(error) if withdrawal::is_withdrawal(error) => {
-                ambit_model::Reason::CertRevoked
+            Self::Tunnel(error) if withdrawal::is_trust_withdrawal(error) => {
+                ambit_model::FailureReason::CertRevoked
             }
-            Self::Tunnel(_) => ambit_model::Reason::H2Failure,
-            Self::Receive(_) | Self::Send(_) => ambit_model::Reason::Connect,
+            Self::Tunnel(_) => ambit_model::FailureReason::H2Failure,
+            Self::Receive(_) | Self::Send(_) => ambit_model::FailureReason::Connect,
         }
     }
 }
@@ -57,7 +57,7 @@ pub(super) enum DirectionEnd {
 pub(super) struct RelayEnds {
     pub(super) upload_ended: bool,
     pub(super) download_ended: bool,
-    /// First error, which is the cause of later ones.
+    /// First error of the relay, which later errors result from.
     pub(super) first_error: Option<Box<RelayError>>,
     pub(super) last_bytes_timer: LastBytesTimer,
 }
@@ -78,24 +78,24 @@ impl RelayEnds {
         self.first_error.get_or_insert_with(|| Box::new(error));
     }
 
-    pub(super) fn source_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
+    pub(super) fn record_broken_source(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.record_error(error);
         Poll::Ready(DirectionEnd::SourceBroke)
     }
 
-    pub(super) fn sink_broke(&mut self, error: RelayError) -> Poll<DirectionEnd> {
+    pub(super) fn record_broken_sink(&mut self, error: RelayError) -> Poll<DirectionEnd> {
         self.record_error(error);
         Poll::Ready(DirectionEnd::SinkBroke)
     }
 
-    /// Handles the reset of a socket whose bytes wait for a peer that does not read: the bytes of
-    /// the other direction have no receiver, and the waiting bytes are delivered within
-    /// [`LAST_BYTES_TIMEOUT`] or not at all.
-    pub(super) fn socket_failed(&mut self, error: io::Error) {
+    /// Records the reset of a socket whose received bytes cannot be delivered yet, since the peer does not
+    /// read. They are delivered within [`LAST_BYTES_TIMEOUT`] or dropped; the socket itself receives nothing
+    /// any more.
+    pub(super) fn record_socket_failure(&mut self, error: io::Error) {
         self.record_error(RelayError::Receive(error));
     }
 
-    /// Completes when both directions have ended, or the remaining bytes of a broken connection take too long.
+    /// Completes when both directions have ended, or [`LAST_BYTES_TIMEOUT`] has passed since an error.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
         let over = self.upload_ended && self.download_ended;
         if over || self.first_error.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
@@ -105,7 +105,7 @@ impl RelayEnds {
     }
 }
 
-/// Timer of [`LAST_BYTES_TIMEOUT`], started by its first poll.
+/// Timer of [`LAST_BYTES_TIMEOUT`], which starts when it is first polled.
 #[derive(Debug, Default)]
 pub(super) struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
 

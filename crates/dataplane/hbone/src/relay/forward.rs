@@ -49,7 +49,7 @@ impl Forward {
                 return poll_closed_stream(cx, &mut to.send, ends, answered);
             }
         }
-        match self.received.last {
+        match self.received.stream_end {
             StreamEnd::Broken => Poll::Ready(DirectionEnd::SourceBroke),
             StreamEnd::EndOfData => {
                 let end = SendChunk::new(Bytes::new(), &to.unsent);

@@ -5,46 +5,49 @@ use std::{collections::VecDeque, io::IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Size in bytes below which frames are merged.
+/// Size in bytes below which a queued frame is merged with others.
 const SMALL_FRAME_BYTES: usize = 512;
-/// Maximum number of frames that are written without merging them.
+/// Number of queued frames beyond which further small frames are merged.
 const MAX_SEPARATE_FRAMES: usize = 4;
 /// Maximum size of merged frames, in bytes.
 const MAX_MERGED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Frames {
-    whole: VecDeque<Bytes>,
-    /// Small frames that were merged, to be written after the other frames.
-    small: BytesMut,
+    separate_frames: VecDeque<Bytes>,
+    /// Buffer of merged small frames, which is written after the other queued frames.
+    merged_small_frames: BytesMut,
 }
 
 impl Frames {
     pub(super) fn is_empty(&self) -> bool {
-        self.whole.is_empty() && self.small.is_empty()
+        self.separate_frames.is_empty() && self.merged_small_frames.is_empty()
     }
 
     pub(super) fn push(&mut self, frame: Bytes) {
         if frame.is_empty() {
             return;
         }
-        let is_small = frame.len() < SMALL_FRAME_BYTES && self.whole.len() >= MAX_SEPARATE_FRAMES;
-        if !self.small.is_empty()
-            && (!is_small || self.small.len() + frame.len() > MAX_MERGED_BYTES)
+        let is_small =
+            frame.len() < SMALL_FRAME_BYTES && self.separate_frames.len() >= MAX_SEPARATE_FRAMES;
+        if !self.merged_small_frames.is_empty()
+            && (!is_small || self.merged_small_frames.len() + frame.len() > MAX_MERGED_BYTES)
         {
-            self.whole.push_back(self.small.split().freeze());
+            self.separate_frames
+                .push_back(self.merged_small_frames.split().freeze());
         }
         if is_small {
-            self.small.extend_from_slice(&frame);
+            self.merged_small_frames.extend_from_slice(&frame);
         } else {
-            self.whole.push_back(frame);
+            self.separate_frames.push_back(frame);
         }
     }
 
     /// Fills `slices` with the first frames, for a vectored write.
     pub(super) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
-        let small = (!self.small.is_empty()).then_some(self.small.as_ref());
-        let all = self.whole.iter().map(Bytes::as_ref).chain(small);
+        let small =
+            (!self.merged_small_frames.is_empty()).then_some(self.merged_small_frames.as_ref());
+        let all = self.separate_frames.iter().map(Bytes::as_ref).chain(small);
         let mut count = 0;
         for (slice, frame) in slices.iter_mut().zip(all) {
             *slice = IoSlice::new(frame);
@@ -53,11 +56,11 @@ impl Frames {
         slices.get(..count).unwrap_or_default()
     }
 
-    /// Removes and returns the first frame.
+    /// Removes the first queued frame and returns it.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
-        let first = self.whole.pop_front();
+        let first = self.separate_frames.pop_front();
         let first = first.or_else(|| {
-            let small = self.small.split().freeze();
+            let small = self.merged_small_frames.split().freeze();
             (!small.is_empty()).then_some(small)
         });
         self.shrink();
@@ -66,22 +69,24 @@ impl Frames {
 
     /// Removes the first `n` bytes, which have been written.
     pub(super) fn advance(&mut self, mut n: usize) {
-        while let Some(first) = self.whole.front_mut() {
+        while let Some(first) = self.separate_frames.front_mut() {
             let part = n.min(first.len());
             first.advance(part);
             n -= part;
             if !first.is_empty() {
                 return;
             }
-            self.whole.pop_front();
+            self.separate_frames.pop_front();
         }
-        self.small.advance(n.min(self.small.len()));
+        self.merged_small_frames
+            .advance(n.min(self.merged_small_frames.len()));
         self.shrink();
     }
 
     fn shrink(&mut self) {
         if self.is_empty()
-            && (self.whole.capacity() > MAX_SEPARATE_FRAMES || self.small.capacity() > 0)
+            && (self.separate_frames.capacity() > MAX_SEPARATE_FRAMES
+                || self.merged_small_frames.capacity() > 0)
         {
             // Idle connections hold no memory of an earlier backlog.
             *self = Self::default();
@@ -112,7 +117,11 @@ mod tests {
                 pushed.extend_from_slice(&frame);
                 frames.push(frame.into());
             }
-            assert!(frames.whole.len() < 40, "{}", frames.whole.len());
+            assert!(
+                frames.separate_frames.len() < 40,
+                "{}",
+                frames.separate_frames.len()
+            );
             for _ in 0..1000 {
                 let first = next(&frames);
                 let n = first.len().min(61);
@@ -131,6 +140,9 @@ mod tests {
         }
         let taken: Vec<Bytes> = std::iter::from_fn(|| frames.pop()).collect();
         assert!(taken.concat() == b"small".repeat(100) && taken.len() < 10);
-        assert!(frames.whole.capacity() <= MAX_SEPARATE_FRAMES && frames.small.capacity() == 0);
+        assert!(
+            frames.separate_frames.capacity() <= MAX_SEPARATE_FRAMES
+                && frames.merged_small_frames.capacity() == 0
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! Data received on a tunnel's stream, until it is passed on.
+//! Frames received on a tunnel's stream that the relay has not passed on yet.
 //!
-//! Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their bytes, and
-//! more than HTTP/2 allows a connection. The stream's window limits the amount.
+//! The relay takes all received frames out of HTTP/2 at once: many small frames cost HTTP/2 more than their bytes, up
+//! to its limit for a connection. The stream's receive window bounds the bytes.
 
 use std::task::{Context, Poll};
 
@@ -15,10 +15,10 @@ use super::{
 #[derive(Debug, Default)]
 pub(super) struct ReceivedFrames {
     pub(super) frames: Frames,
-    pub(super) last: StreamEnd,
+    pub(super) stream_end: StreamEnd,
 }
 
-/// How a stream's received data ended, if it did.
+/// State of a stream's receiving side: open, ended or broken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamEnd {
     /// The stream is open, and more frames may follow.
@@ -38,15 +38,15 @@ impl ReceivedFrames {
         recv: &mut RecvStream,
         ends: &mut RelayEnds,
     ) {
-        while self.last == StreamEnd::Open {
+        while self.stream_end == StreamEnd::Open {
             match recv.poll_data(cx) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
                 Poll::Ready(Some(Err(error))) => {
                     ends.record_error(RelayError::Tunnel(error));
-                    self.last = StreamEnd::Broken;
+                    self.stream_end = StreamEnd::Broken;
                 }
-                Poll::Ready(None) => self.last = StreamEnd::EndOfData,
+                Poll::Ready(None) => self.stream_end = StreamEnd::EndOfData,
             }
         }
     }

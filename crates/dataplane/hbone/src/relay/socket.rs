@@ -16,19 +16,19 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval of checks of a socket's error while bytes read from it wait.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of `SO_ERROR` checks while bytes read from a socket cannot be delivered.
+const SOCKET_ERROR_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Byte stream whose failure can be detected without reading or writing.
 pub trait Socket: AsyncRead + AsyncWrite + Unpin {
     /// Returns the error that ended the connection (`SO_ERROR`), if there is one; each error is returned once.
-    fn failure(&self) -> Option<io::Error> {
+    fn take_socket_error(&self) -> Option<io::Error> {
         None
     }
 }
 
 impl Socket for TcpStream {
-    fn failure(&self) -> Option<io::Error> {
+    fn take_socket_error(&self) -> Option<io::Error> {
         self.take_error().unwrap_or_else(Some)
     }
 }
@@ -36,7 +36,7 @@ impl Socket for TcpStream {
 #[cfg(test)]
 impl Socket for tokio::io::DuplexStream {}
 
-/// Timer of error checks of one socket while bytes read from it wait.
+/// Timer of the `SO_ERROR` checks of one socket, which runs while bytes read from the socket cannot be delivered.
 #[derive(Debug, Default)]
 pub(super) struct SocketErrorTimer(Option<Pin<Box<Sleep>>>);
 
@@ -55,10 +55,10 @@ impl SocketErrorTimer {
         loop {
             let timer = self
                 .0
-                .get_or_insert_with(|| Box::pin(sleep(CHECK_INTERVAL)));
+                .get_or_insert_with(|| Box::pin(sleep(SOCKET_ERROR_CHECK_INTERVAL)));
             ready!(timer.as_mut().poll(cx));
             self.0 = None;
-            if let Some(error) = socket.failure() {
+            if let Some(error) = socket.take_socket_error() {
                 return Poll::Ready(error);
             }
         }

@@ -17,12 +17,12 @@ use crate::scratch;
 pub(super) struct SocketCopy {
     /// Bytes that were read but not written yet.
     pending: Bytes,
-    /// Whether the end of data has been read.
+    /// Whether the source socket has reached its end of data.
     eof: bool,
 }
 
 impl SocketCopy {
-    /// Whether bytes of the source socket wait until the other socket accepts them.
+    /// Whether bytes read from the source socket wait to be written to the other socket.
     pub(super) fn has_pending_bytes(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -38,9 +38,12 @@ impl SocketCopy {
         loop {
             if !self.pending.is_empty() {
                 match ready!(Pin::new(&mut *to).poll_write(cx, &self.pending)) {
-                    Ok(0) => return ends.sink_broke(send_error(io::ErrorKind::WriteZero.into())),
+                    Ok(0) => {
+                        return ends
+                            .record_broken_sink(send_error(io::ErrorKind::WriteZero.into()));
+                    }
                     Ok(n) => drop(self.pending.split_to(n)),
-                    Err(error) => return ends.sink_broke(send_error(error)),
+                    Err(error) => return ends.record_broken_sink(send_error(error)),
                 }
                 continue;
             }
@@ -51,7 +54,7 @@ impl SocketCopy {
             if self.eof {
                 return match ready!(Pin::new(&mut *to).poll_shutdown(cx)) {
                     Ok(()) => Poll::Ready(DirectionEnd::Clean),
-                    Err(error) => ends.sink_broke(send_error(error)),
+                    Err(error) => ends.record_broken_sink(send_error(error)),
                 };
             }
             let mut write_failed = false;
@@ -66,8 +69,8 @@ impl SocketCopy {
                     count(n as u64);
                     self.pending = rest;
                 }
-                Err(error) if write_failed => return ends.sink_broke(send_error(error)),
-                Err(error) => return ends.source_broke(RelayError::Receive(error)),
+                Err(error) if write_failed => return ends.record_broken_sink(send_error(error)),
+                Err(error) => return ends.record_broken_source(RelayError::Receive(error)),
             }
         }
     }

@@ -12,8 +12,8 @@ mod breaks;
 mod stalled;
 mod tunnels;
 
-/// Relays an application's pipe at each end of a tunnel; returns the pipes.
-async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {
+/// Connects two in-memory pipes through a tunnel, with a relay at each end of it, and returns the pipes' outer ends.
+async fn connect_through_tunnel(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (server_app, server_side) = tokio::io::duplex(pipe);
     let server_side = Arc::new(parking_lot::Mutex::new(Some(server_side)));
@@ -34,7 +34,7 @@ async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStre
     ambit_rt::spawn("client", async move {
         let authority = Uri::from_static("10.0.0.2:80");
         let (mut tunnel, _) = connection
-            .tunnel(authority, HeaderMap::new())
+            .open_tunnel(authority, HeaderMap::new())
             .await
             .unwrap();
         relay_tunnel(&mut client_side, &mut tunnel, ()).await
@@ -44,7 +44,7 @@ async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStre
 
 #[tokio::test]
 async fn bytes_of_all_sizes_arrive_in_order() {
-    let (mut near, mut far) = tunnelled(Settings::default(), 300_000).await;
+    let (mut near, mut far) = connect_through_tunnel(Settings::default(), 300_000).await;
     for size in [1, 100, 8 << 10, (8 << 10) + 1, 64 << 10, 300_000] {
         let sent: Vec<u8> = (0..size).map(|i| u8::try_from(i % 251).unwrap()).collect();
         near.write_all(&sent).await.unwrap();
@@ -59,11 +59,11 @@ async fn small_windows_lose_no_bytes() {
     let settings = Settings {
         stream_window: 65_535,
         connection_window: 65_535,
-        frame_size: 16_384,
-        send_buffer: 16_384,
+        max_frame_bytes: 16_384,
+        max_send_buffer_bytes: 16_384,
         ..Settings::default()
     };
-    let (mut near, mut far) = tunnelled(settings, 4096).await;
+    let (mut near, mut far) = connect_through_tunnel(settings, 4096).await;
     let sent: Vec<u8> = (0..2 << 20)
         .map(|i| u8::try_from(i % 253).unwrap())
         .collect();
@@ -87,10 +87,10 @@ async fn small_windows_lose_no_bytes() {
 async fn stalled_readers_stop_the_writer_at_the_window() {
     let settings = Settings {
         stream_window: 128 << 10,
-        send_buffer: 64 << 10,
+        max_send_buffer_bytes: 64 << 10,
         ..Settings::default()
     };
-    let (mut near, _far) = tunnelled(settings, 4096).await;
+    let (mut near, _far) = connect_through_tunnel(settings, 4096).await;
     let piece = vec![0; 4096];
     let mut sent = 0;
     while let Ok(written) =
@@ -131,7 +131,7 @@ async fn plain_sockets_are_copied_with_half_close() {
 }
 
 /// Serves one HTTP/2 connection, whose client the test implements frame by frame.
-fn serving(
+fn serve_raw_client(
     settings: Settings,
 ) -> (
     DuplexStream,
@@ -149,7 +149,7 @@ fn serving(
 
 #[tokio::test(start_paused = true)]
 async fn client_without_a_preface_times_out() {
-    let (_near, served) = serving(Settings::default());
+    let (_near, served) = serve_raw_client(Settings::default());
     let ended = served.await.unwrap();
     assert!(
         matches!(ended, Err(crate::ServeError::HandshakeTimeout(_))),
@@ -159,7 +159,7 @@ async fn client_without_a_preface_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn client_that_stops_within_a_frame_times_out() {
-    let (mut near, served) = serving(Settings::default());
+    let (mut near, served) = serve_raw_client(Settings::default());
     near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .unwrap();
@@ -176,7 +176,7 @@ async fn client_that_stops_within_a_frame_times_out() {
 
 #[tokio::test]
 async fn bytes_other_than_http2_are_refused() {
-    let (mut near, served) = serving(Settings::default());
+    let (mut near, served) = serve_raw_client(Settings::default());
     near.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         .await
         .unwrap();
@@ -196,7 +196,7 @@ async fn requests_other_than_connect_are_detected() {
             std::future::pending(),
             |incoming| {
                 let status = match incoming.target() {
-                    Err(server::IncomingError::MethodNotConnect) => {
+                    Err(server::IncomingRequestError::MethodNotConnect) => {
                         http::StatusCode::METHOD_NOT_ALLOWED
                     }
                     other => panic!("{other:?}"),

@@ -16,7 +16,7 @@ use crate::{
     send_chunk::SendChunk,
 };
 
-/// Size of the first reads in bytes; it grows while reads are full, and shrinks when they are not.
+/// Size of the first read in bytes. The size grows while reads fill the buffer, and shrinks when they do not.
 const INITIAL_READ_BYTES: usize = 16 << 10;
 
 /// Copies from a socket to a tunnel's stream, one piece at a time.
@@ -25,7 +25,7 @@ pub(super) struct Upload {
     /// Bytes that were read, but not yet accepted by HTTP/2.
     pending: Bytes,
     /// Maximum size of the next read, in bytes.
-    chunk: usize,
+    next_read_bytes: usize,
     eof: bool,
 }
 
@@ -33,14 +33,14 @@ impl Default for Upload {
     fn default() -> Self {
         Self {
             pending: Bytes::new(),
-            chunk: INITIAL_READ_BYTES,
+            next_read_bytes: INITIAL_READ_BYTES,
             eof: false,
         }
     }
 }
 
 impl Upload {
-    /// Whether bytes read from the socket wait for the tunnel's window.
+    /// Whether bytes read from the socket wait for flow-control credit of the tunnel.
     pub(super) fn has_pending_bytes(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -71,14 +71,16 @@ impl Upload {
                     }
                 };
             }
-            match scratch::poll_read(app, cx, self.chunk) {
+            match scratch::poll_read(app, cx, self.next_read_bytes) {
                 Poll::Ready(Ok(bytes)) if bytes.is_empty() => self.eof = true,
                 Poll::Ready(Ok(bytes)) => {
-                    meter.app_sent(bytes.len() as u64);
-                    self.chunk = next_chunk(self.chunk, bytes.len());
+                    meter.count_app_sent(bytes.len() as u64);
+                    self.next_read_bytes = next_read_size(self.next_read_bytes, bytes.len());
                     self.pending = bytes;
                 }
-                Poll::Ready(Err(error)) => return ends.source_broke(RelayError::Receive(error)),
+                Poll::Ready(Err(error)) => {
+                    return ends.record_broken_source(RelayError::Receive(error));
+                }
                 // With the other direction over, nothing else detects that the peer has gone.
                 Poll::Pending if ends.download_ended => {
                     // For any reset code.
@@ -91,7 +93,7 @@ impl Upload {
     }
 }
 
-/// Passes the pending bytes to HTTP/2 as the peer's windows allow. Fails when the stream is closed.
+/// Passes pending bytes to HTTP/2 as far as the flow-control windows permit. Fails when the stream is closed.
 pub(super) fn poll_send(
     cx: &mut Context<'_>,
     tunnel: &mut Tunnel,
@@ -113,7 +115,7 @@ pub(super) fn poll_send(
     Poll::Ready(Ok(()))
 }
 
-fn next_chunk(chunk: usize, read: usize) -> usize {
+fn next_read_size(chunk: usize, read: usize) -> usize {
     if read == chunk {
         (chunk * 4).min(SCRATCH_BYTES)
     } else if read < chunk / 8 {
@@ -123,10 +125,11 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
     }
 }
 
-/// Error of a stream that accepts no more bytes.
+/// Error of sending on a stream that the peer has closed.
 pub(super) struct StreamClosed;
 
-/// Returns how a closed stream ends this direction. `answered`: whether the peer's data has arrived in full.
+/// Returns how this direction ends after the peer has closed the stream. `answered` tells whether the opposite
+/// direction has ended; a stream that closes with NO_ERROR after that is no error.
 pub(super) fn poll_closed_stream(
     cx: &mut Context<'_>,
     send: &mut SendStream<SendChunk>,
@@ -144,5 +147,5 @@ pub(super) fn poll_closed_stream(
         Poll::Ready(Err(error)) => error,
         Poll::Pending => Reason::STREAM_CLOSED.into(),
     };
-    ends.sink_broke(RelayError::Tunnel(error))
+    ends.record_broken_sink(RelayError::Tunnel(error))
 }

@@ -12,11 +12,12 @@ use tokio::{
 use super::*;
 use crate::{client, relay_tunnel};
 
-/// Maximum memory that useless frames of a connection may take: its buffers, and little more.
+/// Maximum memory in bytes that a flood of useless frames on a connection may take: little more than the connection's
+/// buffers.
 const MEMORY_LIMIT: usize = 4 << 20;
 
 /// Serves one connection; the application of each tunnel is a pipe that holds 1000 bytes, and sends "hello".
-fn serving() -> (
+fn serve_connection() -> (
     DuplexStream,
     tokio::sync::mpsc::UnboundedReceiver<DuplexStream>,
     JoinHandle<Result<(), ServeError>>,
@@ -48,7 +49,7 @@ async fn server(
     .await
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+fn encode_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut frame = length[1..].to_vec();
     frame.extend([kind, flags]);
@@ -76,39 +77,49 @@ const END_HEADERS: u8 = 4;
 
 #[tokio::test(start_paused = true)]
 async fn frame_floods_stall_or_end_their_own_connection_only() {
-    let opening = frame(HEADERS, END_HEADERS, 1, &connect_block());
-    let unfinished = frame(HEADERS, 0, 1, &connect_block());
+    let opening = encode_frame(HEADERS, END_HEADERS, 1, &connect_block());
+    let unfinished = encode_frame(HEADERS, 0, 1, &connect_block());
     type Flood = (&'static str, Vec<u8>, Box<dyn Fn(u32) -> Vec<u8>>);
     let floods: [Flood; 5] = [
-        ("settings", vec![], Box::new(|_| frame(SETTINGS, 0, 0, &[]))),
+        (
+            "settings",
+            vec![],
+            Box::new(|_| encode_frame(SETTINGS, 0, 0, &[])),
+        ),
         (
             "ping",
             vec![],
-            Box::new(|i| frame(PING, 0, 0, &u64::from(i).to_be_bytes())),
+            Box::new(|i| encode_frame(PING, 0, 0, &u64::from(i).to_be_bytes())),
         ),
-        ("empty data", opening, Box::new(|_| frame(DATA, 0, 1, &[]))),
+        (
+            "empty data",
+            opening,
+            Box::new(|_| encode_frame(DATA, 0, 1, &[])),
+        ),
         (
             "continuation",
             unfinished,
-            Box::new(|_| frame(CONTINUATION, 0, 1, &[0, 1, b'a', 0])),
+            Box::new(|_| encode_frame(CONTINUATION, 0, 1, &[0, 1, b'a', 0])),
         ),
         (
             "requests taken back",
             vec![],
             Box::new(|i| {
                 let stream = 2 * i + 1;
-                let mut both = frame(HEADERS, END_HEADERS, stream, &connect_block());
-                both.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
+                let mut both = encode_frame(HEADERS, END_HEADERS, stream, &connect_block());
+                both.extend(encode_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
                 both
             }),
         ),
     ];
     for (name, first, next) in floods {
-        let (mut near, mut opened, _served) = serving();
+        let (mut near, mut opened, _served) = serve_connection();
         near.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             .await
             .unwrap();
-        near.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+        near.write_all(&encode_frame(SETTINGS, 0, 0, &[]))
+            .await
+            .unwrap();
         near.write_all(&first).await.unwrap();
         let mut sent = 0;
         for i in 0.. {
@@ -132,7 +143,7 @@ async fn frame_floods_stall_or_end_their_own_connection_only() {
         ambit_rt::spawn("driver", driver.run(|| {}));
         let authority = Uri::from_static("10.0.0.2:80");
         let (tunnel, _) = connection
-            .tunnel(authority, HeaderMap::new())
+            .open_tunnel(authority, HeaderMap::new())
             .await
             .unwrap();
         let mut app = others.recv().await.unwrap();
@@ -148,7 +159,7 @@ async fn frame_floods_stall_or_end_their_own_connection_only() {
 
 #[tokio::test]
 async fn small_frames_to_a_stalled_reader_do_not_affect_siblings() {
-    let (near, mut opened, _served) = serving();
+    let (near, mut opened, _served) = serve_connection();
     let (mut send, connection) = h2::client::handshake(near).await.unwrap();
     ambit_rt::spawn("driver", connection);
     let request = || Request::connect("10.0.0.2:80").body(()).unwrap();

@@ -9,7 +9,7 @@ fn verify(token: &str, keys: &KeySet) -> Result<(), TokenError> {
 #[test]
 fn no_algorithm_and_shared_secrets_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     let claims = json!({ "iss": ISSUER, "sub": "alice" }).to_string();
     for alg in [
         "none", "None", "NONE", "nOnE", "HS256", "HS512", "RS256 ", "es256", "", "ES256K",
@@ -23,8 +23,8 @@ fn no_algorithm_and_shared_secrets_are_refused() {
         );
         let unsigned = format!(
             "{}.{}.",
-            encode(header.as_bytes()),
-            encode(claims.as_bytes())
+            encode_base64url(header.as_bytes()),
+            encode_base64url(claims.as_bytes())
         );
         assert_eq!(
             verify(&unsigned, &keys),
@@ -33,25 +33,31 @@ fn no_algorithm_and_shared_secrets_are_refused() {
         );
     }
     // Signs with the public key as HMAC secret, for every algorithm name.
-    let public = issuer.pair.public_key().as_ref();
-    for secret in [public.to_vec(), issuer.key().to_string().into_bytes()] {
+    let public = issuer.key_pair.public_key().as_ref();
+    for secret in [
+        public.to_vec(),
+        issuer.public_jwk().to_string().into_bytes(),
+    ] {
         for alg in ["HS256", "RS256", "ES256", "PS256", "EdDSA"] {
             let header = json!({ "alg": alg, "kid": "a" }).to_string();
             let signed = format!(
                 "{}.{}",
-                encode(header.as_bytes()),
-                encode(claims.as_bytes())
+                encode_base64url(header.as_bytes()),
+                encode_base64url(claims.as_bytes())
             );
             let tag = hmac::sign(
                 &hmac::Key::new(hmac::HMAC_SHA256, &secret),
                 signed.as_bytes(),
             );
-            let token = format!("{signed}.{}", encode(tag.as_ref()));
+            let token = format!("{signed}.{}", encode_base64url(tag.as_ref()));
             assert!(verify(&token, &keys).is_err(), "{alg}");
         }
     }
     // A secret in a key set is no key; the other keys still count.
-    let mixed = key_set(&[json!({ "kty": "oct", "k": "c2VjcmV0" }), issuer.key()]);
+    let mixed = key_set(&[
+        json!({ "kty": "oct", "k": "c2VjcmV0" }),
+        issuer.public_jwk(),
+    ]);
     assert_eq!(mixed.unusable_keys().len(), 1);
     assert!(verify(&issuer.token(&json!({})), &mixed).is_ok());
 }
@@ -61,7 +67,7 @@ fn key_verifies_only_signatures_of_its_algorithm_and_use() {
     let issuer = Issuer::new("a");
     let token = issuer.token(&json!({ "iss": ISSUER }));
     let with = |name: &str, value: Value| {
-        let mut key = issuer.key();
+        let mut key = issuer.public_jwk();
         key[name] = value;
         verify(&token, &key_set(&[key]))
     };
@@ -82,7 +88,7 @@ fn key_verifies_only_signatures_of_its_algorithm_and_use() {
         ("crv", json!("P-384")),
         ("crv", json!("secp256k1")),
         ("x", json!("AA")),
-        ("y", issuer.key()["x"].clone()),
+        ("y", issuer.public_jwk()["x"].clone()),
         ("kid", json!(7)),
     ] {
         assert_eq!(
@@ -92,17 +98,17 @@ fn key_verifies_only_signatures_of_its_algorithm_and_use() {
         );
     }
     // An RSA key that is too short, and an exponent that leaves the text unchanged.
-    let modulus = encode(&[0xff; 127]);
+    let modulus = encode_base64url(&[0xff; 127]);
     let key = json!({ "kty": "RSA", "n": modulus, "e": "AQAB" });
     assert_eq!(key_set(&[key]).unusable_keys().len(), 1);
-    let key = json!({ "kty": "RSA", "n": encode(&[0xff; 256]), "e": "AQ" });
+    let key = json!({ "kty": "RSA", "n": encode_base64url(&[0xff; 256]), "e": "AQ" });
     assert_eq!(key_set(&[key]).unusable_keys().len(), 1);
 }
 
 #[test]
 fn ambiguous_input_is_refused() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     let header = r#"{"alg":"ES256","kid":"a"}"#;
     let good = issuer.sign(header, r#"{"sub":"alice"}"#);
     assert_eq!(verify(&good, &keys), Ok(()));
@@ -140,7 +146,8 @@ fn ambiguous_input_is_refused() {
     }
     // A key in the token itself is not trusted.
     let other = Issuer::new("a");
-    let header = json!({ "alg": "ES256", "kid": "a", "jwk": other.key(), "jku": "http://x/" });
+    let header =
+        json!({ "alg": "ES256", "kid": "a", "jwk": other.public_jwk(), "jku": "http://x/" });
     let token = other.sign(&header.to_string(), r#"{"sub":"alice"}"#);
     assert_eq!(verify(&token, &keys), Err(TokenError::InvalidSignature));
     let dots = |count: usize| {
@@ -193,7 +200,7 @@ fn invalid_key_sets_are_refused_as_a_whole() {
 #[test]
 fn signatures_in_other_encodings_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }));
     assert_eq!(verify(&good, &keys), Ok(()));
     let (signed, signature) = good.rsplit_once('.').unwrap();
@@ -224,7 +231,7 @@ fn signatures_in_other_encodings_are_refused() {
         der,
         Vec::new(),
     ] {
-        let token = format!("{signed}.{}", encode(&forged));
+        let token = format!("{signed}.{}", encode_base64url(&forged));
         assert!(verify(&token, &keys).is_err(), "{forged:02x?}");
     }
 }
@@ -232,7 +239,7 @@ fn signatures_in_other_encodings_are_refused() {
 #[test]
 fn tokens_in_another_encoding_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     // Long enough that the two alphabets differ somewhere.
     let good = issuer.token(&json!({ "iss": ISSUER, "sub": "???>>>~~~\u{7ff}" }));
     assert_eq!(verify(&good, &keys), Ok(()));
@@ -265,7 +272,7 @@ fn tokens_in_another_encoding_are_refused() {
 #[test]
 fn headers_and_claims_of_wrong_types_are_refused() {
     let issuer = Issuer::new("a");
-    let keys = key_set(&[issuer.key()]);
+    let keys = key_set(&[issuer.public_jwk()]);
     let plain = r#"{"alg":"ES256","kid":"a"}"#;
     for header in [
         r#"{"alg":"ES256","\u0061lg":"none","kid":"a"}"#,

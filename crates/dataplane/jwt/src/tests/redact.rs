@@ -1,7 +1,7 @@
-//! Tests of redaction for requests that are not authenticated yet, or whose token is forwarded.
+//! Tests of redaction for requests that are not authenticated yet, or whose tokens are forwarded.
 
 use super::{
-    requests::{authentication, authentications, get},
+    requests::{authentication, authentications, get_request},
     *,
 };
 
@@ -34,7 +34,7 @@ fn tokens_are_redacted_in_every_outcome() {
     // The default sources of another rule count as well.
     both.insert(authentication("ns/b", vec![Issuer::new("b").rule()]));
     assert_eq!(redacted(&both, "/a?access_token=s&token=s&x"), "/a?x");
-    let mut sent = get(&[
+    let mut sent = get_request(&[
         ("x-jwt", "jwt secret"),
         ("authorization", "Bearer secret"),
         ("cookie", "a=1; session=secret"),
@@ -42,14 +42,14 @@ fn tokens_are_redacted_in_every_outcome() {
         ("referer", "http://host/a?x&token=secret"),
     ]);
     both.redact_headers(&[], &mut sent.headers);
-    let left = get(&[
+    let left = get_request(&[
         ("cookie", "a=1"),
         ("user-agent", "curl"),
         ("referer", "http://host/a?x"),
     ]);
     assert_eq!(sent.headers, left.headers);
     // A response repeats the query, and sets the cookie again.
-    let mut answer = get(&[
+    let mut answer = get_request(&[
         ("location", "/b?token=secret"),
         ("content-location", "/c?token=secret&x"),
         ("set-cookie", " session = secret; Path=/"),
@@ -57,7 +57,7 @@ fn tokens_are_redacted_in_every_outcome() {
         ("x-jwt", "JWT secret"),
     ]);
     both.redact_headers(&[], &mut answer.headers);
-    let left = get(&[
+    let left = get_request(&[
         ("location", "/b"),
         ("content-location", "/c?x"),
         ("set-cookie", "a=1"),
@@ -71,7 +71,7 @@ fn tokens_are_redacted_in_every_outcome() {
     };
     both.insert(broken);
     assert_eq!(redacted(&both, "/a?x=1"), "/a");
-    let mut sent = get(&[("x-any", "secret")]);
+    let mut sent = get_request(&[("x-any", "secret")]);
     both.redact_headers(&[], &mut sent.headers);
     assert!(sent.headers.is_empty());
 

@@ -8,7 +8,7 @@ pub(super) struct TestRequest {
     query: Option<&'static str>,
 }
 
-pub(super) fn get(lines: &[(&str, &str)]) -> TestRequest {
+pub(super) fn get_request(lines: &[(&str, &str)]) -> TestRequest {
     let line = |(name, value): &(&str, &str)| {
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
         (name, HeaderValue::from_str(value).unwrap())
@@ -20,8 +20,8 @@ pub(super) fn get(lines: &[(&str, &str)]) -> TestRequest {
     }
 }
 
-fn bearer(token: &str) -> TestRequest {
-    get(&[("authorization", &format!("Bearer {token}"))])
+fn bearer_request(token: &str) -> TestRequest {
+    get_request(&[("authorization", &format!("Bearer {token}"))])
 }
 
 pub(super) fn authentication(name: &str, rules: Vec<JwtRule>) -> Authentication {
@@ -39,7 +39,7 @@ pub(super) fn authentications(rules: Vec<JwtRule>) -> RequestAuthentications {
     all
 }
 
-/// Authenticates a request; returns the subjects of its tokens, or the reason of the rejection.
+/// Authenticates a request; returns the subjects of its verified tokens, or the reason for the rejection.
 fn authenticate(
     all: &RequestAuthentications,
     sent: &mut TestRequest,
@@ -68,25 +68,25 @@ fn valid_token_is_removed_and_invalid_token_is_refused() {
     let token = issuer.token(&claims("alice"));
     // Twice: the second token comes from the cache.
     for _ in 0..2 {
-        let mut sent = bearer(&token);
+        let mut sent = bearer_request(&token);
         assert_eq!(authenticate(&all, &mut sent), Ok(vec!["alice".to_owned()]));
         assert!(sent.headers.is_empty());
     }
-    let mut none = get(&[("authorization", "Basic abc")]);
+    let mut none = get_request(&[("authorization", "Basic abc")]);
     assert_eq!(authenticate(&all, &mut none), Ok(vec![]));
     assert_eq!(none.headers.len(), 1);
     let stranger = json!({ "iss": "https://other", "sub": "alice" });
-    let refused = authenticate(&all, &mut bearer(&issuer.token(&stranger)));
+    let refused = authenticate(&all, &mut bearer_request(&issuer.token(&stranger)));
     assert_eq!(refused, Err(TokenError::WrongIssuer.into()));
     let forged = Issuer::new("a").token(&claims("alice"));
     assert_eq!(
-        authenticate(&all, &mut bearer(&forged)),
+        authenticate(&all, &mut bearer_request(&forged)),
         Err(TokenError::InvalidSignature.into())
     );
     let mut old = claims("alice");
     old["exp"] = json!(1);
     assert_eq!(
-        authenticate(&all, &mut bearer(&issuer.token(&old))),
+        authenticate(&all, &mut bearer_request(&issuer.token(&old))),
         Err(TokenError::Expired.into())
     );
 }
@@ -99,7 +99,7 @@ fn cached_token_expires_like_any_other() {
     claims["exp"] = json!(1_800_000_000);
     let token = issuer.token(&claims);
     let at_time = |time| {
-        let mut sent = bearer(&token);
+        let mut sent = bearer_request(&token);
         let request = RequestParts {
             method: &sent.method,
             headers: &mut sent.headers,
@@ -134,7 +134,10 @@ fn token_audience_must_be_one_of_the_rules() {
         (json!(null), &["shop"], false),
     ] {
         let token = issuer.token(&json!({ "iss": ISSUER, "sub": "a", "aud": aud }));
-        let result = authenticate(&authentications(vec![rule(audiences)]), &mut bearer(&token));
+        let result = authenticate(
+            &authentications(vec![rule(audiences)]),
+            &mut bearer_request(&token),
+        );
         assert_eq!(result.is_ok(), allowed, "{aud} {audiences:?}");
     }
 }
@@ -151,14 +154,14 @@ fn tokens_are_read_only_at_the_rules_locations() {
     let all = authentications(vec![rule]);
     let token = issuer.token(&claims("alice"));
     let alice = || Ok(vec!["alice".to_owned()]);
-    let mut header = get(&[("x-jwt", &format!("JWT {token}")), ("x-other", "1")]);
+    let mut header = get_request(&[("x-jwt", &format!("JWT {token}")), ("x-other", "1")]);
     assert_eq!(authenticate(&all, &mut header), alice());
     assert_eq!(header.headers.keys().collect::<Vec<_>>(), ["x-other"]);
-    let mut cookie = get(&[("cookie", &format!("a=1; session={token}"))]);
+    let mut cookie = get_request(&[("cookie", &format!("a=1; session={token}"))]);
     assert_eq!(authenticate(&all, &mut cookie), alice());
     assert_eq!(cookie.headers["cookie"], "a=1");
     let query: &'static str = Box::leak(format!("a=1&token={token}").into_boxed_str());
-    let mut sent = get(&[]);
+    let mut sent = get_request(&[]);
     let request = RequestParts {
         method: &sent.method,
         headers: &mut sent.headers,
@@ -167,17 +170,17 @@ fn tokens_are_read_only_at_the_rules_locations() {
     let proved = all.authenticate(&[], request, now()).unwrap();
     assert_eq!(proved.query, Some(Some("a=1".to_owned())));
     // Not in the sources of other rules.
-    let mut elsewhere = bearer("no.to.ken");
+    let mut elsewhere = bearer_request("no.to.ken");
     assert_eq!(authenticate(&all, &mut elsewhere), Ok(vec![]));
     // The same token in two sources is one, and removed from both; two tokens are refused.
-    let mut both = get(&[
+    let mut both = get_request(&[
         ("x-jwt", &format!("jwt {token}")),
         ("cookie", &format!("session={token}")),
     ]);
     assert_eq!(authenticate(&all, &mut both), alice());
     assert!(both.headers.is_empty());
     let bob = issuer.token(&claims("bob"));
-    let mut two = get(&[
+    let mut two = get_request(&[
         ("x-jwt", &format!("JWT {token}")),
         ("cookie", &format!("session={bob}")),
     ]);
@@ -185,7 +188,7 @@ fn tokens_are_read_only_at_the_rules_locations() {
         authenticate(&all, &mut two),
         Err(TokenError::MultipleTokens.into())
     );
-    let mut two = get(&[
+    let mut two = get_request(&[
         ("x-jwt", &format!("JWT {token}")),
         ("x-jwt", &format!("JWT {bob}")),
     ]);
@@ -218,17 +221,17 @@ fn applications_get_verified_claims_only() {
         ("x-groups", "admin"),
         ("x-payload", "root"),
     ];
-    let mut sent = get(&[&forged[..], &[("authorization", &authorization)]].concat());
+    let mut sent = get_request(&[&forged[..], &[("authorization", &authorization)]].concat());
     assert!(authenticate(&all, &mut sent).is_ok());
     assert_eq!(sent.headers["x-user"], "alice");
     assert_eq!(sent.headers["x-tenant"], "7");
     assert_eq!(
         sent.headers["x-payload"],
-        encode(payload.to_string().as_bytes())
+        encode_base64url(payload.to_string().as_bytes())
     );
     assert_eq!(sent.headers["authorization"], authorization);
     assert_eq!(sent.headers.len(), 4, "{:?}", sent.headers);
-    let mut nobody = get(&forged);
+    let mut nobody = get_request(&forged);
     assert_eq!(authenticate(&all, &mut nobody), Ok(vec![]));
     assert!(nobody.headers.is_empty());
 }
@@ -246,9 +249,9 @@ fn tokens_in_other_spellings_of_a_header_are_removed() {
         "JWT {}",
         issuer.token(&json!({ "iss": ISSUER, "sub": "alice" }))
     );
-    let mut sent = get(&[("x-jwt", &token), ("x_jwt", "JWT forged")]);
+    let mut sent = get_request(&[("x-jwt", &token), ("x_jwt", "JWT forged")]);
     assert!(authenticate(&all, &mut sent).is_ok());
-    assert_eq!(sent.headers, get(&[("x-jwt", &token)]).headers);
+    assert_eq!(sent.headers, get_request(&[("x-jwt", &token)]).headers);
     let name = |text| http::HeaderName::from_static(text);
     for (text, is_own) in [("x-jwt", true), ("x_jwt", true), ("authorization", false)] {
         assert_eq!(all.is_reserved_header(&[], &name(text)), is_own, "{text}");
@@ -270,7 +273,7 @@ fn preflight_needs_no_token_and_has_none_accepted() {
         ("authorization", "Bearer not.a.token"),
         ("x-user", "root"),
     ];
-    let mut sent = get(&lines);
+    let mut sent = get_request(&lines);
     sent.method = Method::OPTIONS;
     assert_eq!(authenticate(&all, &mut sent), Ok(vec![]));
     assert!(!sent.headers.contains_key("authorization"));
@@ -278,7 +281,7 @@ fn preflight_needs_no_token_and_has_none_accepted() {
     for (method, left_out) in [(Method::GET, 9), (Method::OPTIONS, 0), (Method::OPTIONS, 1)] {
         let others = lines.iter().enumerate().filter(|(at, _)| *at != left_out);
         let others: Vec<_> = others.map(|(_, line)| *line).collect();
-        let mut sent = get(&others);
+        let mut sent = get_request(&others);
         sent.method = method;
         assert_eq!(
             authenticate(&all, &mut sent),
@@ -298,23 +301,23 @@ fn tokens_of_two_issuers_are_both_verified() {
     let all = authentications(vec![one.rule(), rule]);
     let mine = format!("Bearer {}", one.token(&claims("alice")));
     let others = other.token(&json!({ "iss": "https://other", "sub": "app" }));
-    let mut both = get(&[("authorization", &mine), ("x-other", &others)]);
+    let mut both = get_request(&[("authorization", &mine), ("x-other", &others)]);
     assert_eq!(
         authenticate(&all, &mut both),
         Ok(vec!["alice".to_owned(), "app".to_owned()])
     );
     let forged = other.token(&claims("root"));
-    let mut sent = get(&[("x-other", &forged)]);
+    let mut sent = get_request(&[("x-other", &forged)]);
     assert_eq!(
         authenticate(&all, &mut sent),
         Err(TokenError::WrongIssuer.into())
     );
-    let mut sent = bearer(&forged);
+    let mut sent = bearer_request(&forged);
     assert_eq!(
         authenticate(&all, &mut sent),
         Err(TokenError::UnknownKey.into())
     );
-    let mut sent = get(&[("authorization", &mine), ("x-other", "no.to.ken")]);
+    let mut sent = get_request(&[("authorization", &mine), ("x-other", "no.to.ken")]);
     assert!(authenticate(&all, &mut sent).is_err());
 }
 
@@ -333,15 +336,15 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
     let token = old.token(&claims("alice"));
     let mut all = authentications(vec![with(JwtKeys::Pending)]);
     assert_eq!(
-        authenticate(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer_request(&token)),
         Err(TokenError::NoKeys.into())
     );
     all.insert(authentication("ns/a", vec![known(&old)]));
-    assert!(authenticate(&all, &mut bearer(&token)).is_ok());
+    assert!(authenticate(&all, &mut bearer_request(&token)).is_ok());
     // A restarted control plane has not fetched the keys yet.
     all.insert(authentication("ns/a", vec![with(JwtKeys::Pending)]));
-    assert!(authenticate(&all, &mut bearer(&token)).is_ok());
-    let mut sent = bearer(&token);
+    assert!(authenticate(&all, &mut bearer_request(&token)).is_ok());
+    let mut sent = bearer_request(&token);
     let request = RequestParts {
         method: &sent.method,
         headers: &mut sent.headers,
@@ -351,10 +354,10 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
     assert_eq!(all.still_valid_claims(&[], &proved).count(), 1);
     all.insert(authentication("ns/a", vec![known(&new)]));
     assert_eq!(
-        authenticate(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer_request(&token)),
         Err(TokenError::UnknownKey.into())
     );
-    assert!(authenticate(&all, &mut bearer(&new.token(&claims("alice")))).is_ok());
+    assert!(authenticate(&all, &mut bearer_request(&new.token(&claims("alice")))).is_ok());
     // Requests in flight are no longer valid either.
     assert_eq!(all.still_valid_claims(&[], &proved).count(), 0);
     all.insert(authentication(
@@ -363,7 +366,7 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
     ));
     let token = new.token(&claims("alice"));
     assert_eq!(
-        authenticate(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer_request(&token)),
         Err(TokenError::NoKeys.into())
     );
     // Keys of another source are not kept for a new one.
@@ -375,7 +378,7 @@ fn missing_keys_validate_nothing_and_rotated_keys_only_their_own_tokens() {
     all.insert(authentication("ns/a", vec![elsewhere]));
     let token = old.token(&claims("alice"));
     assert_eq!(
-        authenticate(&all, &mut bearer(&token)),
+        authenticate(&all, &mut bearer_request(&token)),
         Err(TokenError::NoKeys.into())
     );
 }
@@ -391,7 +394,7 @@ fn objects_apply_to_their_targets_and_invalid_ones_deny_there() {
         ..authentication("ns/a", vec![issuer.rule()])
     });
     let refused = |all: &RequestAuthentications, of: &[NamespacedHostname]| {
-        let mut sent = bearer("no.to.ken");
+        let mut sent = bearer_request("no.to.ken");
         let request = RequestParts {
             method: &sent.method,
             headers: &mut sent.headers,

@@ -6,7 +6,7 @@ use ambit_model::{
 };
 use http::HeaderName;
 
-use super::{facts::PolicyAttributes, matcher::Matcher};
+use super::{attributes::PolicyAttributes, matcher::Matcher};
 use crate::readings::{PathMatcher, ReadingMode, is_same_name};
 
 /// Compiled authorization policy.
@@ -23,10 +23,11 @@ struct Rule {
     sources: Vec<Vec<AttributeTest>>,
     operations: Vec<Vec<AttributeTest>>,
     conditions: Vec<AttributeTest>,
-    is_http: bool,
+    needs_http: bool,
 }
 
-/// Test of one attribute: one value of `any` must match, unless it is empty, and no excluded value may match.
+/// Test of one attribute. One of `values` must match, unless the list is empty, and none of `excluded_values` may
+/// match.
 #[derive(Debug)]
 struct AttributeTest {
     values: Vec<Matcher>,
@@ -71,7 +72,7 @@ impl CompiledPolicy {
     }
 
     pub(super) fn needs_http(&self) -> bool {
-        self.rules.iter().any(|rule| rule.is_http)
+        self.rules.iter().any(|rule| rule.needs_http)
     }
 
     pub(super) fn reads_header(&self, name: &HeaderName) -> bool {
@@ -107,12 +108,12 @@ impl Rule {
             sources,
             operations,
             conditions,
-            is_http,
+            needs_http: is_http,
         })
     }
 
     fn matches(&self, facts: &PolicyAttributes<'_>, action: HttpAction) -> bool {
-        if self.is_http && facts.http.is_none() && action == HttpAction::Allow {
+        if self.needs_http && facts.http.is_none() && action == HttpAction::Allow {
             return false;
         }
         let all = |tests: &Vec<AttributeTest>| tests.iter().all(|test| test.matches(facts, action));
@@ -149,7 +150,7 @@ impl AttributeTest {
         let (any, none) = match action {
             HttpAction::Allow => (ReadingMode::AllReadings, ReadingMode::AnyReading),
             HttpAction::Deny | HttpAction::Audit | HttpAction::Custom => {
-                (ReadingMode::AnyReading, ReadingMode::Exception)
+                (ReadingMode::AnyReading, ReadingMode::DenialException)
             }
         };
         let among = |values: &[Matcher], reading| values.iter().any(|v| v.matches(facts, reading));

@@ -9,10 +9,10 @@ use ambit_model::{ArcStr, PolicyKey};
 pub struct HttpDecision {
     /// Reason for the decision, which implies whether it allows.
     pub reason: DecisionReason,
-    /// Dry-run policies that would have denied.
-    pub dry_run: Vec<DryRunDenial>,
-    /// Rules of AUDIT policies that matched.
-    pub audits: Vec<RuleId>,
+    /// Dry-run policies that would have denied the request or connection.
+    pub dry_run_denials: Vec<DryRunDenial>,
+    /// Rules of AUDIT policies that matched the request or connection.
+    pub matched_audit_rules: Vec<RuleId>,
 }
 
 /// Reason for an authorization decision.
@@ -81,20 +81,20 @@ impl HttpDecision {
         )
     }
 
-    /// Merges the decision for another service about the same request. The first denial remains.
+    /// Merges the decision that the policies of another service made about the same request. The first denial wins.
     pub(super) fn merge(&mut self, other: Self) {
         let is_more = !other.is_allowed() || self.reason == DecisionReason::NoAllowPolicies;
         if self.is_allowed() && is_more {
             self.reason = other.reason;
         }
-        for one in other.dry_run {
-            if !self.dry_run.contains(&one) {
-                self.dry_run.push(one);
+        for one in other.dry_run_denials {
+            if !self.dry_run_denials.contains(&one) {
+                self.dry_run_denials.push(one);
             }
         }
-        for one in other.audits {
-            if !self.audits.contains(&one) {
-                self.audits.push(one);
+        for one in other.matched_audit_rules {
+            if !self.matched_audit_rules.contains(&one) {
+                self.matched_audit_rules.push(one);
             }
         }
     }

@@ -3,13 +3,14 @@
 use ambit_model::{HttpAction, PolicyKey};
 
 use super::{
-    HttpDecision, Policies, Request, Scope, ScopePolicies, ServicePort, facts::PolicyAttributes,
+    HttpDecision, Policies, Request, Scope, ScopePolicies, ServicePort,
+    attributes::PolicyAttributes,
 };
 
 /// Decision with the result of every policy that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpExplanation {
-    /// Decision as [`Policies::evaluate`] returns it.
+    /// Decision that [`Policies::evaluate`] returns for the request.
     pub decision: HttpDecision,
     /// Results of all policies in the scope, once for each service port to which a policy applies.
     pub policies: Vec<PolicyOutcome>,
@@ -38,10 +39,10 @@ impl Policies {
             Scope::Pod(ports) => (Scope::Pod(&[]), ports),
             other => (other, &[]),
         };
-        let mut policies = self.outcomes(of, &facts);
+        let mut policies = self.policy_outcomes(of, &facts);
         for port in ports {
             facts.set_destination(port.address);
-            for outcome in self.outcomes(Scope::Service(&port.service), &facts) {
+            for outcome in self.policy_outcomes(Scope::Service(&port.service), &facts) {
                 if !policies.contains(&outcome) {
                     policies.push(outcome);
                 }
@@ -51,7 +52,11 @@ impl Policies {
         HttpExplanation { decision, policies }
     }
 
-    fn outcomes(&self, scope: Scope<'_>, facts: &PolicyAttributes<'_>) -> Vec<PolicyOutcome> {
+    fn policy_outcomes(
+        &self,
+        scope: Scope<'_>,
+        facts: &PolicyAttributes<'_>,
+    ) -> Vec<PolicyOutcome> {
         let mut policies: Vec<_> = self
             .policies_in_scope(scope)
             .flat_map(ScopePolicies::all)
@@ -59,7 +64,7 @@ impl Policies {
         if matches!(scope, Scope::Backend(_)) {
             // A policy of the whole waypoint may allow requests that the backend's own policies do
             // not.
-            policies.extend(&self.gateway.allow);
+            policies.extend(&self.waypoint_policies.allow);
         }
         let outcomes = policies.into_iter().map(|policy| PolicyOutcome {
             policy: policy.key().clone(),

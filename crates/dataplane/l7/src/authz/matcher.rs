@@ -5,7 +5,7 @@ use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};
 use http::HeaderName;
 use ipnet::IpNet;
 
-use super::facts::{HttpAttributes, PolicyAttributes};
+use super::attributes::{HttpAttributes, PolicyAttributes};
 use crate::readings::{PathMatcher, ReadingMode};
 
 /// Attribute to compare, with the pattern from the policy.
@@ -48,7 +48,7 @@ impl Matcher {
         )
     }
 
-    /// Whether the attribute matches, by the required readings. A missing attribute never matches.
+    /// Whether the attribute matches in the readings that `reading` selects. A missing attribute never matches.
     pub(super) fn matches(&self, facts: &PolicyAttributes<'_>, reading: ReadingMode) -> bool {
         let connection = &facts.connection;
         let http =
@@ -92,7 +92,7 @@ impl Matcher {
             Self::RequestClaim(path, pattern) => claims(&|claims| {
                 let values = match reading {
                     ReadingMode::AnyReading => ComparableValues::AllScalars,
-                    ReadingMode::AllReadings | ReadingMode::Exception => {
+                    ReadingMode::AllReadings | ReadingMode::DenialException => {
                         ComparableValues::StringsOnly
                     }
                 };

@@ -1,5 +1,5 @@
-//! Reference implementation of policies, without index or preparation, with which properties and a fuzz target compare
-//! the evaluation. Test cases are generated from bytes, with few and short words, so that they often match.
+//! Reference implementation of authorization policies, without index or compilation. Property tests and a fuzz target
+//! compare the optimized evaluation with it, on test cases generated from bytes.
 
 mod cases;
 
@@ -9,18 +9,18 @@ use ambit_model::{
 };
 use ipnet::IpNet;
 
-use cases::{Call, CallTarget, FuzzInput};
+use cases::{CallTarget, FuzzInput, GeneratedRequest};
 
-use super::{Connection, DecisionReason, Policies, Request, Scope, ServicePort};
+use super::{Connection, DecisionReason, HttpDecision, Policies, Request, Scope, ServicePort};
 use crate::path;
 
 /// Generates policies and requests from bytes, and panics if the evaluation differs from that of the reference
 /// implementation.
-pub fn compare(bytes: &[u8]) {
+pub fn compare_with_reference(bytes: &[u8]) {
     let mut bytes = FuzzInput(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();
     let mut policies = Policies::default();
-    for _ in 0..bytes.up_to(6) {
+    for _ in 0..bytes.number_up_to(6) {
         let policy = bytes.policy();
         known.retain(|other| other.key != policy.key);
         if bytes.one_chance_in(8) {
@@ -31,17 +31,12 @@ pub fn compare(bytes: &[u8]) {
         known.push(policy);
     }
     for _ in 0..4 {
-        let call = bytes.call();
-        check(&policies, &known, &call);
+        let call = bytes.request();
+        check_decisions(&policies, &known, &call);
     }
 }
 
-fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
-    let ports: Vec<_> = call.ports().collect();
-    let scope = match &call.called {
-        CallTarget::Service(service) => Scope::Service(service),
-        CallTarget::Pod(_) => Scope::Pod(&ports),
-    };
+fn evaluate(policies: &Policies, scope: Scope<'_>, call: &GeneratedRequest) -> HttpDecision {
     let connection = Connection {
         source: call.source.as_ref(),
         source_ip: call.source_ip.into(),
@@ -49,7 +44,7 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         destination: (call.destination_ip, call.port).into(),
         sni: call.sni,
     };
-    let decision = match call.is_http {
+    match call.is_http {
         true => policies.evaluate(
             scope,
             &Request {
@@ -62,9 +57,18 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
             },
         ),
         false => policies.evaluate_connection(scope, &connection),
+    }
+}
+
+fn check_decisions(policies: &Policies, known: &[HttpPolicy], call: &GeneratedRequest) {
+    let ports: Vec<_> = call.ports().collect();
+    let scope = match &call.target {
+        CallTarget::Service(service) => Scope::Service(service),
+        CallTarget::Pod(_) => Scope::Pod(&ports),
     };
+    let decision = evaluate(policies, scope, call);
     // Scopes of a policy: the pod's own address, and the addresses of services that forward to it.
-    let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<Call> {
+    let at = |policy: &HttpPolicy, port: &ServicePort| -> Vec<GeneratedRequest> {
         let there = call.with_port(port.address.port());
         match (policy.for_gateway, policy.services.contains(&port.service)) {
             (true, _) => vec![call.clone(), there],
@@ -72,13 +76,13 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
             (false, false) => Vec::new(),
         }
     };
-    let everywhere = |policy: &HttpPolicy| -> Vec<Call> {
+    let everywhere = |policy: &HttpPolicy| -> Vec<GeneratedRequest> {
         let own = (policy.for_gateway || call.is_target_of(policy)).then(|| call.clone());
         let of_ports = ports.iter().flat_map(|port| at(policy, port));
         own.into_iter().chain(of_ports).collect()
     };
     let matches_any =
-        |policy: &HttpPolicy, calls: &[Call]| calls.iter().any(|c| matches(policy, c));
+        |policy: &HttpPolicy, calls: &[GeneratedRequest]| calls.iter().any(|c| matches(policy, c));
     let applying: Vec<_> = known.iter().filter(|p| !everywhere(p).is_empty()).collect();
     let of = |action, dry_run| {
         let all = applying.iter();
@@ -121,7 +125,11 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
         let all = of(HttpAction::Audit, dry_run);
         all.filter(|p| matches_any(p, &everywhere(p))).count()
     });
-    let mut reported: Vec<_> = decision.audits.iter().map(|rule| &rule.policy).collect();
+    let mut reported: Vec<_> = decision
+        .matched_audit_rules
+        .iter()
+        .map(|rule| &rule.policy)
+        .collect();
     reported.sort();
     reported.dedup();
     assert_eq!(reported.len(), audits.iter().sum::<usize>());
@@ -132,7 +140,11 @@ fn check(policies: &Policies, known: &[HttpPolicy], call: &Call) {
             .chain(of(HttpAction::Allow, true).filter(|_| !admits_dry))
             .map(|policy| policy.key.clone())
             .collect();
-        let mut reported: Vec<_> = decision.dry_run.into_iter().map(|d| d.policy).collect();
+        let mut reported: Vec<_> = decision
+            .dry_run_denials
+            .into_iter()
+            .map(|d| d.policy)
+            .collect();
         dry.sort();
         reported.sort();
         assert_eq!(reported, dry);
@@ -146,12 +158,12 @@ fn effective_action(policy: &HttpPolicy) -> HttpAction {
     }
 }
 
-fn matches(policy: &HttpPolicy, call: &Call) -> bool {
+fn matches(policy: &HttpPolicy, call: &GeneratedRequest) -> bool {
     let mut rules = policy.rules.iter();
     policy.not_understood.is_some() || rules.any(|rule| rule_matches(rule, policy.action, call))
 }
 
-fn rule_matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
+fn rule_matches(rule: &HttpRule, action: HttpAction, call: &GeneratedRequest) -> bool {
     let is_http = |o: &HttpOperation| {
         let texts = [&o.hosts, &o.not_hosts, &o.methods, &o.not_methods];
         let paths = [&o.paths, &o.not_paths];
@@ -176,10 +188,10 @@ fn rule_matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
         && conditions.all(|c| condition_matches(c, action, call))
 }
 
-fn source_matches(s: &HttpSource, call: &Call) -> bool {
+fn source_matches(s: &HttpSource, call: &GeneratedRequest) -> bool {
     let id = call.source.as_ref();
     let text = |any: &[StringMatch], none: &[StringMatch], actual: Option<String>| {
-        one_of(any, none, |pattern| {
+        matches_any_excluding(any, none, |pattern| {
             actual.as_ref().is_some_and(|a| text_matches(pattern, a))
         })
     };
@@ -201,17 +213,17 @@ fn source_matches(s: &HttpSource, call: &Call) -> bool {
         &s.trust_domains,
         &s.not_trust_domains,
         id.map(|id| id.trust_domain.to_string()),
-    ) && one_of(&s.service_accounts, &s.not_service_accounts, account)
-        && one_of(&s.ip_blocks, &s.not_ip_blocks, within(call.source_ip))
-        && one_of(
+    ) && matches_any_excluding(&s.service_accounts, &s.not_service_accounts, account)
+        && matches_any_excluding(&s.ip_blocks, &s.not_ip_blocks, within(call.source_ip))
+        && matches_any_excluding(
             &s.remote_ip_blocks,
             &s.not_remote_ip_blocks,
             within(call.remote_ip),
         )
 }
 
-fn operation_matches(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
-    let ports = one_of(&o.ports, &o.not_ports, |port| *port == call.port);
+fn operation_matches(o: &HttpOperation, action: HttpAction, call: &GeneratedRequest) -> bool {
+    let ports = matches_any_excluding(&o.ports, &o.not_ports, |port| *port == call.port);
     if !call.is_http {
         return ports;
     }
@@ -288,14 +300,14 @@ fn operation_matches(o: &HttpOperation, action: HttpAction, call: &Call) -> bool
     };
     let denies = action != HttpAction::Allow;
     ports
-        && read_as(denies, (&o.paths, &o.not_paths), any, (all, except))
-        && read_as(
+        && field_matches(denies, (&o.paths, &o.not_paths), any, (all, except))
+        && field_matches(
             denies,
             (&o.hosts, &o.not_hosts),
             any_host,
             (plain_host, except_host),
         )
-        && read_as(
+        && field_matches(
             denies,
             (&o.methods, &o.not_methods),
             any_method,
@@ -303,9 +315,10 @@ fn operation_matches(o: &HttpOperation, action: HttpAction, call: &Call) -> bool
         )
 }
 
-/// Evaluates a field's values and excluded values: values by any reading and exceptions literally where the policy
-/// denies, and the reverse where it allows, except for headers that override the request's attributes.
-fn read_as<T>(
+/// Evaluates one field of a rule, with its values and excluded values. In a denial, a value matches by any reading, and
+/// an exception only by all readings, including override headers. In a permission, a value matches only by all
+/// readings, and an exception by any.
+fn field_matches<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),
     any: impl Fn(&T) -> bool,
@@ -331,7 +344,7 @@ fn lowercased(pattern: &StringMatch, is_lower: bool) -> StringMatch {
     }
 }
 
-fn condition_matches(c: &HttpCondition, action: HttpAction, call: &Call) -> bool {
+fn condition_matches(c: &HttpCondition, action: HttpAction, call: &GeneratedRequest) -> bool {
     use HttpAttribute as A;
     if let A::Header(name) = &c.attribute {
         if !call.is_http {
@@ -383,10 +396,10 @@ fn condition_matches(c: &HttpCondition, action: HttpAction, call: &Call) -> bool
             }
         };
         let denies = action != HttpAction::Allow;
-        return read_as(denies, (&c.values, &c.not_values), any, (&all, &all));
+        return field_matches(denies, (&c.values, &c.not_values), any, (&all, &all));
     }
     let id = call.source.as_ref();
-    one_of(&c.values, &c.not_values, |value| {
+    matches_any_excluding(&c.values, &c.not_values, |value| {
         match (&c.attribute, value) {
             (A::SourceIp, HttpValue::Net(net)) => {
                 net.contains(&std::net::IpAddr::from(call.source_ip))
@@ -403,7 +416,7 @@ fn condition_matches(c: &HttpCondition, action: HttpAction, call: &Call) -> bool
     })
 }
 
-fn one_of<T>(any: &[T], none: &[T], matches: impl Fn(&T) -> bool) -> bool {
+fn matches_any_excluding<T>(any: &[T], none: &[T], matches: impl Fn(&T) -> bool) -> bool {
     (any.is_empty() || any.iter().any(&matches)) && !none.iter().any(&matches)
 }
 

@@ -9,7 +9,7 @@ use ambit_model::Provider;
 
 use super::{
     CompiledPolicy, Connection, Policies, Request, RuleId, Scope, ServicePort,
-    facts::PolicyAttributes, first_match,
+    attributes::PolicyAttributes, first_match,
 };
 
 /// External check that CUSTOM policies require for a request or connection.

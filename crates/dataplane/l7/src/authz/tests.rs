@@ -14,9 +14,9 @@ mod reference;
 mod scopes;
 mod spellings;
 
-/// Request for a test, with attributes that the test may change.
+/// Test request, with attributes that each test may change.
 #[derive(Clone, Debug)]
-struct Call {
+struct TestRequest {
     source: Option<Identity>,
     source_ip: &'static str,
     remote_ip: &'static str,
@@ -29,7 +29,7 @@ struct Call {
     claims: Option<ambit_jwt::Claims>,
 }
 
-impl Default for Call {
+impl Default for TestRequest {
     fn default() -> Self {
         Self {
             source: Some(Identity::new("td", "ns", "sa")),
@@ -46,7 +46,7 @@ impl Default for Call {
     }
 }
 
-impl Call {
+impl TestRequest {
     fn path(path: &str) -> Self {
         Self {
             path: path.to_owned(),
@@ -54,7 +54,7 @@ impl Call {
         }
     }
 
-    fn header(mut self, name: &str, value: &[u8]) -> Self {
+    fn with_header(mut self, name: &str, value: &[u8]) -> Self {
         self.headers.append(
             HeaderName::from_bytes(name.as_bytes()).unwrap(),
             HeaderValue::from_bytes(value).unwrap(),
@@ -153,14 +153,14 @@ fn condition_rule(
 }
 
 /// Whether a rule matches a request when it is the only rule of a policy with this action.
-fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
+fn matches(rule: &HttpRule, action: HttpAction, call: &TestRequest) -> bool {
     let policies = policies([policy("p", action, vec![rule.clone()])]);
     let decision = policies.evaluate(Scope::Pod(&[]), &call.request());
     decision.is_allowed() == (action == HttpAction::Allow)
 }
 
 /// Whether a rule matches the request as received, without other readings.
-fn plainly_matches(rule: &HttpRule, call: &Call) -> bool {
+fn plainly_matches(rule: &HttpRule, call: &TestRequest) -> bool {
     let allowed = matches(rule, HttpAction::Allow, call);
     assert_eq!(allowed, matches(rule, HttpAction::Deny, call), "{rule:?}");
     allowed

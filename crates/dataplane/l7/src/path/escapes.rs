@@ -41,9 +41,9 @@ fn decode_escape(text: &[u8]) -> Option<u8> {
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()
 }
 
-/// Rewrites a path that has passed [`validate_escapes`] to canonical characters: unescapes unreserved characters, escapes those
-/// that a URL cannot have, writes escapes in upper case and backslashes as slashes, and unescapes slashes and
-/// backslashes if `decode_slashes`.
+/// Rewrites a path that has passed [`validate_escapes`] to canonical characters: unescapes unreserved characters,
+/// escapes those that a URL cannot have, writes escapes in upper case and backslashes as slashes, and unescapes slashes
+/// and backslashes if `decode_slashes`.
 pub(super) fn canonicalize_characters(path: &str, decode_slashes: bool) -> Cow<'_, str> {
     rewrite_bytes(path, |byte| match byte {
         Byte::Raw(b'\\') => Some(CanonicalByte::Raw(b'/')),

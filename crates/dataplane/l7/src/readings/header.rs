@@ -93,14 +93,14 @@ pub(super) fn header_matches(
     if *pattern == StringMatch::Presence {
         return match reading {
             ReadingMode::AnyReading => header_lines(headers, name).next().is_some(),
-            ReadingMode::AllReadings | ReadingMode::Exception => headers.contains_key(name),
+            ReadingMode::AllReadings | ReadingMode::DenialException => headers.contains_key(name),
         };
     }
     match reading {
         ReadingMode::AnyReading => {
             any_header_text_matches(headers, name, |text| matches_bytes(pattern, text))
         }
-        ReadingMode::AllReadings | ReadingMode::Exception => {
+        ReadingMode::AllReadings | ReadingMode::DenialException => {
             joined_value_matches(headers, name, pattern)
         }
     }

@@ -35,18 +35,18 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Splits another host that a header names for the same called port.
+    /// Parses another host, which a header names, for the same destination port.
     pub(super) fn with_authority<'b>(&self, whole: &'b str) -> Host<'b> {
         Host::new(whole, self.dialed_port)
     }
 
-    /// Sets the port of the address that the client called.
+    /// Sets the port of the destination address to which the client connected.
     pub(super) fn set_dialed_port(&mut self, port: u16) {
         self.dialed_port = Some(port);
     }
 
-    /// Whether a pattern matches the host. Since a server may ignore the port in `Host`, a denial for the called port
-    /// applies to any port there.
+    /// Whether a pattern matches the host. Servers may ignore the port in `Host`, so a denial for the destination port
+    /// applies whatever port `Host` has.
     pub(super) fn matches(&self, pattern: &StringMatch, reading: ReadingMode) -> bool {
         let Self {
             authority: whole,

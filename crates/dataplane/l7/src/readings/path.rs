@@ -14,18 +14,18 @@ use crate::{
 /// Forwarded path of a request, with its readings by lenient servers.
 #[derive(Debug)]
 pub(crate) struct PathReadings<'a> {
-    forwarded: Cow<'a, str>,
-    lenient: OnceCell<Vec<String>>,
+    forwarded_path: Cow<'a, str>,
+    lenient_readings: OnceCell<Vec<String>>,
 }
 
 /// Path pattern of a policy, route or rate limit, in the forms that the readings of a path have.
 #[derive(Debug)]
 pub(crate) struct PathMatcher {
-    forwarded: PathPredicate,
+    forwarded_predicate: PathPredicate,
     /// Pattern in lower case with decoded escapes, compared with readings.
-    lenient: PathPredicate,
-    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`ReadingMode::AnyReading`] ignores them where the forwarded
-    /// path matches.
+    lenient_predicate: PathPredicate,
+    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`ReadingMode::AnyReading`] ignores them where the
+    /// forwarded path matches.
     own_readings: Vec<PathPredicate>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct PathMatcher {
 enum PathPredicate {
     TextPattern(StringMatch),
     Template(PathTemplate),
-    /// Equal to the path, or below it by whole segments; the path has no trailing slash.
+    /// Path that equals the prefix or is below it by whole segments; the prefix has no trailing slash.
     PathPrefix(ArcStr),
     Regex(Regex),
     /// Replacement of an invalid pattern, which matches every path.
@@ -44,14 +44,16 @@ impl<'a> PathReadings<'a> {
     pub(super) fn new(path: &'a str) -> Self {
         Self {
             // Changes a path only if normalization is off.
-            forwarded: canonicalize_escapes(path),
-            lenient: OnceCell::new(),
+            forwarded_path: canonicalize_escapes(path),
+            lenient_readings: OnceCell::new(),
         }
     }
 
-    fn lenient(&self) -> impl Iterator<Item = &str> {
-        let lenient = self.lenient.get_or_init(|| path_readings(&self.forwarded));
-        let own = lenient.is_empty().then_some(&*self.forwarded);
+    fn lenient_readings(&self) -> impl Iterator<Item = &str> {
+        let lenient = self
+            .lenient_readings
+            .get_or_init(|| path_readings(&self.forwarded_path));
+        let own = lenient.is_empty().then_some(&*self.forwarded_path);
         lenient.iter().map(String::as_str).chain(own)
     }
 }
@@ -74,27 +76,30 @@ impl PathMatcher {
     pub(crate) fn from_policy(pattern: &PathPattern) -> Result<Self, ArcStr> {
         Ok(match pattern {
             PathPattern::Text(text) => Self {
-                forwarded: PathPredicate::TextPattern(map_text(text, canonicalize)),
-                lenient: PathPredicate::TextPattern(map_text(text, lowercase)),
+                forwarded_predicate: PathPredicate::TextPattern(map_text(text, canonicalize)),
+                lenient_predicate: PathPredicate::TextPattern(map_text(text, lowercase)),
                 own_readings: own_readings(text),
             },
             PathPattern::Template(text) => {
                 let template: PathTemplate = text
                     .parse()
                     .map_err(|error| arcstr::format!("path template {text:?}: {error}"))?;
-                let lenient = template.clone().map_text(|text| lowercase(text).into());
+                let lenient = template
+                    .clone()
+                    .map_literal_text(|text| lowercase(text).into());
                 Self {
-                    forwarded: PathPredicate::Template(
-                        template.map_text(|text| canonicalize(text).into()),
+                    forwarded_predicate: PathPredicate::Template(
+                        template.map_literal_text(|text| canonicalize(text).into()),
                     ),
-                    lenient: PathPredicate::Template(lenient),
+                    lenient_predicate: PathPredicate::Template(lenient),
                     own_readings: Vec::new(),
                 }
             }
         })
     }
 
-    /// Compiles the path of a rate limit's match. An invalid expression matches every path that it might be meant for.
+    /// Compiles the path condition of a rate limit. An invalid expression matches every path that it may have been
+    /// intended for.
     pub(crate) fn from_route_match(of: &HttpPathMatch) -> Self {
         let (forwarded, lenient) = match of {
             HttpPathMatch::Exact(path) => (
@@ -120,35 +125,37 @@ impl PathMatcher {
             }
         };
         Self {
-            forwarded,
-            lenient,
+            forwarded_predicate: forwarded,
+            lenient_predicate: lenient,
             own_readings: Vec::new(),
         }
     }
 
     pub(super) fn matches(&self, path: &PathReadings<'_>, reading: ReadingMode) -> bool {
-        let is_forwarded = self.forwarded.matches(&path.forwarded);
+        let is_forwarded = self.forwarded_predicate.matches(&path.forwarded_path);
         match reading {
             ReadingMode::AnyReading => {
                 is_forwarded
                     || path
-                        .lenient()
-                        .any(|one| self.lenient.matches_any_reading(one))
+                        .lenient_readings()
+                        .any(|one| self.lenient_predicate.matches_any_reading(one))
             }
-            ReadingMode::AllReadings | ReadingMode::Exception if !is_forwarded => false,
-            ReadingMode::AllReadings | ReadingMode::Exception
+            ReadingMode::AllReadings | ReadingMode::DenialException if !is_forwarded => false,
+            ReadingMode::AllReadings | ReadingMode::DenialException
                 if matches!(
-                    self.forwarded,
+                    self.forwarded_predicate,
                     PathPredicate::TextPattern(StringMatch::Exact(_))
                 ) =>
             {
                 true
             }
-            ReadingMode::AllReadings | ReadingMode::Exception => path.lenient().all(|one| {
-                let mut own = self.own_readings.iter();
-                self.lenient.matches_any_reading(one)
-                    || own.any(|shape| shape.matches_any_reading(one))
-            }),
+            ReadingMode::AllReadings | ReadingMode::DenialException => {
+                path.lenient_readings().all(|one| {
+                    let mut own = self.own_readings.iter();
+                    self.lenient_predicate.matches_any_reading(one)
+                        || own.any(|shape| shape.matches_any_reading(one))
+                })
+            }
         }
     }
 }

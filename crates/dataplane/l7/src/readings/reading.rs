@@ -1,6 +1,6 @@
 //! Selection of the readings of an attribute that must match.
 
-/// Readings of an attribute that must match.
+/// Mode that selects which readings of an attribute must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadingMode {
     /// Any reading: for denials and rate limits.
@@ -8,5 +8,5 @@ pub(crate) enum ReadingMode {
     /// All readings except those from override headers: for permissions.
     AllReadings,
     /// All readings including those from override headers: for exceptions from a denial.
-    Exception,
+    DenialException,
 }

@@ -12,7 +12,7 @@ pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
     }
 }
 
-/// Returns a pattern of the same kind whose text `map` has rewritten.
+/// Returns a pattern of the same kind, with its text replaced by the result of `map`.
 pub(super) fn map_text(pattern: &StringMatch, map: impl Fn(&str) -> String) -> StringMatch {
     match pattern {
         StringMatch::Exact(text) => StringMatch::Exact(map(text).into()),

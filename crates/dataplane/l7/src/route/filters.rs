@@ -1,7 +1,7 @@
 //! Compiled request and response filters of a rule.
 //!
-//! A rule is invalid if its filters contradict each other, or change what a route may not change: requests that match
-//! it receive an error.
+//! A rule with contradictory filters, or filters that change protected parts of a request, is invalid: requests that
+//! match it receive an error.
 
 mod applied;
 mod cors;
@@ -21,8 +21,8 @@ pub use fault::InjectedFault;
 /// Compiled filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
 pub struct Filters {
-    request: Option<HeaderEdits>,
-    response: Option<HeaderEdits>,
+    request_header_edits: Option<HeaderEdits>,
+    response_header_edits: Option<HeaderEdits>,
     redirect: Option<Redirect>,
     rewrite: Option<HttpRewrite>,
     mirrors: Vec<HttpMirror>,
@@ -53,18 +53,18 @@ pub struct MatchedPath<'a> {
     /// The query without its question mark.
     pub query: Option<&'a str>,
     /// Length in bytes of the prefix that the match consumed.
-    pub prefix: usize,
+    pub prefix_len: usize,
 }
 
 /// Reason why a request cannot be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedirectError {
-    /// Request without a host, for a redirect filter that sets none.
+    /// The request has no host, and the redirect filter sets none.
     #[error("there is no host that the request could be redirected to")]
     NoHost,
     /// Rewritten path that is invalid.
     #[error(transparent)]
-    Path(#[from] PathError),
+    InvalidPath(#[from] PathError),
 }
 
 impl Filters {
@@ -76,12 +76,14 @@ impl Filters {
         let mut all = Self::default();
         for filter in filters {
             let is_new = match filter {
-                HttpFilter::RequestHeaders(changes) => {
-                    all.request.replace(HeaderEdits::new(changes)?).is_none()
-                }
-                HttpFilter::ResponseHeaders(changes) => {
-                    all.response.replace(HeaderEdits::new(changes)?).is_none()
-                }
+                HttpFilter::RequestHeaders(changes) => all
+                    .request_header_edits
+                    .replace(HeaderEdits::new(changes)?)
+                    .is_none(),
+                HttpFilter::ResponseHeaders(changes) => all
+                    .response_header_edits
+                    .replace(HeaderEdits::new(changes)?)
+                    .is_none(),
                 HttpFilter::Redirect(to) => all.redirect.replace(Redirect::new(to)?).is_none(),
                 HttpFilter::Rewrite(to) => {
                     validate_path_change(to.path.as_ref())?;
@@ -195,8 +197,8 @@ impl Redirect {
     }
 }
 
-/// Rewrites the path, and returns it with the query. The result is normalized again, so that no rewrite produces a path
-/// that is not.
+/// Rewrites the path of a request, and returns the new path with the query. The result is normalized
+/// again.
 ///
 /// # Errors
 /// When the result is not a valid path.
@@ -205,7 +207,7 @@ pub fn rewrite_path(
     matched: MatchedPath<'_>,
     mode: PathNormalization,
 ) -> Result<String, PathError> {
-    let rest = || matched.path.get(matched.prefix..).unwrap_or_default();
+    let rest = || matched.path.get(matched.prefix_len..).unwrap_or_default();
     let mut target = match change {
         // The target of `OPTIONS *`.
         _ if matched.path == "*" => return Ok("*".to_owned()),
@@ -220,7 +222,7 @@ pub fn rewrite_path(
             }
         }
         // Without a prefix, the match covers the full path.
-        Some(PathChange::Matched(with)) if matched.prefix == 0 => with.to_string(),
+        Some(PathChange::Matched(with)) if matched.prefix_len == 0 => with.to_string(),
         Some(PathChange::Matched(with)) => format!("{with}{}", rest()),
     };
     if let Some(query) = matched.query {

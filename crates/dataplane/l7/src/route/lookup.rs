@@ -1,8 +1,9 @@
-//! Lookup of the route match for a request.
+//! Lookup of the route rule that matches a request.
 //!
-//! Matches are ordered by the Gateway API's precedence, the most specific first. A hash lookup finds the matches that
-//! name a path or a prefix of it, so that the cost of a request does not grow with the routes of a service; regular
-//! expressions are tried one after the other. So are all matches of VirtualServices, where the first match wins.
+//! Match conditions are ordered by the Gateway API's precedence, the most specific first. A hash lookup finds the
+//! conditions with an exact path or a path prefix, so that the cost of a lookup does not grow with the number of
+//! routes. Regular expressions are tried one after the other, and so are all conditions of VirtualServices, whose first
+//! match wins.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -18,34 +19,35 @@ use crate::path::canonicalize_escapes;
 /// Compiled matches of a route table, in order of precedence.
 #[derive(Debug, Default)]
 pub(super) struct RouteIndex {
-    /// Matches, the most specific first.
-    entries: Vec<Entry>,
+    /// Match conditions of all rules, the most specific first.
+    entries: Vec<MatchEntry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,
     /// Distinct lengths in bytes of the paths in `prefixes`, longest first.
-    lengths: Vec<usize>,
-    /// Index of the first match that a hash lookup cannot find: matches of every path, followed by regular expressions.
-    rest: usize,
+    prefix_lengths: Vec<usize>,
+    /// Index of the first match condition that the hash lookup cannot find: conditions on every path, followed by
+    /// regular expressions.
+    first_unhashed: usize,
 }
 
-/// Compiled match of a rule.
+/// Compiled match condition of a rule.
 #[derive(Debug)]
-pub(super) struct Entry {
-    path: Path,
+pub(super) struct MatchEntry {
+    path: PathCondition,
     method: Option<ArcStr>,
-    headers: Vec<(HeaderName, Value)>,
-    query: Vec<(ArcStr, Value)>,
-    excluded_headers: Vec<(HeaderName, Value)>,
-    /// Index of the match's rule in the table.
-    pub(super) rule: usize,
-    /// Index of the match in its rule.
-    pub(super) index: usize,
-    /// Whether the match is invalid, so that requests that it might be meant for are rejected.
+    headers: Vec<(HeaderName, ValueCondition)>,
+    query: Vec<(ArcStr, ValueCondition)>,
+    excluded_headers: Vec<(HeaderName, ValueCondition)>,
+    /// Index of the match condition's rule in the route table.
+    pub(super) rule_index: usize,
+    /// Index of the match condition in its rule.
+    pub(super) match_index: usize,
+    /// Whether the match condition is invalid; requests that it may have been intended for are rejected.
     pub(super) is_invalid: bool,
 }
 
 #[derive(Debug)]
-enum Path {
+enum PathCondition {
     Exact(ArcStr),
     Prefix(ArcStr),
     TextPrefix(ArcStr),
@@ -54,19 +56,19 @@ enum Path {
 }
 
 #[derive(Debug)]
-enum Value {
+enum ValueCondition {
     Exact(ArcStr),
     Regex(Regex),
-    /// Any path, also as replacement of an invalid expression.
+    /// Matches any path; also replaces an invalid expression.
     Any,
 }
 
-/// First condition of a match that a request does not meet.
+/// First part of a match condition that a request does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// The request's path differs.
+    /// The request's path does not match.
     Path,
-    /// The request's method differs.
+    /// The request's method does not match.
     Method,
     /// Header of this name that is missing or has another value, or a value that the match excludes.
     Header(ArcStr),
@@ -75,58 +77,61 @@ pub enum Mismatch {
 }
 
 impl RouteIndex {
-    /// Returns the matches in the order in which [`Self::first_match`] evaluates them, up to the one that the request meets,
-    /// each with the reason why the request does not meet it.
+    /// Returns the match conditions in order of evaluation, up to the first that the request meets, each with the part
+    /// that the request does not meet.
     pub(super) fn candidates<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
-    ) -> impl Iterator<Item = (&'a Entry, Option<Mismatch>)> {
+    ) -> impl Iterator<Item = (&'a MatchEntry, Option<Mismatch>)> {
         let mut is_found = false;
         self.entries.iter().map_while(move |entry| {
-            let mismatch = (!is_found).then(|| entry.mismatch(request))?;
+            let mismatch = (!is_found).then(|| entry.first_mismatch(request))?;
             is_found = mismatch.is_none();
             Some((entry, mismatch))
         })
     }
 
-    /// Returns all matches, most specific first.
-    pub(super) fn entries(&self) -> &[Entry] {
+    /// Returns all match conditions, the most specific first.
+    pub(super) fn entries(&self) -> &[MatchEntry] {
         &self.entries
     }
 
-    /// Builds a table in which the first match wins, as for VirtualServices.
-    pub(super) fn in_declared_order(entries: Vec<Entry>) -> Self {
+    /// Builds an index in which the first declared match condition wins, as for VirtualServices.
+    pub(super) fn in_declared_order(entries: Vec<MatchEntry>) -> Self {
         Self {
             entries,
             ..Self::default()
         }
     }
 
-    /// Builds a table by precedence from matches that are sorted by the age and name of their routes.
-    pub(super) fn new(mut entries: Vec<Entry>) -> Self {
+    /// Builds an index by precedence, from match conditions sorted by the age and name of their routes.
+    pub(super) fn new(mut entries: Vec<MatchEntry>) -> Self {
         // A stable sort: equally specific matches stay in the order of age, name and index.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
         let mut lookup = Self::default();
         for (index, entry) in entries.iter().enumerate() {
             let of_path = match &entry.path {
-                Path::Exact(path) => lookup.exact.entry(path.clone()),
-                Path::Prefix(path) if !path.is_empty() => {
-                    if lookup.lengths.last() != Some(&path.len()) {
-                        lookup.lengths.push(path.len());
+                PathCondition::Exact(path) => lookup.exact.entry(path.clone()),
+                PathCondition::Prefix(path) if !path.is_empty() => {
+                    if lookup.prefix_lengths.last() != Some(&path.len()) {
+                        lookup.prefix_lengths.push(path.len());
                     }
                     lookup.prefixes.entry(path.clone())
                 }
-                Path::Prefix(_) | Path::TextPrefix(_) | Path::Any | Path::Regex(_) => continue,
+                PathCondition::Prefix(_)
+                | PathCondition::TextPrefix(_)
+                | PathCondition::Any
+                | PathCondition::Regex(_) => continue,
             };
             of_path.or_insert(index..index).end = index + 1;
-            lookup.rest = index + 1;
+            lookup.first_unhashed = index + 1;
         }
         lookup.entries = entries;
         lookup
     }
 
-    /// Returns the most specific match that a request meets.
-    pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
+    /// Returns the most specific match condition that a request meets.
+    pub(super) fn first_match(&self, request: &RouteRequest<'_>) -> Option<&MatchEntry> {
         let path = request.path;
         let within = |range: &Range<usize>| {
             let entries = self.entries.get(range.clone()).unwrap_or_default();
@@ -134,37 +139,38 @@ impl RouteIndex {
         };
         let exact = self.exact.get(path).and_then(within);
         exact.or_else(|| {
-            let mut prefixes = self.lengths.iter().filter_map(|length| {
+            let mut prefixes = self.prefix_lengths.iter().filter_map(|length| {
                 let (prefix, rest) = path.split_at_checked(*length)?;
                 let is_whole = rest.is_empty() || rest.starts_with('/');
                 is_whole.then(|| self.prefixes.get(prefix)).flatten()
             });
             let by_prefix = prefixes.find_map(within);
-            by_prefix.or_else(|| within(&(self.rest..self.entries.len())))
+            by_prefix.or_else(|| within(&(self.first_unhashed..self.entries.len())))
         })
     }
 }
 
-impl Entry {
+impl MatchEntry {
     pub(super) fn new(of: &HttpRouteMatch, rule: usize, index: usize) -> Self {
         let mut broken = false;
         let path = match &of.path {
-            None => Path::Any,
-            Some(HttpPathMatch::Exact(path)) => Path::Exact(canonical_path(path)),
+            None => PathCondition::Any,
+            Some(HttpPathMatch::Exact(path)) => PathCondition::Exact(canonical_path(path)),
             Some(HttpPathMatch::Prefix(path)) => {
                 let path = canonical_path(path);
-                Path::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
+                PathCondition::Prefix(path.strip_suffix('/').unwrap_or(&path).into())
             }
-            Some(HttpPathMatch::TextPrefix(path)) => Path::TextPrefix(canonical_path(path)),
+            Some(HttpPathMatch::TextPrefix(path)) => {
+                PathCondition::TextPrefix(canonical_path(path))
+            }
             Some(HttpPathMatch::Regex(pattern)) => {
-                compile_regex(pattern, &mut broken).map_or(Path::Any, Path::Regex)
+                compile_regex(pattern, &mut broken).map_or(PathCondition::Any, PathCondition::Regex)
             }
         };
         let mut value = |of: &HttpValueMatch| match of {
-            HttpValueMatch::Exact(text) => Value::Exact(text.clone()),
-            HttpValueMatch::Regex(pattern) => {
-                compile_regex(pattern, &mut broken).map_or(Value::Any, Value::Regex)
-            }
+            HttpValueMatch::Exact(text) => ValueCondition::Exact(text.clone()),
+            HttpValueMatch::Regex(pattern) => compile_regex(pattern, &mut broken)
+                .map_or(ValueCondition::Any, ValueCondition::Regex),
         };
         let query = of.query_params.iter();
         let query = query.map(|(name, of)| (name.clone(), value(of))).collect();
@@ -187,30 +193,30 @@ impl Entry {
             headers,
             query,
             excluded_headers: without,
-            rule,
-            index,
+            rule_index: rule,
+            match_index: index,
             is_invalid: broken || unknown,
         }
     }
 
-    /// Returns the number of bytes of the path that the match consumes as prefix.
+    /// Returns the length in bytes of the path prefix that the match condition consumes.
     pub(super) fn prefix_len(&self) -> usize {
         match &self.path {
-            Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
-            Path::Exact(_) | Path::Regex(_) | Path::Any => 0,
+            PathCondition::Prefix(prefix) | PathCondition::TextPrefix(prefix) => prefix.len(),
+            PathCondition::Exact(_) | PathCondition::Regex(_) | PathCondition::Any => 0,
         }
     }
 
-    /// Returns the sort key of precedence: lesser values are more specific. Equal paths are adjacent; of paths with the
-    /// same length only equal ones can match the same request.
+    /// Returns the sort key of precedence, in which lesser values are more specific. Conditions on the same path are
+    /// adjacent.
     fn specificity(&self) -> impl Ord + '_ {
         let (kind, length, path) = match &self.path {
-            Path::Exact(path) => (0, path.len(), path.as_str()),
-            Path::Prefix(path) => (1, path.len(), path.as_str()),
+            PathCondition::Exact(path) => (0, path.len(), path.as_str()),
+            PathCondition::Prefix(path) => (1, path.len(), path.as_str()),
             // Like a prefix of every path.
-            Path::Any => (1, 0, ""),
-            Path::TextPrefix(path) => (2, path.len(), ""),
-            Path::Regex(pattern) => (2, pattern.as_str().len(), ""),
+            PathCondition::Any => (1, 0, ""),
+            PathCondition::TextPrefix(path) => (2, path.len(), ""),
+            PathCondition::Regex(pattern) => (2, pattern.as_str().len(), ""),
         };
         (
             kind,
@@ -223,20 +229,20 @@ impl Entry {
     }
 
     fn matches(&self, request: &RouteRequest<'_>) -> bool {
-        self.mismatch(request).is_none()
+        self.first_mismatch(request).is_none()
     }
 
-    /// Returns the first condition of the match that a request does not meet.
-    fn mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
+    /// Returns the first part of the match condition that a request does not meet.
+    fn first_mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
         let has_path = match &self.path {
-            Path::Any => true,
-            Path::Exact(path) => request.path == path,
-            Path::Prefix(prefix) => request
+            PathCondition::Any => true,
+            PathCondition::Exact(path) => request.path == path,
+            PathCondition::Prefix(prefix) => request
                 .path
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
-            Path::TextPrefix(prefix) => request.path.starts_with(prefix.as_str()),
-            Path::Regex(pattern) => pattern.is_match(request.path),
+            PathCondition::TextPrefix(prefix) => request.path.starts_with(prefix.as_str()),
+            PathCondition::Regex(pattern) => pattern.is_match(request.path),
         };
         if !has_path {
             return Some(Mismatch::Path);
@@ -248,7 +254,7 @@ impl Entry {
         {
             return Some(Mismatch::Method);
         }
-        let has_header = |(name, of): &&(HeaderName, Value)| {
+        let has_header = |(name, of): &&(HeaderName, ValueCondition)| {
             if *name == HOST {
                 return !request.host.is_empty() && of.matches(request.host);
             }
@@ -256,7 +262,7 @@ impl Entry {
             value.is_some_and(|value| value.to_str().is_ok_and(|value| of.matches(value)))
         };
         // A value that is not text may be anything.
-        let may_have_header = |(name, of): &&(HeaderName, Value)| {
+        let may_have_header = |(name, of): &&(HeaderName, ValueCondition)| {
             if *name == HOST {
                 return of.matches(request.host);
             }
@@ -271,7 +277,7 @@ impl Entry {
         if let Some((name, _)) = missing.next().or_else(|| excluded.next()) {
             return Some(Mismatch::Header(name.as_str().into()));
         }
-        let has_param = |(name, of): &&(ArcStr, Value)| {
+        let has_param = |(name, of): &&(ArcStr, ValueCondition)| {
             // The first of several parameters counts.
             let value = query_parameters(request.query, name).next();
             value.is_some_and(|value| of.matches(&value))
@@ -282,7 +288,7 @@ impl Entry {
     }
 }
 
-impl Value {
+impl ValueCondition {
     fn matches(&self, text: &str) -> bool {
         match self {
             Self::Exact(exact) => text == exact,
@@ -292,7 +298,7 @@ impl Value {
     }
 }
 
-/// Normalizes the path of a match in the same way as the paths of requests.
+/// Normalizes the path of a match condition as the paths of requests are normalized.
 fn canonical_path(path: &str) -> ArcStr {
     canonicalize_escapes(path).as_ref().into()
 }

@@ -6,9 +6,9 @@ use ambit_model::HttpRetry;
 use http::{HeaderMap, StatusCode};
 use rand::{Rng as _, RngCore};
 
-/// Upper bound of the first backoff, if the rule sets none.
+/// Default base backoff before the first retry, for rules that set none.
 pub const DEFAULT_BACKOFF: Duration = Duration::from_millis(25);
-/// Maximum backoff, as a multiple of the first.
+/// Maximum backoff, as a multiple of the rule's base backoff.
 pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 
 /// gRPC statuses of requests that were not processed: CANCELLED (1) and UNAVAILABLE (14).

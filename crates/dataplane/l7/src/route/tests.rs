@@ -50,7 +50,7 @@ fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
 }
 
 /// Returns `route/rule` for a GET request, or the outcome without a matching rule.
-fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) -> String {
+fn selected_rule(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) -> String {
     let (path, query) = target
         .split_once('?')
         .map_or((target, None), |(path, query)| (path, Some(query)));
@@ -70,13 +70,13 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
     match choice {
         RouteDecision::NoRoutes => "itself".to_owned(),
         RouteDecision::NoMatchingRule => "none".to_owned(),
-        RouteDecision::Rule(rule, _) if rule.unsupported.is_some() => "unsupported".to_owned(),
-        RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
+        RouteDecision::Rule(rule, _) if rule.rejection_reason.is_some() => "unsupported".to_owned(),
+        RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.rule_index),
     }
 }
 
-/// Returns the rule of the last match that [`RouteTable::explain_candidates`] lists, if the request meets it. The request must
-/// not meet the earlier ones.
+/// Returns the rule of the last match that [`RouteTable::explain_candidates`] lists, if the request meets it. The
+/// request must not meet the earlier ones.
 fn last_candidate(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
     let mut considered: Vec<_> = table.explain_candidates(request).collect();
     let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());
@@ -142,18 +142,24 @@ fn first_part_that_differs_is_the_mismatch() {
 
 #[test]
 fn service_without_routes_is_its_own_destination() {
-    assert_eq!(chosen(&RouteTable::new(&[], 80, None), "/", &[]), "itself");
+    assert_eq!(
+        selected_rule(&RouteTable::new(&[], 80, None), "/", &[]),
+        "itself"
+    );
     let other_port = [route("a", &[81], vec![rule(vec![])])];
     assert_eq!(
-        chosen(&RouteTable::new(&other_port, 80, None), "/", &[]),
+        selected_rule(&RouteTable::new(&other_port, 80, None), "/", &[]),
         "itself"
     );
     assert_eq!(
-        chosen(&RouteTable::new(&other_port, 81, None), "/", &[]),
+        selected_rule(&RouteTable::new(&other_port, 81, None), "/", &[]),
         "a/0"
     );
     let some = [route("a", &[], vec![rule(vec![prefix("/a")])])];
-    assert_eq!(chosen(&RouteTable::new(&some, 80, None), "/b", &[]), "none");
+    assert_eq!(
+        selected_rule(&RouteTable::new(&some, 80, None), "/b", &[]),
+        "none"
+    );
 }
 
 #[test]
@@ -203,14 +209,15 @@ fn the_most_specific_match_wins_in_any_order() {
         ),
     ];
     let table = RouteTable::new(&routes, 80, None);
-    assert_eq!(chosen(&table, "/p/long", &[]), "new/2");
-    assert_eq!(chosen(&table, "/p/long/er", &[]), "new/1");
+    assert_eq!(selected_rule(&table, "/p/long", &[]), "new/2");
+    assert_eq!(selected_rule(&table, "/p/long/er", &[]), "new/1");
     assert_eq!(
-        chosen(&table, "/p/other", &[]),
+        selected_rule(&table, "/p/other", &[]),
         "new/3",
         "the method counts most after the path"
     );
-    let request = |headers: &[(&'static str, &str)], target: &str| chosen(&table, target, headers);
+    let request =
+        |headers: &[(&'static str, &str)], target: &str| selected_rule(&table, target, headers);
     // The method decides first, whatever else matches.
     assert_eq!(request(&[("h0", "1"), ("h1", "1")], "/p?q0=1"), "new/3");
     assert_eq!(request(&[], "/q"), "none");
@@ -231,7 +238,7 @@ fn equally_specific_matches_are_ordered_by_age_and_index() {
         route("new", &[], vec![rule(vec![])]),
     ];
     assert_eq!(
-        chosen(&RouteTable::new(&routes, 80, None), "/x", &[]),
+        selected_rule(&RouteTable::new(&routes, 80, None), "/x", &[]),
         "old/0"
     );
 }
@@ -247,7 +254,7 @@ fn prefixes_match_whole_segments() {
         ("/abcd", "none"),
         ("/ab", "none"),
     ] {
-        assert_eq!(chosen(&table, target, &[]), expected, "{target}");
+        assert_eq!(selected_rule(&table, target, &[]), expected, "{target}");
     }
 }
 
@@ -258,9 +265,9 @@ fn parameters_are_decoded_and_the_first_counts() {
         ..HttpRouteMatch::default()
     };
     let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80, None);
-    assert_eq!(chosen(&table, "/?x=1&a%20b=1%262", &[]), "a/0");
-    assert_eq!(chosen(&table, "/?a+b=1%262&a+b=3", &[]), "a/0");
-    assert_eq!(chosen(&table, "/?a+b=3&a+b=1%262", &[]), "none");
+    assert_eq!(selected_rule(&table, "/?x=1&a%20b=1%262", &[]), "a/0");
+    assert_eq!(selected_rule(&table, "/?a+b=1%262&a+b=3", &[]), "a/0");
+    assert_eq!(selected_rule(&table, "/?a+b=3&a+b=1%262", &[]), "none");
 }
 
 #[test]
@@ -273,8 +280,8 @@ fn requests_that_an_invalid_expression_might_match_are_refused() {
             80,
             None,
         );
-        assert_eq!(chosen(&table, "/anything", &[]), "unsupported");
-        assert_eq!(chosen(&table, "/ok", &[]), "a/0");
+        assert_eq!(selected_rule(&table, "/anything", &[]), "unsupported");
+        assert_eq!(selected_rule(&table, "/ok", &[]), "a/0");
     }
 }
 
@@ -285,8 +292,8 @@ fn expressions_match_whole_values() {
         ..HttpRouteMatch::default()
     };
     let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of])])], 80, None);
-    assert_eq!(chosen(&table, "/", &[("x-v", "b")]), "a/0");
-    assert_eq!(chosen(&table, "/", &[("x-v", "ab")]), "none");
+    assert_eq!(selected_rule(&table, "/", &[("x-v", "b")]), "a/0");
+    assert_eq!(selected_rule(&table, "/", &[("x-v", "ab")]), "none");
 }
 
 #[test]
@@ -312,7 +319,7 @@ fn backends_share_requests_by_weight() {
             .pick_backend(&mut rng)
             .unwrap()
             .1
-            .to
+            .target
             .service
             .as_ref()
             .unwrap()
@@ -328,7 +335,7 @@ fn backends_share_requests_by_weight() {
     let mut nothing = super::Rule::new(&route("a", &[], vec![]), 0, &HttpRouteRule::default());
     assert!(nothing.pick_backend(&mut rng).is_none());
     nothing.backends = vec![Backend {
-        to: backend("zero", 0),
+        target: backend("zero", 0),
         filters: Filters::default(),
     }];
     assert!(nothing.pick_backend(&mut rng).is_none());
@@ -340,9 +347,9 @@ fn consumer_routes_replace_producer_routes() {
     own.clients = Some("bank".into());
     let routes = [own, route("all", &[], vec![rule(vec![])])];
     let of = |clients| RouteTable::new(&routes, 80, clients);
-    assert_eq!(chosen(&of(Some("bank")), "/own", &[]), "own/0");
-    assert_eq!(chosen(&of(Some("bank")), "/x", &[]), "none");
-    assert_eq!(chosen(&of(None), "/own", &[]), "all/0");
+    assert_eq!(selected_rule(&of(Some("bank")), "/own", &[]), "own/0");
+    assert_eq!(selected_rule(&of(Some("bank")), "/x", &[]), "none");
+    assert_eq!(selected_rule(&of(None), "/own", &[]), "all/0");
 }
 
 #[test]
@@ -351,7 +358,7 @@ fn rule_with_contradictory_filters_serves_nothing() {
     let changes = ambit_model::HttpFilter::RequestHeaders(ambit_model::HeaderChanges::default());
     of.filters = vec![changes.clone(), changes];
     let table = RouteTable::new(&[route("a", &[], vec![of])], 80, None);
-    assert_eq!(chosen(&table, "/", &[]), "unsupported");
+    assert_eq!(selected_rule(&table, "/", &[]), "unsupported");
 }
 
 #[test]
@@ -367,12 +374,12 @@ fn oldest_route_decides_the_route_kind() {
         of_kind("GRPCRoute", "same", &[]),
     ];
     let table = RouteTable::new(&routes, 80, None);
-    assert_eq!(chosen(&table, "/old", &[]), "old/0");
-    assert_eq!(chosen(&table, "/same", &[]), "same/0");
-    assert_eq!(chosen(&table, "/other", &[]), "none");
+    assert_eq!(selected_rule(&table, "/old", &[]), "old/0");
+    assert_eq!(selected_rule(&table, "/same", &[]), "same/0");
+    assert_eq!(selected_rule(&table, "/other", &[]), "none");
     let table = RouteTable::new(&routes, 81, None);
-    assert_eq!(chosen(&table, "/other", &[]), "other/0");
-    assert_eq!(chosen(&table, "/same", &[]), "none");
+    assert_eq!(selected_rule(&table, "/other", &[]), "other/0");
+    assert_eq!(selected_rule(&table, "/same", &[]), "none");
 }
 
 #[test]
@@ -387,9 +394,9 @@ fn host_matches_read_the_authority_of_http2() {
         (HttpValueMatch::Exact("web".into()), "none"),
     ] {
         let table = RouteTable::new(&[route("a", &[], vec![rule(vec![of(value)])])], 80, None);
-        assert_eq!(chosen(&table, "/", &[]), expected);
+        assert_eq!(selected_rule(&table, "/", &[]), expected);
         // Regardless of a header of the same name.
-        assert_eq!(chosen(&table, "/", &[("host", "web")]), expected);
+        assert_eq!(selected_rule(&table, "/", &[("host", "web")]), expected);
     }
 }
 
@@ -430,12 +437,14 @@ fn first_matching_rule_wins_in_virtual_services() {
         ("/b", &[("x-a", "2"), ("x-a", "1")], "new/1"),
     ] {
         assert_eq!(
-            chosen(&table, target, headers),
+            selected_rule(&table, target, headers),
             expected,
             "{target} {headers:?}"
         );
     }
-    let listed = table.matches().map(|of| (of.rule.index, of.index));
+    let listed = table
+        .matches()
+        .map(|of| (of.rule.rule_index, of.match_index));
     let expected = [(0, 0), (1, 0), (1, 1), (0, 0), (1, 0), (2, 0)];
     assert_eq!(listed.collect::<Vec<_>>(), expected);
 }
@@ -464,7 +473,9 @@ fn all_matches_are_listed_in_the_order_of_evaluation() {
         rule(vec![prefix("/a"), exact, prefix("/a/b")]),
     ];
     let table = RouteTable::new(&[route("r", &[], rules)], 80, None);
-    let listed = table.matches().map(|of| (of.rule.index, of.index));
+    let listed = table
+        .matches()
+        .map(|of| (of.rule.rule_index, of.match_index));
     let expected = [(2, 1), (2, 2), (2, 0), (1, 0), (0, 0)];
     assert_eq!(listed.collect::<Vec<_>>(), expected);
 }

@@ -3,14 +3,14 @@
 use http::HeaderMap;
 
 use super::*;
-use crate::observation::examples::answered;
+use crate::observation::examples::answered_request;
 
 fn is_true(expression: &str) -> bool {
     let mut headers = HeaderMap::new();
     headers.insert("x-team", "cart".parse().unwrap());
     let (request, response) = (headers, HeaderMap::new());
     let expression = Expression::new(expression).unwrap();
-    expression.matches(&answered(&request, &response))
+    expression.matches(&answered_request(&request, &response))
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_label_is_the_text_of_a_value() {
     let text = |of: &str| {
         Expression::new(of)
             .unwrap()
-            .evaluate_text(&answered(&headers, &headers))
+            .evaluate_text(&answered_request(&headers, &headers))
     };
     assert_eq!(text("request.host"), Some("httpbin:8000".to_owned()));
     assert_eq!(text("destination.port"), Some("8000".to_owned()));
@@ -70,15 +70,18 @@ fn unbounded_expressions_are_refused() {
     assert!(matches!(error("response.code >"), E::Syntax(_)));
     assert_eq!(
         error("response.colour == 1"),
-        E::Attribute("response.colour".into())
+        E::UnknownAttribute("response.colour".into())
     );
     assert_eq!(
         error("reponse.code == 1"),
-        E::Attribute("reponse.code".into())
+        E::UnknownAttribute("reponse.code".into())
     );
-    assert_eq!(error("code"), E::Attribute("code".into()));
+    assert_eq!(error("code"), E::UnknownAttribute("code".into()));
     assert_eq!(error("[1, 2].all(x, x > 0)"), E::Comprehension);
-    assert_eq!(error("duration('1s') == 1"), E::Function("duration".into()));
+    assert_eq!(
+        error("duration('1s') == 1"),
+        E::UnknownFunction("duration".into())
+    );
     assert!(matches!(
         error("request.path.matches(request.host)"),
         E::InvalidRegex(_)
@@ -121,7 +124,7 @@ proptest::proptest! {
     ) {
         if let Ok(expression) = Expression::new(&parts.concat()) {
             let headers = HeaderMap::new();
-            let observation = answered(&headers, &headers);
+            let observation = answered_request(&headers, &headers);
             expression.matches(&observation);
             expression.evaluate_text(&observation);
         }

@@ -1,4 +1,4 @@
-//! Command operators of Envoy's access-log formats that are supported.
+//! Command operators of Envoy's access-log formats, as far as they are supported.
 
 use std::borrow::Cow;
 
@@ -20,10 +20,10 @@ pub(super) struct Operator {
 pub(super) enum OperatorValue<'a> {
     Absent,
     Number(u64),
-    /// Text of the proxy itself, which is not escaped.
-    Trusted(Cow<'a, str>),
-    /// Text from a peer, which must be escaped.
-    Untrusted(Cow<'a, [u8]>),
+    /// Text that the proxy generates, which needs no escaping.
+    TrustedText(Cow<'a, str>),
+    /// Text that a peer sends, which must be escaped.
+    UntrustedText(Cow<'a, [u8]>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,9 +31,9 @@ enum OperatorKind {
     Simple(&'static str),
     /// Start time of the request, in a time format.
     StartTime(TimeFormat),
-    /// First of these request headers that is present.
-    Request(Vec<HeaderRef>),
-    Response(Vec<HeaderRef>),
+    /// Value of the first of these request headers that is present.
+    RequestHeader(Vec<HeaderRef>),
+    ResponseHeader(Vec<HeaderRef>),
     Environment(String),
 }
 
@@ -48,7 +48,7 @@ enum TimeFormat {
 #[derive(Clone, Debug, PartialEq)]
 enum HeaderRef {
     Header(HeaderName),
-    Pseudo(&'static str),
+    PseudoHeader(&'static str),
 }
 
 /// Command operators that take no arguments.
@@ -88,7 +88,7 @@ const SIMPLE_OPERATORS: &[&str] = &[
 const UNKNOWN_OPERATOR: &str = "is no operator that is known here";
 
 impl Operator {
-    /// Parses the text of an operator between its two `%`.
+    /// Parses a command operator from the text between its two `%`.
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
         let (name, rest) = match text.split_once('(') {
             Some((name, rest)) => {
@@ -112,8 +112,8 @@ impl Operator {
             ("START_TIME", form) => {
                 OperatorKind::StartTime(parse_time_format(form.unwrap_or_default())?)
             }
-            ("REQ", Some(names)) => OperatorKind::Request(read_names(names)?),
-            ("RESP", Some(names)) => OperatorKind::Response(read_names(names)?),
+            ("REQ", Some(names)) => OperatorKind::RequestHeader(parse_header_names(names)?),
+            ("RESP", Some(names)) => OperatorKind::ResponseHeader(parse_header_names(names)?),
             ("ENVIRONMENT", Some(name)) => OperatorKind::Environment(name.to_owned()),
             ("REQ" | "RESP" | "ENVIRONMENT", None) => return Err("lacks a name in ()"),
             (name, None) => {
@@ -133,53 +133,57 @@ impl Operator {
     /// Adds the headers that the operator reads to `wants`.
     pub(super) fn collect_headers(&self, wants: &mut NeededHeaders) {
         let (names, is_request) = match &self.kind {
-            OperatorKind::Request(names) => (names, true),
-            OperatorKind::Response(names) => (names, false),
+            OperatorKind::RequestHeader(names) => (names, true),
+            OperatorKind::ResponseHeader(names) => (names, false),
             _ => return,
         };
         for name in names {
             if let HeaderRef::Header(name) = name {
-                let name = crate::observation::HeaderOrder(name.clone());
+                let name = crate::observation::OrderedHeaderName(name.clone());
                 match is_request {
-                    true => wants.request.insert(name),
-                    false => wants.response.insert(name),
+                    true => wants.request_headers.insert(name),
+                    false => wants.response_headers.insert(name),
                 };
             }
         }
     }
 
-    /// Evaluates the operator for a request.
+    /// Evaluates the operator for a finished request.
     pub(super) fn evaluate<'a>(&self, of: &RequestObservation<'a>) -> OperatorValue<'a> {
         let datum = match &self.kind {
             OperatorKind::Simple(name) => simple_value(name, of),
-            OperatorKind::StartTime(form) => OperatorValue::Trusted(format_time(form, of).into()),
-            OperatorKind::Request(names) => {
-                let found = names.iter().find_map(|name| request_value(name, of));
+            OperatorKind::StartTime(form) => {
+                OperatorValue::TrustedText(format_time(form, of).into())
+            }
+            OperatorKind::RequestHeader(names) => {
+                let found = names.iter().find_map(|name| request_header_value(name, of));
                 found.map_or(OperatorValue::Absent, |value| {
-                    OperatorValue::Untrusted(value.into())
+                    OperatorValue::UntrustedText(value.into())
                 })
             }
-            OperatorKind::Response(names) => {
-                let mut found = names.iter().filter_map(|name| response_value(name, of));
+            OperatorKind::ResponseHeader(names) => {
+                let mut found = names
+                    .iter()
+                    .filter_map(|name| response_header_value(name, of));
                 found.next().unwrap_or(OperatorValue::Absent)
             }
             // Of the program's own environment, which no request can change, only the variables named here are
             // reported.
             OperatorKind::Environment(name) if name == "HOSTNAME" => {
-                OperatorValue::Trusted(of.hostname.into())
+                OperatorValue::TrustedText(of.hostname.into())
             }
             OperatorKind::Environment(_) => OperatorValue::Absent,
         };
         match (datum, self.max_length) {
-            (OperatorValue::Untrusted(Cow::Borrowed(bytes)), Some(most)) => {
-                OperatorValue::Untrusted(bytes.get(..most).unwrap_or(bytes).into())
+            (OperatorValue::UntrustedText(Cow::Borrowed(bytes)), Some(most)) => {
+                OperatorValue::UntrustedText(bytes.get(..most).unwrap_or(bytes).into())
             }
             (datum, _) => datum,
         }
     }
 }
 
-fn read_names(text: &str) -> Result<Vec<HeaderRef>, &'static str> {
+fn parse_header_names(text: &str) -> Result<Vec<HeaderRef>, &'static str> {
     let names: Vec<_> = text.split('?').collect();
     if names.len() > 2 {
         return Err("names more than two headers");
@@ -190,7 +194,7 @@ fn read_names(text: &str) -> Result<Vec<HeaderRef>, &'static str> {
             let pseudo = [":method", ":path", ":authority", ":scheme", ":status"];
             let lower = name.to_ascii_lowercase();
             if let Some(found) = pseudo.into_iter().find(|one| *one == lower) {
-                return Ok(HeaderRef::Pseudo(found));
+                return Ok(HeaderRef::PseudoHeader(found));
             }
             let name = HeaderName::from_bytes(name.as_bytes());
             name.map(HeaderRef::Header).map_err(|_| "names no header")
@@ -198,40 +202,45 @@ fn read_names(text: &str) -> Result<Vec<HeaderRef>, &'static str> {
         .collect()
 }
 
-fn request_value<'a>(name: &HeaderRef, of: &RequestObservation<'a>) -> Option<&'a [u8]> {
+fn request_header_value<'a>(name: &HeaderRef, of: &RequestObservation<'a>) -> Option<&'a [u8]> {
     match name {
-        HeaderRef::Pseudo(":method") => of.method.map(str::as_bytes),
-        HeaderRef::Pseudo(":path") => of.path.map(str::as_bytes),
-        HeaderRef::Pseudo(":authority") => of.authority.map(str::as_bytes),
-        HeaderRef::Pseudo(":scheme") => Some(b"http"),
-        HeaderRef::Pseudo(_) => None,
-        HeaderRef::Header(name) => first_value(of.request_headers, name),
+        HeaderRef::PseudoHeader(":method") => of.method.map(str::as_bytes),
+        HeaderRef::PseudoHeader(":path") => of.path.map(str::as_bytes),
+        HeaderRef::PseudoHeader(":authority") => of.authority.map(str::as_bytes),
+        HeaderRef::PseudoHeader(":scheme") => Some(b"http"),
+        HeaderRef::PseudoHeader(_) => None,
+        HeaderRef::Header(name) => first_header_value(of.request_headers, name),
     }
 }
 
-fn response_value<'a>(name: &HeaderRef, of: &RequestObservation<'a>) -> Option<OperatorValue<'a>> {
+fn response_header_value<'a>(
+    name: &HeaderRef,
+    of: &RequestObservation<'a>,
+) -> Option<OperatorValue<'a>> {
     match name {
-        HeaderRef::Pseudo(":status") => {
+        HeaderRef::PseudoHeader(":status") => {
             // As text, whereas the response code is a number.
             let code = of.response_code;
-            (code != 0).then(|| OperatorValue::Trusted(code.to_string().into()))
+            (code != 0).then(|| OperatorValue::TrustedText(code.to_string().into()))
         }
-        HeaderRef::Pseudo(_) => None,
+        HeaderRef::PseudoHeader(_) => None,
         HeaderRef::Header(name) => {
             let own = || {
                 // Envoy's router adds the header; here the value is known without it.
                 let is_it = name.as_str() == "x-envoy-upstream-service-time";
                 let time = of.upstream_time.filter(|_| is_it)?;
-                Some(OperatorValue::Trusted(time.as_millis().to_string().into()))
+                Some(OperatorValue::TrustedText(
+                    time.as_millis().to_string().into(),
+                ))
             };
-            let sent = first_value(of.response_headers, name);
-            sent.map(|value| OperatorValue::Untrusted(value.into()))
+            let sent = first_header_value(of.response_headers, name);
+            sent.map(|value| OperatorValue::UntrustedText(value.into()))
                 .or_else(own)
         }
     }
 }
 
-fn first_value<'a>(all: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+fn first_header_value<'a>(all: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     all.get(name).map(http::HeaderValue::as_bytes)
 }
 
@@ -246,22 +255,22 @@ fn milliseconds<'a>(of: std::time::Duration) -> OperatorValue<'a> {
 fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a> {
     let ours = |value: Option<String>| {
         value.map_or(OperatorValue::Absent, |text| {
-            OperatorValue::Trusted(text.into())
+            OperatorValue::TrustedText(text.into())
         })
     };
     let text = |value: Option<&'a str>| {
         value.map_or(OperatorValue::Absent, |text| {
-            OperatorValue::Untrusted(text.as_bytes().into())
+            OperatorValue::UntrustedText(text.as_bytes().into())
         })
     };
-    let (local, remote) = (of.downstream_local, of.downstream_remote);
+    let (local, remote) = (of.downstream_local_address, of.downstream_remote_address);
     match name {
         "PROTOCOL" => text(of.protocol),
         "RESPONSE_CODE" => response_code(of),
-        "RESPONSE_CODE_DETAILS" => text(of.code_details),
-        "RESPONSE_FLAGS" => OperatorValue::Trusted(of.flags.into()),
+        "RESPONSE_CODE_DETAILS" => text(of.response_code_details),
+        "RESPONSE_FLAGS" => OperatorValue::TrustedText(of.response_flags.into()),
         "CONNECTION_TERMINATION_DETAILS" => text(of.termination_details),
-        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(of.upstream_failure),
+        "UPSTREAM_TRANSPORT_FAILURE_REASON" => text(of.upstream_transport_failure),
         "BYTES_RECEIVED" => OperatorValue::Number(of.request_bytes),
         "BYTES_SENT" => OperatorValue::Number(of.response_bytes),
         "DURATION" => milliseconds(of.duration),
@@ -270,7 +279,9 @@ fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a
             ours(of.upstream_host.map(|address| address.to_string()))
         }
         "UPSTREAM_CLUSTER" | "UPSTREAM_CLUSTER_RAW" => text(of.upstream_cluster),
-        "UPSTREAM_LOCAL_ADDRESS" => ours(of.upstream_local.map(|address| address.to_string())),
+        "UPSTREAM_LOCAL_ADDRESS" => {
+            ours(of.upstream_local_address.map(|address| address.to_string()))
+        }
         "DOWNSTREAM_LOCAL_ADDRESS" => ours(Some(local.to_string())),
         "DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT" => ours(Some(local.ip().to_string())),
         "DOWNSTREAM_LOCAL_PORT" => OperatorValue::Number(local.port().into()),
@@ -280,11 +291,11 @@ fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a
         "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT"
         | "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT" => ours(Some(remote.ip().to_string())),
         "DOWNSTREAM_REMOTE_PORT" => OperatorValue::Number(remote.port().into()),
-        "DOWNSTREAM_PEER_URI_SAN" => text(of.peer),
+        "DOWNSTREAM_PEER_URI_SAN" => text(of.downstream_spiffe_id),
         "REQUESTED_SERVER_NAME" => text(of.server_name),
-        "ROUTE_NAME" => text(of.route),
+        "ROUTE_NAME" => text(of.route_name),
         "GRPC_STATUS" => grpc_status(of).map_or(OperatorValue::Absent, |name| {
-            OperatorValue::Trusted(name.into())
+            OperatorValue::TrustedText(name.into())
         }),
         "GRPC_STATUS_NUMBER" => {
             let status = of.grpc_status.filter(|_| of.is_grpc);
@@ -292,7 +303,7 @@ fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a
                 OperatorValue::Number(status.into())
             })
         }
-        "HOSTNAME" => OperatorValue::Trusted(of.hostname.into()),
+        "HOSTNAME" => OperatorValue::TrustedText(of.hostname.into()),
         "TRACE_ID" => text(of.trace_id),
         _ => OperatorValue::Absent,
     }
@@ -300,7 +311,7 @@ fn simple_value<'a>(name: &str, of: &RequestObservation<'a>) -> OperatorValue<'a
 
 /// Returns Envoy's name of the request's gRPC status.
 fn grpc_status(of: &RequestObservation<'_>) -> Option<String> {
-    const NAMES: [&str; 17] = [
+    const GRPC_STATUS_NAMES: [&str; 17] = [
         "OK",
         "Canceled",
         "Unknown",
@@ -320,7 +331,9 @@ fn grpc_status(of: &RequestObservation<'_>) -> Option<String> {
         "Unauthenticated",
     ];
     let status = of.grpc_status.filter(|_| of.is_grpc)?;
-    let name = usize::try_from(status).ok().and_then(|at| NAMES.get(at));
+    let name = usize::try_from(status)
+        .ok()
+        .and_then(|at| GRPC_STATUS_NAMES.get(at));
     Some(name.map_or_else(|| status.to_string(), |name| (*name).to_owned()))
 }
 
@@ -347,7 +360,7 @@ fn parse_time_format(text: &str) -> Result<TimeFormat, &'static str> {
 }
 
 fn format_time(form: &TimeFormat, of: &RequestObservation<'_>) -> String {
-    let at = OffsetDateTime::from(of.started);
+    let at = OffsetDateTime::from(of.start_time);
     let date = |form: &str| {
         let mut text = String::new();
         let mut letters = form.chars();

@@ -4,27 +4,27 @@ use http::HeaderMap;
 use serde_json::json;
 
 use super::*;
-use crate::observation::examples::answered;
+use crate::observation::examples::answered_request;
 
-fn request() -> HeaderMap {
+fn example_request_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert("user-agent", "curl/7 \"x\"".parse().unwrap());
     headers.insert("x-request-id", "84961386".parse().unwrap());
     headers
 }
 
-fn line(format: &str) -> String {
-    let (request, response) = (request(), HeaderMap::new());
+fn formatted_line(format: &str) -> String {
+    let (request, response) = (example_request_headers(), HeaderMap::new());
     let mut line = String::new();
     let format = LogFormat::parse_text(format).unwrap();
-    format.write_line(&answered(&request, &response), &mut line);
+    format.write_line(&answered_request(&request, &response), &mut line);
     line
 }
 
 #[test]
 fn istio_format_writes_istio_lines() {
     assert_eq!(
-        line(ISTIO_TEXT),
+        formatted_line(ISTIO_TEXT_FORMAT),
         "[2020-11-25T21:26:18.409Z] \"GET /a?b=c HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \"-\" \
          \"curl/7 \\x22x\\x22\" \"84961386\" \"httpbin:8000\" \"10.44.1.27:80\" httpbin.foo.svc.cluster.local - \
          10.0.45.184:8000 10.44.1.23:37652 - default\n"
@@ -54,7 +54,7 @@ fn operators_have_arguments_and_lengths() {
         ),
         ("%GRPC_STATUS%%TRACE_ID%", "--"),
     ] {
-        assert_eq!(line(format), expected, "{format}");
+        assert_eq!(formatted_line(format), expected, "{format}");
     }
 }
 
@@ -69,10 +69,10 @@ fn json_has_the_types_of_single_operators() {
         "fixed": 1,
         "in": {"deep": ["%DURATION%"]},
     });
-    let (request, response) = (request(), HeaderMap::new());
+    let (request, response) = (example_request_headers(), HeaderMap::new());
     let mut line = String::new();
     let format = LogFormat::from_json(&format).unwrap();
-    format.write_line(&answered(&request, &response), &mut line);
+    format.write_line(&answered_request(&request, &response), &mut line);
     let value: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(
         value,
@@ -84,7 +84,7 @@ fn json_has_the_types_of_single_operators() {
     assert!(line.ends_with("}\n"));
 }
 
-/// Format of the recorded lines that Envoy 1.40 logged for a request that it could not forward.
+/// Format of the reference lines that Envoy 1.40 logged for a request that it could not forward.
 const ENVOYS_FORMAT: &str = "%START_TIME(%s)%|%REQ(:METHOD)%|%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%|%PROTOCOL%|%RESPONSE_CODE%|\
      %RESPONSE_FLAGS%|%RESPONSE_CODE_DETAILS%|%CONNECTION_TERMINATION_DETAILS%|\
      %UPSTREAM_TRANSPORT_FAILURE_REASON%|%BYTES_RECEIVED%|%BYTES_SENT%|%DURATION%|\
@@ -111,24 +111,24 @@ fn lines_equal_those_of_envoy() {
     let details =
         format!("upstream_reset_before_response_started{{remote_connection_failure|{failure}}}");
     let observation = RequestObservation {
-        started: std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_795_416_555),
+        start_time: std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_795_416_555),
         duration: std::time::Duration::ZERO,
         path: Some("/gone"),
         authority: Some("127.0.0.1:18080"),
         response_code: 503,
-        flags: "UF",
-        code_details: Some(&details),
-        upstream_failure: Some(failure),
+        response_flags: "UF",
+        response_code_details: Some(&details),
+        upstream_transport_failure: Some(failure),
         request_bytes: 0,
         response_bytes: 98,
         upstream_time: None,
         upstream_host: Some(([127, 0, 0, 1], 18082).into()),
         upstream_cluster: Some("gone"),
-        downstream_local: ([127, 0, 0, 1], 18080).into(),
-        downstream_remote: ([127, 0, 0, 1], 40000).into(),
-        route: None,
-        peer: None,
-        ..answered(&request, &response)
+        downstream_local_address: ([127, 0, 0, 1], 18080).into(),
+        downstream_remote_address: ([127, 0, 0, 1], 40000).into(),
+        route_name: None,
+        downstream_spiffe_id: None,
+        ..answered_request(&request, &response)
     };
     let mut line = String::new();
     LogFormat::parse_text(ENVOYS_FORMAT)
@@ -193,7 +193,7 @@ proptest::proptest! {
     ) {
         let text = parts.concat();
         let headers = HeaderMap::new();
-        let observation = answered(&headers, &headers);
+        let observation = answered_request(&headers, &headers);
         let object = json!({ "a": text });
         let both = (LogFormat::parse_text(&text), LogFormat::from_json(&object));
         if let (Ok(text), Ok(object)) = both {

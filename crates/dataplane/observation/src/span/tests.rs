@@ -3,20 +3,20 @@
 use http::HeaderMap;
 
 use super::*;
-use crate::observation::examples::answered;
+use crate::observation::examples::answered_request;
 
-fn span(change: impl FnOnce(&mut RequestObservation<'_>), tags: &[SpanTag]) -> Span {
+fn build_test_span(change: impl FnOnce(&mut RequestObservation<'_>), tags: &[SpanTag]) -> Span {
     let (mut request, response) = (HeaderMap::new(), HeaderMap::new());
     request.insert("user-agent", "curl/7".parse().unwrap());
-    let mut observation = answered(&request, &response);
+    let mut observation = answered_request(&request, &response);
     change(&mut observation);
     let span_context = SpanContext {
-        trace: TraceId::new(1),
+        trace_id: TraceId::new(1),
         id: SpanId::new(2),
         parent: Some(SpanId::new(3)),
-        state: String::new(),
+        trace_state: String::new(),
     };
-    of(
+    build_span(
         span_context,
         &observation,
         vec![("istio.mesh_id", "m".to_owned())],
@@ -25,7 +25,7 @@ fn span(change: impl FnOnce(&mut RequestObservation<'_>), tags: &[SpanTag]) -> S
     )
 }
 
-fn text(span: &Span, name: &str) -> Option<String> {
+fn text_attribute(span: &Span, name: &str) -> Option<String> {
     let found = span.attributes.iter().find(|(other, _)| other == name)?;
     Some(match &found.1 {
         AttributeValue::Text(text) => text.clone(),
@@ -35,7 +35,7 @@ fn text(span: &Span, name: &str) -> Option<String> {
 
 #[test]
 fn span_attributes_follow_the_conventions() {
-    let span = span(|_| (), &[]);
+    let span = build_test_span(|_| (), &[]);
     assert_eq!((span.name.as_str(), span.is_error), ("GET", false));
     for (name, value) in [
         ("http.request.method", "GET"),
@@ -50,19 +50,26 @@ fn span_attributes_follow_the_conventions() {
         ("istio.mesh_id", "m"),
         ("upstream_address", "10.44.1.27:80"),
     ] {
-        assert_eq!(text(&span, name).as_deref(), Some(value), "{name}");
+        assert_eq!(
+            text_attribute(&span, name).as_deref(),
+            Some(value),
+            "{name}"
+        );
     }
-    assert_eq!(text(&span, "error.type"), None);
+    assert_eq!(text_attribute(&span, "error.type"), None);
 }
 
 #[test]
 fn span_attributes_name_failures_and_grpc_methods() {
-    let failed = span(|of| of.response_code = 503, &[]);
+    let failed = build_test_span(|of| of.response_code = 503, &[]);
     assert!(failed.is_error);
-    assert_eq!(text(&failed, "error.type").as_deref(), Some("503"));
+    assert_eq!(
+        text_attribute(&failed, "error.type").as_deref(),
+        Some("503")
+    );
     // A client error is no error of the server.
-    assert!(!span(|of| of.response_code = 404, &[]).is_error);
-    let grpc = span(
+    assert!(!build_test_span(|of| of.response_code = 404, &[]).is_error);
+    let grpc = build_test_span(
         |of| {
             of.path = Some("/shop.Cart/Add");
             (of.is_grpc, of.grpc_status) = (true, Some(14));
@@ -71,9 +78,12 @@ fn span_attributes_name_failures_and_grpc_methods() {
     );
     assert_eq!((grpc.name.as_str(), grpc.is_error), ("shop.Cart/Add", true));
     // Names are few, whatever methods clients send.
-    let odd = span(|of| of.method = Some("BREW"), &[]);
+    let odd = build_test_span(|of| of.method = Some("BREW"), &[]);
     assert_eq!(odd.name, "HTTP");
-    assert_eq!(text(&odd, "http.request.method").as_deref(), Some("_OTHER"));
+    assert_eq!(
+        text_attribute(&odd, "http.request.method").as_deref(),
+        Some("_OTHER")
+    );
 }
 
 #[test]
@@ -96,7 +106,7 @@ fn tags_are_fixed_of_headers_or_in_formats() {
         ),
         tag("component", TagSource::Fixed("waypoint".into())),
     ];
-    let span = span(|_| (), &tags);
+    let span = build_test_span(|_| (), &tags);
     for (name, value) in [
         ("team", Some("cart")),
         ("agent", Some("curl/7")),
@@ -105,7 +115,7 @@ fn tags_are_fixed_of_headers_or_in_formats() {
         ("to", Some("GET default")),
         ("component", Some("waypoint")),
     ] {
-        assert_eq!(text(&span, name).as_deref(), value, "{name}");
+        assert_eq!(text_attribute(&span, name).as_deref(), value, "{name}");
     }
     let twice = span
         .attributes
@@ -117,6 +127,6 @@ fn tags_are_fixed_of_headers_or_in_formats() {
 #[test]
 fn texts_are_cut() {
     let long: &str = format!("/{}", "é".repeat(100)).leak();
-    let span = span(|of| of.path = Some(long), &[]);
-    assert_eq!(text(&span, "url.path").unwrap().len(), 63);
+    let span = build_test_span(|of| of.path = Some(long), &[]);
+    assert_eq!(text_attribute(&span, "url.path").unwrap().len(), 63);
 }

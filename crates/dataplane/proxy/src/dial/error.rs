@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, time::Duration};
 
 use ambit_hbone::{DialError, TunnelError};
-use ambit_model::{ArcStr, Reason};
+use ambit_model::{ArcStr, FailureReason};
 use ambit_sys::socket::SocketError;
 use http::{StatusCode, uri::InvalidUri};
 
@@ -15,7 +15,7 @@ pub enum ConnectError {
     Authority {
         /// Authority of the CONNECT request.
         authority: String,
-        /// Cause of the error.
+        /// Error of parsing the authority.
         #[source]
         source: InvalidUri,
     },
@@ -24,10 +24,10 @@ pub enum ConnectError {
     Tunnel(#[from] TunnelError),
     /// The inner tunnel could not be opened.
     #[error(transparent)]
-    Inner(#[from] InnerError),
+    InnerTunnel(#[from] InnerError),
     /// The control plane removed the destination while the connection to it was being opened.
     #[error("{workload} was removed from the mesh before {addr} accepted the connection")]
-    Departed {
+    WorkloadRemoved {
         /// Uid of the removed workload.
         workload: ArcStr,
         /// Address that was being connected to.
@@ -38,7 +38,7 @@ pub enum ConnectError {
     Waypoint {
         /// Name of the waypoint.
         waypoint: ArcStr,
-        /// Cause of the error.
+        /// Error of opening the tunnel.
         #[source]
         source: Box<Self>,
     },
@@ -47,7 +47,7 @@ pub enum ConnectError {
     Plain {
         /// Address of the peer.
         addr: SocketAddr,
-        /// Cause of the error.
+        /// Error of the plain TCP connection.
         #[source]
         source: PlainError,
     },
@@ -84,7 +84,7 @@ impl ConnectError {
         match self {
             Self::Waypoint { source, .. } => match &**source {
                 Self::Tunnel(error) => error.is_transient(),
-                Self::Departed { .. } => true,
+                Self::WorkloadRemoved { .. } => true,
                 _ => false,
             },
             _ => false,
@@ -92,12 +92,14 @@ impl ConnectError {
     }
 
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
             Self::Tunnel(error) => error.reason(),
-            Self::Inner(error) => error.reason(),
+            Self::InnerTunnel(error) => error.reason(),
             Self::Waypoint { source, .. } => source.reason(),
-            Self::Authority { .. } | Self::Plain { .. } | Self::Departed { .. } => Reason::Connect,
+            Self::Authority { .. } | Self::Plain { .. } | Self::WorkloadRemoved { .. } => {
+                FailureReason::Connect
+            }
         }
     }
 }
@@ -118,9 +120,9 @@ pub enum InnerError {
 
 impl InnerError {
     /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> FailureReason {
         match self {
-            Self::Authority(_) => Reason::Connect,
+            Self::Authority(_) => FailureReason::Connect,
             Self::Dial(error) => error.reason(),
             Self::Tunnel(error) => error.reason(),
         }

@@ -1,4 +1,5 @@
-//! Tunnels inside tunnels: to another network, through its gateway.
+//! Nested tunnels: an HBONE tunnel inside another one, to an endpoint in another network through that network's
+//! gateway.
 //!
 //! The outer tunnel ends at the gateway, which forwards the bytes of the inner one to the endpoint. Inner connections
 //! are not pooled.
@@ -45,26 +46,26 @@ impl Dialer {
         mut headers: HeaderMap,
     ) -> Result<(NestedTunnel, Option<Identity>), InnerError> {
         let authority = Uri::try_from(inner.authority.as_str())?;
-        let (certificate, config) = self.credentials(&inner.expected).await?;
+        let (certificate, config) = self.tls_credentials(&inner.expected_identities).await?;
         if let Ok(network) = HeaderValue::from_str(&self.network) {
             headers.insert(FORWARDED_NETWORK, network);
         }
-        let settings = &self.http2;
+        let settings = &self.http2_settings;
         let mut stream = tls::connect(outer.into_io(), config, settings.handshake_timeout)
             .await
             .map_err(|source| DialError::Tls { addr, source })?;
         let chain = tls::peer_certificates(&stream);
         let far = ambit_tls::peer_identity(chain);
-        if let Some(withdrawn) =
-            certificate.wait_for_withdrawal(PeerRole::Server(&inner.expected), chain)
+        if let Some(withdrawn) = certificate
+            .wait_for_trust_withdrawal(PeerRole::Server(&inner.expected_identities), chain)
         {
-            tls::end_when_withdrawn(&mut stream, withdrawn);
+            tls::fail_reads_on_withdrawal(&mut stream, withdrawn);
         }
         let (connection, driver) = client::handshake(stream, settings)
             .await
             .map_err(|source| DialError::Http2 { addr, source })?;
         drop(ambit_rt::spawn("inner hbone connection", driver.run(|| {})));
-        let (tunnel, answer) = connection.tunnel(authority, headers).await?;
+        let (tunnel, answer) = connection.open_tunnel(authority, headers).await?;
         let described = answer
             .headers
             .get("baggage")

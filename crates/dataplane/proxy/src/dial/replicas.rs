@@ -17,13 +17,13 @@ use super::{ConnectError, Dialer};
 const MAX_ATTEMPTS: u32 = 3;
 
 impl Dialer {
-    /// Opens a tunnel for `route`, or for the route that `another` finds when the workloads with the passed uids have
-    /// failed. Also returns the route that was used.
+    /// Opens a tunnel for `route`. When a replica fails, `another` finds the next route, excluding the workloads with
+    /// the passed uids. Also returns the route that was used.
     ///
     /// # Errors
     ///
     /// When no replica could be connected to, or one refuses.
-    pub async fn replica_tunnel<R>(
+    pub async fn open_replica_tunnel<R>(
         &self,
         pool: &Pool,
         mut route: HboneRoute,
@@ -35,12 +35,12 @@ impl Dialer {
         R: Future<Output = Option<HboneRoute>>,
     {
         let begun = Instant::now();
-        let share = self.http2.connect_timeout / MAX_ATTEMPTS;
+        let share = self.http2_settings.connect_timeout / MAX_ATTEMPTS;
         let mut failed = Vec::new();
         for attempt in 1..MAX_ATTEMPTS {
             failed.push(route.workload.uid().clone());
             let next = {
-                let mut tunnel = pin!(self.tunnel(pool, &route, source_ip, headers.clone()));
+                let mut tunnel = pin!(self.open_tunnel(pool, &route, source_ip, headers.clone()));
                 let error = match timeout_at(begun + share * attempt, &mut tunnel).await {
                     Ok(Err(error)) if is_before_acceptance(&error) => Some(error),
                     Ok(result) => return with_route(result, &route),
@@ -64,7 +64,7 @@ impl Dialer {
             };
             route = next;
         }
-        let result = self.tunnel(pool, &route, source_ip, headers).await;
+        let result = self.open_tunnel(pool, &route, source_ip, headers).await;
         with_route(result, &route)
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn is_before_acceptance(error: &ConnectError) -> bool {
         ConnectError::Tunnel(TunnelError::Dial(error)) => {
             !matches!(**error, DialError::Prepare { .. })
         }
-        ConnectError::Tunnel(TunnelError::Stream(_)) | ConnectError::Departed { .. } => true,
+        ConnectError::Tunnel(TunnelError::Stream(_)) | ConnectError::WorkloadRemoved { .. } => true,
         ConnectError::Tunnel(TunnelError::Status(status)) => {
             *status == StatusCode::SERVICE_UNAVAILABLE
         }

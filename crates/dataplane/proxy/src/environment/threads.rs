@@ -5,8 +5,8 @@ use ambit_rt::{Env, EnvError};
 const EXPECTED_WORKER_COUNT: &str =
     "a number of threads, a percentage of the cores such as 50%, or 0 for all";
 
-/// Returns `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); without them, a number by the CPU limit and
-/// request.
+/// Returns the number of worker threads: `ZTUNNEL_WORKER_THREADS`, else the mesh's `concurrency`, else a number derived
+/// from the container's CPU limit and request.
 ///
 /// # Errors
 ///
@@ -57,7 +57,10 @@ fn parse_worker_count(text: &str, cores: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn of(pairs: &[(&str, &str)], concurrency: Option<u16>) -> Result<usize, EnvError> {
+    fn worker_count_for(
+        pairs: &[(&str, &str)],
+        concurrency: Option<u16>,
+    ) -> Result<usize, EnvError> {
         worker_count(&Env::from_pairs(pairs.iter().copied()), concurrency)
     }
 
@@ -74,13 +77,19 @@ mod tests {
 
     #[test]
     fn the_most_explicit_setting_wins() {
-        assert_eq!(of(&[("ZTUNNEL_WORKER_THREADS", "5")], Some(2)), Ok(5));
-        assert_eq!(of(&[("ZTUNNEL_CPU_LIMIT", "9")], Some(3)), Ok(3));
+        assert_eq!(
+            worker_count_for(&[("ZTUNNEL_WORKER_THREADS", "5")], Some(2)),
+            Ok(5)
+        );
+        assert_eq!(
+            worker_count_for(&[("ZTUNNEL_CPU_LIMIT", "9")], Some(3)),
+            Ok(3)
+        );
         let both = [
             ("ZTUNNEL_CPU_LIMIT", "4"),
             ("ZTUNNEL_RESOURCE_CPU_REQUEST", "6"),
         ];
-        assert_eq!(of(&both, None), Ok(6));
-        assert!(of(&[], None).unwrap() >= 2);
+        assert_eq!(worker_count_for(&both, None), Ok(6));
+        assert!(worker_count_for(&[], None).unwrap() >= 2);
     }
 }

@@ -1,8 +1,8 @@
 //! Detects removed workloads, so that connections to them are closed.
 //!
-//! The network namespace of a pod ends with the pod, often before its proxy has sent the last packets: peers of its
-//! connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
-//! workload that is not ready are checked often, since it may be removed soon.
+//! A pod's network namespace often ends before its proxy has sent the last packets, so that peers receive no FIN or
+//! RST. The control plane's removal of the workload record is the signal instead. PINGs check connections to unready
+//! workloads often, since such a workload may be removed soon.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -12,12 +12,12 @@ use ambit_route::{MeshTable, WorkloadChange};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-/// HBONE pools of the process, and the signal that makes tasks check whether their workload is gone.
+/// HBONE pools of the process, and a signal for tasks that wait for the removal of a workload.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
     pools: Mutex<Vec<WeakPool>>,
-    /// Counter of batches that removed workloads.
-    gone: watch::Sender<u64>,
+    /// Counter of update batches that removed, moved or changed the health of workloads.
+    removal_batches: watch::Sender<u64>,
 }
 
 /// Workloads of one batch that were removed, moved or changed their health, by uid; the value is whether another
@@ -61,7 +61,8 @@ impl Departures {
         pools.push(pool.downgrade());
     }
 
-    /// Notifies the pools of the affected workloads of a batch, after the batch was applied.
+    /// Updates the peer liveness in all pools for the workloads in `departed`, after their batch was applied to the
+    /// table.
     pub(super) fn notify_pools(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
         if departed.0.is_empty() {
             return;
@@ -70,7 +71,7 @@ impl Departures {
             let is_replaced = departed.0.get(&key.workload)?;
             let ip = key.destination.ip();
             Some(match is_replaced {
-                true => Liveness::Gone,
+                true => Liveness::Removed,
                 false => liveness(&table.read(), &key.workload, ip),
             })
         };
@@ -82,15 +83,15 @@ impl Departures {
         for pool in pools {
             pool.update_liveness(review);
         }
-        self.gone.send_modify(|count| *count += 1);
+        self.removal_batches.send_modify(|count| *count += 1);
     }
 
     /// Completes when the workload with this uid is no longer in the table, or no longer at this address.
     pub(super) async fn wait_until_gone(&self, table: &RwLock<MeshTable>, uid: &str, ip: IpAddr) {
-        let mut changes = self.gone.subscribe();
+        let mut changes = self.removal_batches.subscribe();
         loop {
             changes.mark_unchanged();
-            if liveness(&table.read(), uid, ip) == Liveness::Gone {
+            if liveness(&table.read(), uid, ip) == Liveness::Removed {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -100,17 +101,17 @@ impl Departures {
     }
 }
 
-/// Returns whether the workload with this uid still exists at this address, and its health.
+/// Returns the liveness of the workload with this uid: whether the table has it at this address, and its health.
 fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     let Some(workload) = table.workload(uid) else {
-        return Liveness::Gone;
+        return Liveness::Removed;
     };
     // Addresses of names are not in the record.
     if !workload.ips().is_empty() && !workload.ips().contains(&ip) {
-        return Liveness::Gone;
+        return Liveness::Removed;
     }
     match workload.status() {
-        WorkloadStatus::Healthy => Liveness::Expected,
-        WorkloadStatus::Unhealthy => Liveness::Doubtful,
+        WorkloadStatus::Healthy => Liveness::Healthy,
+        WorkloadStatus::Unhealthy => Liveness::Unhealthy,
     }
 }

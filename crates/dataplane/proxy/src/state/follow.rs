@@ -22,7 +22,7 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     loop {
         changes.mark_unchanged();
         let now = state.local_identities();
-        for event in difference(&known, &now) {
+        for event in identity_events(&known, &now) {
             report(event);
         }
         known = now;
@@ -32,8 +32,9 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     }
 }
 
-/// Returns the events between two sets of local identities, each with whether a captured workload uses it.
-fn difference(
+/// Returns the events that lead from one set of local identities to another. The value of a set tells whether a
+/// captured workload uses the identity.
+fn identity_events(
     before: &BTreeMap<Identity, bool>,
     now: &BTreeMap<Identity, bool>,
 ) -> Vec<IdentityEvent> {
@@ -73,7 +74,7 @@ mod tests {
             all.map(|(name, captured)| (id(name), captured)).collect()
         });
         assert_eq!(
-            difference(&before, &now),
+            identity_events(&before, &now),
             [
                 IdentityEvent::Gone(id("a")),
                 IdentityEvent::Gone(id("own-tunnel")),

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use ambit_model::{NetworkAddress, Workload, canonical_socket};
+use ambit_model::{NetworkAddress, Workload, canonical_socket_address};
 use ambit_route::{InboundError, InboundRequest, InboundRoute, MeshTable, Route, RouteError};
 use tokio::{
     sync::oneshot,
@@ -36,7 +36,7 @@ impl SharedState {
             demands
                 .send(AddressDemand {
                     name,
-                    resolved: done,
+                    resolved_sender: done,
                 })
                 .await
                 .map_err(|_| DemandTimeout)?;
@@ -52,7 +52,8 @@ impl SharedState {
         look: impl Fn(&MeshTable) -> Result<Route, RouteError> + Sync,
     ) -> Result<Route, RouteError> {
         let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
-        let address = NetworkAddress::new(source.network.clone(), canonical_socket(dst).ip());
+        let address =
+            NetworkAddress::new(source.network.clone(), canonical_socket_address(dst).ip());
         if !self.table().has_address(&address) {
             self.subscribe_once(address.to_string(), deadline).await?;
         }
@@ -60,8 +61,8 @@ impl SharedState {
             .await
     }
 
-    /// Routes with `look`, after requesting the records that it lacks (for instance of waypoints) from the control
-    /// plane.
+    /// Routes with `look`. When it reports a missing record (for instance a waypoint), requests the record from the
+    /// control plane and tries again.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl SharedState {
             .map_err(|DemandTimeout| RouteError::ControlPlaneTimeout { key })
     }
 
-    /// Routes an inbound tunnel before authorization. In on-demand mode, the record of an address that is not the
-    /// pod's is requested from the control plane before the tunnel is rejected, since this pod may be its waypoint.
+    /// Routes an inbound tunnel before its authorization. In on-demand mode, a request for an address that is not the
+    /// pod's first fetches that address's record: the pod may be its waypoint.
     pub async fn inbound(
         &self,
         request: &InboundRequest<'_>,
@@ -115,7 +116,7 @@ impl SharedState {
         let Err(InboundError::IpMismatch { asked, .. }) = &route else {
             return route;
         };
-        let address = NetworkAddress::new(request.local.network.clone(), *asked);
+        let address = NetworkAddress::new(request.local_workload.network.clone(), *asked);
         if self.0.demands.is_none() || self.table().has_address(&address) {
             return route;
         }

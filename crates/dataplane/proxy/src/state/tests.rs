@@ -37,7 +37,7 @@ fn workload(name: &str, node: &str, ip: &str) -> Workload {
     }
 }
 
-fn there(workload: Workload) -> MeshUpdate {
+fn workload_added(workload: Workload) -> MeshUpdate {
     MeshUpdate::Workload(Box::new(workload))
 }
 
@@ -58,7 +58,7 @@ fn apply(state: &SharedState, updates: impl IntoIterator<Item = MeshUpdate>) {
     assert!(batch.is_empty());
 }
 
-fn changed(watch: &mut watch::Receiver<u64>) -> bool {
+fn take_change(watch: &mut watch::Receiver<u64>) -> bool {
     let changed = watch.has_changed().unwrap();
     watch.mark_unchanged();
     changed
@@ -74,7 +74,7 @@ fn state() -> SharedState {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_passed_through_before_the_mesh_is_known() {
     let state = SharedState::new(config());
-    let source = state.synthesize(&pod("a"), &[]);
+    let source = state.synthesize_workload(&pod("a"), &[]);
     let dst = "10.0.0.2:80".parse().unwrap();
     let route = state.route(&source, dst).await;
     assert!(
@@ -87,7 +87,7 @@ async fn nothing_is_passed_through_before_the_mesh_is_known() {
         ambit_rt::spawn("waiting", async move { state.route(&source, dst).await })
     };
     tokio::task::yield_now().await;
-    apply(&state, [there(workload("b", "n2", "10.0.0.2"))]);
+    apply(&state, [workload_added(workload("b", "n2", "10.0.0.2"))]);
     state.mark_addresses_known();
     let route = waiting.await.unwrap();
     assert!(matches!(route, Ok(Route::Hbone(_))), "{route:?}");
@@ -97,7 +97,7 @@ async fn nothing_is_passed_through_before_the_mesh_is_known() {
 async fn no_pod_is_known_before_the_policies_are() {
     let state = SharedState::new(config());
     let mut watch = state.watch_pod(&pod("a"));
-    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    apply(&state, [workload_added(workload("a", "n1", "10.0.0.1"))]);
     watch.mark_unchanged();
     assert!(state.local_workload(&pod("a")).is_none());
     let waiting = {
@@ -110,13 +110,13 @@ async fn no_pod_is_known_before_the_policies_are() {
     tokio::task::yield_now().await;
     state.mark_policies_known();
     assert!(waiting.await.unwrap().is_some());
-    assert!(changed(&mut watch));
+    assert!(take_change(&mut watch));
 }
 
 #[tokio::test]
 async fn a_pod_that_is_known_needs_no_waiting() {
     let state = state();
-    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    apply(&state, [workload_added(workload("a", "n1", "10.0.0.1"))]);
     let found = state.wait_for_workload(&pod("a"), Instant::now()).await;
     assert_eq!(found.unwrap().name, "a");
 }
@@ -132,9 +132,12 @@ async fn published_pod_wakes_its_waiters() {
         })
     };
     tokio::task::yield_now().await;
-    apply(&state, [there(workload("other", "n1", "10.0.0.9"))]);
+    apply(
+        &state,
+        [workload_added(workload("other", "n1", "10.0.0.9"))],
+    );
     tokio::task::yield_now().await;
-    apply(&state, [there(workload("a", "n1", "10.0.0.1"))]);
+    apply(&state, [workload_added(workload("a", "n1", "10.0.0.1"))]);
     assert_eq!(waiting.await.unwrap().unwrap().name, "a");
 }
 
@@ -142,10 +145,10 @@ async fn published_pod_wakes_its_waiters() {
 async fn unknown_pod_times_out_at_the_deadline() {
     let state = state();
     // On another node, or under another account: not this pod.
-    apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
+    apply(&state, [workload_added(workload("a", "n2", "10.0.0.1"))]);
     apply(
         &state,
-        [there(Workload {
+        [workload_added(Workload {
             service_account: "other".into(),
             ..workload("b", "n1", "10.0.0.2")
         })],
@@ -172,15 +175,18 @@ fn pod_watch_reports_only_relevant_changes() {
     };
     apply(
         &state,
-        [there(mine.clone()), there(workload("b", "n1", "10.0.0.2"))],
+        [
+            workload_added(mine.clone()),
+            workload_added(workload("b", "n1", "10.0.0.2")),
+        ],
     );
     let mut watch = state.watch_pod(&pod("a"));
     watch.mark_unchanged();
 
     let indifferent = [
-        there(mine.clone()),
-        there(workload("b", "n1", "10.0.0.3")),
-        there(workload("far", "n2", "10.0.0.4")),
+        workload_added(mine.clone()),
+        workload_added(workload("b", "n1", "10.0.0.3")),
+        workload_added(workload("far", "n2", "10.0.0.4")),
         MeshUpdate::Service(Box::new(Service {
             hostname: "h".into(),
             ..Service::default()
@@ -193,14 +199,14 @@ fn pod_watch_reports_only_relevant_changes() {
     for update in indifferent {
         let what = format!("{update:?}");
         apply(&state, [update]);
-        assert!(!changed(&mut watch), "{what}");
+        assert!(!take_change(&mut watch), "{what}");
     }
     let concerning = [
         MeshUpdate::Policy(policy("g", Scope::Global, "root")),
         MeshUpdate::Policy(policy("p", Scope::Namespace, "ns")),
         MeshUpdate::Policy(policy("chosen", Scope::WorkloadSelector, "ns")),
         MeshUpdate::PolicyRemoved("ns/chosen".into()),
-        there(Workload {
+        workload_added(Workload {
             authorization_policies: vec![],
             ..mine
         }),
@@ -209,7 +215,7 @@ fn pod_watch_reports_only_relevant_changes() {
     for update in concerning {
         let what = format!("{update:?}");
         apply(&state, [update]);
-        assert!(changed(&mut watch), "{what}");
+        assert!(take_change(&mut watch), "{what}");
     }
 }
 
@@ -223,7 +229,7 @@ fn dropped_watches_are_removed() {
         &state,
         [MeshUpdate::Policy(policy("g", Scope::Global, "root"))],
     );
-    assert!(state.0.pods.lock().is_empty());
+    assert!(state.0.pod_watchers.lock().is_empty());
 }
 
 #[test]
@@ -259,8 +265,8 @@ fn enrolled_pod_connects_before_it_is_published() {
     });
     let mut far = workload("b", "n2", "10.0.0.2");
     far.network = "net".into();
-    apply(&state, [there(far)]);
-    let source = state.synthesize(&pod("a"), &["::ffff:10.0.0.1".parse().unwrap()]);
+    apply(&state, [workload_added(far)]);
+    let source = state.synthesize_workload(&pod("a"), &["::ffff:10.0.0.1".parse().unwrap()]);
     assert_eq!(source.uid, "c1//Pod/ns/a");
     assert_eq!(source.identity().to_string(), "spiffe://td/ns/ns/sa/sa");
     assert_eq!(source.workload_ips[0].to_string(), "10.0.0.1");
@@ -286,9 +292,9 @@ async fn certificates_follow_the_local_identities() {
     apply(
         &state,
         [
-            there(plain),
-            there(workload("far", "n2", "10.0.0.8")),
-            there(workload("a", "n1", "10.0.0.1")),
+            workload_added(plain),
+            workload_added(workload("far", "n2", "10.0.0.8")),
+            workload_added(workload("a", "n1", "10.0.0.1")),
         ],
     );
     assert_eq!(
@@ -296,7 +302,7 @@ async fn certificates_follow_the_local_identities() {
         Some(IdentityEvent::Appeared(id.clone()))
     );
     // A second pod of the identity changes nothing; only when both are gone is it.
-    apply(&state, [there(workload("b", "n1", "10.0.0.2"))]);
+    apply(&state, [workload_added(workload("b", "n1", "10.0.0.2"))]);
     apply(
         &state,
         [MeshUpdate::AddressRemoved("Kubernetes//Pod/ns/a".into())],
@@ -311,8 +317,9 @@ async fn certificates_follow_the_local_identities() {
 
 // === on demand ===
 
-/// Serves on-demand requests with the records that `answer` returns; `None` means that the resource does not exist.
-fn serve(
+/// Answers on-demand requests with the records that `answer` returns; an empty list means that the resource does not
+/// exist.
+fn serve_demands(
     state: &SharedState,
     mut demands: mpsc::Receiver<AddressDemand>,
     answer: impl Fn(&str) -> Vec<MeshUpdate> + Send + 'static,
@@ -322,7 +329,7 @@ fn serve(
     let serving = async move {
         while let Some(AddressDemand {
             name,
-            resolved: done,
+            resolved_sender: done,
         }) = demands.recv().await
         {
             apply(&state, answer(&name));
@@ -336,7 +343,7 @@ fn serve(
     )
 }
 
-fn guarded_service() -> Service {
+fn service_with_waypoint() -> Service {
     Service {
         name: "web".into(),
         namespace: "ns".into(),
@@ -354,12 +361,12 @@ fn guarded_service() -> Service {
 #[tokio::test]
 async fn unknown_destination_is_resolved_and_then_its_waypoint() {
     let (state, demands) = SharedState::on_demand(config());
-    let (_serving, requested) = serve(&state, demands, |name| match name {
-        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(guarded_service()))],
-        "/10.0.0.9" => vec![there(workload("waypoint", "n2", "10.0.0.9"))],
+    let (_serving, requested) = serve_demands(&state, demands, |name| match name {
+        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(service_with_waypoint()))],
+        "/10.0.0.9" => vec![workload_added(workload("waypoint", "n2", "10.0.0.9"))],
         _ => vec![],
     });
-    let source = state.synthesize(&pod("a"), &[]);
+    let source = state.synthesize_workload(&pod("a"), &[]);
     let route = state
         .route(&source, "10.96.0.1:80".parse().unwrap())
         .await
@@ -383,11 +390,11 @@ async fn unknown_destination_is_resolved_and_then_its_waypoint() {
 #[tokio::test]
 async fn absent_address_passes_through_and_unknown_waypoint_fails() {
     let (state, demands) = SharedState::on_demand(config());
-    let (_serving, _) = serve(&state, demands, |name| match name {
-        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(guarded_service()))],
+    let (_serving, _) = serve_demands(&state, demands, |name| match name {
+        "/10.96.0.1" => vec![MeshUpdate::Service(Box::new(service_with_waypoint()))],
         _ => vec![],
     });
-    let source = state.synthesize(&pod("a"), &[]);
+    let source = state.synthesize_workload(&pod("a"), &[]);
     let route = state.route(&source, "8.8.8.8:53".parse().unwrap()).await;
     assert!(matches!(route, Ok(Route::Passthrough { .. })), "{route:?}");
     let route = state.route(&source, "10.96.0.1:80".parse().unwrap()).await;
@@ -400,7 +407,7 @@ async fn absent_address_passes_through_and_unknown_waypoint_fails() {
 #[tokio::test(start_paused = true)]
 async fn without_a_response_connections_fail_instead_of_plaintext() {
     let (state, demands) = SharedState::on_demand(config());
-    let source = state.synthesize(&pod("a"), &[]);
+    let source = state.synthesize_workload(&pod("a"), &[]);
     let route = state.route(&source, "10.0.0.2:80".parse().unwrap()).await;
     assert!(
         matches!(route, Err(RouteError::ControlPlaneTimeout { .. })),
@@ -421,8 +428,8 @@ async fn without_a_response_connections_fail_instead_of_plaintext() {
 async fn own_record_of_the_pod_is_requested() {
     let (state, demands) = SharedState::on_demand(config());
     state.mark_policies_known();
-    let (_serving, requested) = serve(&state, demands, |_| {
-        vec![there(workload("a", "n1", "10.0.0.1"))]
+    let (_serving, requested) = serve_demands(&state, demands, |_| {
+        vec![workload_added(workload("a", "n1", "10.0.0.1"))]
     });
     let deadline = Instant::now() + LOCAL_WORKLOAD_TIMEOUT;
     assert!(state.wait_for_workload(&pod("a"), deadline).await.is_some());
@@ -432,20 +439,20 @@ async fn own_record_of_the_pod_is_requested() {
 #[test]
 fn readers_get_through_while_a_large_push_comes_in() {
     let state = SharedState::new(config());
-    apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
+    apply(&state, [workload_added(workload("a", "n2", "10.0.0.1"))]);
     let writer = {
         let state = state.clone();
         std::thread::spawn(move || {
             for batch in 0..200 {
                 let workloads = (0..64).map(|number| {
                     let ip = format!("10.1.{batch}.{number}");
-                    there(workload(&format!("p-{batch}-{number}"), "n2", &ip))
+                    workload_added(workload(&format!("p-{batch}-{number}"), "n2", &ip))
                 });
                 apply(&state, workloads);
             }
         })
     };
-    let source = state.synthesize(&pod("c"), &[]);
+    let source = state.synthesize_workload(&pod("c"), &[]);
     while !writer.is_finished() {
         let route =
             state

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::hash;
 
-fn balancing(balancing: Balancing) -> DestinationPolicy {
+fn policy_with_balancing(balancing: Balancing) -> DestinationPolicy {
     DestinationPolicy {
         balancing,
         ..DestinationPolicy::default()
@@ -23,7 +23,8 @@ fn backends_get_requests_by_weight() {
         let weights = [1, 2, 5];
         let candidates = (0..).zip(weights);
         let candidates = candidates.map(|(number, weight)| candidate(number, weight, ""));
-        let mut scene = TestDestination::new(balancing(kind.clone()), candidates.collect());
+        let mut scene =
+            TestDestination::new(policy_with_balancing(kind.clone()), candidates.collect());
         let shares = scene.count_picks(8000);
         for (number, weight) in (0..).zip(weights) {
             let expected = i64::from(weight) * 1000;
@@ -35,7 +36,8 @@ fn backends_get_requests_by_weight() {
 
 #[test]
 fn round_robin_visits_endpoints_in_turn() {
-    let mut scene = TestDestination::new(balancing(Balancing::RoundRobin), candidates(3));
+    let mut scene =
+        TestDestination::new(policy_with_balancing(Balancing::RoundRobin), candidates(3));
     let turns: Vec<u32> = (0..6)
         .map(|_| *scene.pick_any().endpoint().unwrap())
         .collect();
@@ -57,11 +59,11 @@ fn least_request_picks_the_less_loaded_of_two() {
 #[test]
 fn failed_endpoints_are_not_picked_again() {
     let kinds = [
-        balancing(Balancing::Random),
-        balancing(Balancing::RoundRobin),
-        balancing(Balancing::LeastRequest),
-        hashing(HashTable::default(), 0),
-        hashing(HashTable::Maglev(13), 0),
+        policy_with_balancing(Balancing::Random),
+        policy_with_balancing(Balancing::RoundRobin),
+        policy_with_balancing(Balancing::LeastRequest),
+        hash_policy(HashTable::default(), 0),
+        hash_policy(HashTable::Maglev(13), 0),
     ];
     for policy in kinds {
         let mut scene = TestDestination::new(policy, candidates(3));
@@ -69,8 +71,8 @@ fn failed_endpoints_are_not_picked_again() {
         for _ in 0..3 {
             let wish = PickRequest {
                 hash: Some(1),
-                failed: &failed,
-                preferred: None,
+                tried_uids: &failed,
+                preferred_uid: None,
             };
             let chosen = scene.pick(wish).unwrap();
             assert!(!failed.contains(chosen.uid()));
@@ -78,8 +80,8 @@ fn failed_endpoints_are_not_picked_again() {
         }
         let wish = PickRequest {
             hash: Some(1),
-            failed: &failed,
-            preferred: None,
+            tried_uids: &failed,
+            preferred_uid: None,
         };
         assert_eq!(scene.pick(wish).unwrap_err(), NoEndpoint::NoCandidates);
     }
@@ -88,14 +90,14 @@ fn failed_endpoints_are_not_picked_again() {
 #[test]
 fn preferred_endpoint_is_picked_while_usable() {
     for policy in [
-        balancing(Balancing::RoundRobin),
-        hashing(HashTable::default(), 0),
+        policy_with_balancing(Balancing::RoundRobin),
+        hash_policy(HashTable::default(), 0),
     ] {
         let mut scene = TestDestination::new(policy, candidates(3));
         let wish = |failed, preferred| PickRequest {
             hash: Some(1),
-            failed,
-            preferred: Some(preferred),
+            tried_uids: failed,
+            preferred_uid: Some(preferred),
         };
         let all = [0, 1, 2].map(|_| scene.pick(PickRequest::default()).unwrap().uid().clone());
         let last = &all[2];
@@ -116,7 +118,7 @@ fn new_endpoint_warms_up_gradually() {
             minimum_percent: 10,
             aggression: 1000,
         }),
-        ..balancing(Balancing::RoundRobin)
+        ..policy_with_balancing(Balancing::RoundRobin)
     };
     let mut scene = TestDestination::new(policy, candidates(1));
     scene.update(candidates(2));
@@ -137,7 +139,7 @@ fn nearest_endpoints_get_all_until_too_many_are_ejected() {
             max_ejection_percent: 100,
             ..Default::default()
         }),
-        ..balancing(Balancing::Random)
+        ..policy_with_balancing(Balancing::Random)
     };
     let places = ["r1/z1/s1", "r1/z1/s1", "r2/z1/s1", "r3/z1/s1"];
     let candidates = (0..).zip(places).map(|(n, at)| candidate(n, 1, at));
@@ -183,7 +185,7 @@ fn localities_get_their_shares() {
     };
     let policy = DestinationPolicy {
         locality: LocalityPolicy::Distribute(vec![shares]),
-        ..balancing(Balancing::Random)
+        ..policy_with_balancing(Balancing::Random)
     };
     let places = ["r1/z1/s1", "r2/z1/s1", "r2/z2/s1", "r3/z1/s1"];
     let all: Vec<_> = (0..)
@@ -207,16 +209,20 @@ fn localities_get_their_shares() {
 
 #[test]
 fn requests_without_hash_go_to_any_endpoint() {
-    let mut scene = TestDestination::new(hashing(HashTable::default(), 0), candidates(4));
+    let mut scene = TestDestination::new(hash_policy(HashTable::default(), 0), candidates(4));
     assert_eq!(scene.count_picks(1000).len(), 4);
 }
 
 #[test]
 fn ten_thousand_endpoints_need_little_memory_each() {
-    let mut scene = TestDestination::new(hashing(HashTable::Ring(1 << 30), 0), candidates(10_000));
+    let mut scene =
+        TestDestination::new(hash_policy(HashTable::Ring(1 << 30), 0), candidates(10_000));
     // Whatever the configured number of points.
     assert!(scene.pick_by_hash(hash(b"x")) < 10_000);
-    let mut scene = TestDestination::new(hashing(HashTable::Maglev(65_537), 0), candidates(10_000));
+    let mut scene = TestDestination::new(
+        hash_policy(HashTable::Maglev(65_537), 0),
+        candidates(10_000),
+    );
     assert!(scene.pick_by_hash(hash(b"x")) < 10_000);
 }
 
@@ -226,7 +232,7 @@ proptest! {
     #[test]
     fn removal_moves_only_the_hashes_of_the_removed_endpoint(count in 2_u32..30, gone in any::<prop::sample::Index>(), is_ring in any::<bool>()) {
         let table = if is_ring { HashTable::Ring(1024) } else { HashTable::Maglev(2039) };
-        let mut scene = TestDestination::new(hashing(table, 0), candidates(count));
+        let mut scene = TestDestination::new(hash_policy(table, 0), candidates(count));
         let before: Vec<u32> = (0..2000_u64).map(|key| scene.pick_by_hash(hash(&key.to_le_bytes()))).collect();
         let gone = u32::try_from(gone.index(count as usize)).unwrap();
         let mut left = candidates(count);
@@ -245,7 +251,7 @@ proptest! {
     #[test]
     fn keys_are_spread(count in 2_u32..20, is_ring in any::<bool>()) {
         let table = if is_ring { HashTable::Ring(4096) } else { HashTable::Maglev(65_537) };
-        let mut scene = TestDestination::new(hashing(table, 0), candidates(count));
+        let mut scene = TestDestination::new(hash_policy(table, 0), candidates(count));
         let mut shares = vec![0_u32; count as usize];
         for key in 0..4000_u64 {
             shares[scene.pick_by_hash(hash(&key.to_le_bytes())) as usize] += 1;
@@ -256,7 +262,7 @@ proptest! {
 
     #[test]
     fn bounded_load_is_never_exceeded(count in 1_u32..12, factor in 100_u32..300, keys in prop::collection::vec((0_u64..4, any::<bool>()), 1..200)) {
-        let mut scene = TestDestination::new(hashing(HashTable::default(), factor), candidates(count));
+        let mut scene = TestDestination::new(hash_policy(HashTable::default(), factor), candidates(count));
         let mut held: Vec<PickedEndpoint<u32>> = Vec::new();
         for (key, ends) in keys {
             if ends && !held.is_empty() {

@@ -4,9 +4,9 @@ use ambit_model::{DestinationLimits, OutlierPolicy, RetryBudget};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{EndpointOutcome, Limits, OutlierCause, Overflow};
+use crate::{CircuitBreakerLimit, EndpointOutcome, LimitCounters, OutlierCause};
 
-fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
+fn policy_with_outliers(outliers: OutlierPolicy) -> DestinationPolicy {
     DestinationPolicy {
         balancing: Balancing::RoundRobin,
         outliers: Some(outliers),
@@ -16,7 +16,7 @@ fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
 
 impl TestDestination {
     /// Reports outcomes of requests to one endpoint, and returns the last ejection's duration in seconds.
-    fn outcomes(&mut self, number: u32, outcomes: &[EndpointOutcome]) -> Option<u64> {
+    fn report_outcomes(&mut self, number: u32, outcomes: &[EndpointOutcome]) -> Option<u64> {
         let mut ejected = None;
         for outcome in outcomes {
             let chosen = (0..1000).find_map(|_| {
@@ -30,7 +30,7 @@ impl TestDestination {
         ejected
     }
 
-    fn is_in(&mut self, number: u32) -> bool {
+    fn is_picked(&mut self, number: u32) -> bool {
         self.count_picks(200).contains_key(&number)
     }
 }
@@ -40,28 +40,31 @@ const SUCCESS: EndpointOutcome = EndpointOutcome::Response(200);
 
 #[test]
 fn consecutive_errors_eject_for_growing_durations() {
-    let mut scene = TestDestination::new(policy(OutlierPolicy::default()), candidates(3));
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 4]), None);
-    assert_eq!(scene.outcomes(0, &[SUCCESS]), None);
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 4]), None);
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR]), Some(30));
-    assert!(!scene.is_in(0));
+    let mut scene = TestDestination::new(
+        policy_with_outliers(OutlierPolicy::default()),
+        candidates(3),
+    );
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR; 4]), None);
+    assert_eq!(scene.report_outcomes(0, &[SUCCESS]), None);
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR; 4]), None);
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR]), Some(30));
+    assert!(!scene.is_picked(0));
     scene.advance(Duration::from_secs(29));
-    assert!(!scene.is_in(0));
+    assert!(!scene.is_picked(0));
     scene.advance(Duration::from_secs(2));
-    assert!(scene.is_in(0));
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(60));
+    assert!(scene.is_picked(0));
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR; 5]), Some(60));
     scene.advance(Duration::from_secs(61));
     // A healthy period resets the number of ejections step by step.
-    assert!(scene.is_in(0));
+    assert!(scene.is_picked(0));
     scene.advance(Duration::from_secs(10));
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(60));
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR; 5]), Some(60));
     // The duration has a maximum.
     for _ in 0..20 {
         scene.advance(Duration::from_secs(301));
-        assert!(scene.is_in(0));
+        assert!(scene.is_picked(0));
         scene.now -= Duration::from_secs(1);
-        scene.outcomes(0, &[SERVER_ERROR; 5]);
+        scene.report_outcomes(0, &[SERVER_ERROR; 5]);
     }
     assert_eq!(scene.destination.ejected_count(), 1);
 }
@@ -75,7 +78,7 @@ fn each_fault_counts_by_its_kind() {
         ..OutlierPolicy::default()
     };
     let reported = |outliers: OutlierPolicy, outcomes: &[EndpointOutcome]| {
-        let mut scene = TestDestination::new(policy(outliers), candidates(2));
+        let mut scene = TestDestination::new(policy_with_outliers(outliers), candidates(2));
         let mut last = None;
         for outcome in outcomes {
             let chosen = loop {
@@ -86,7 +89,7 @@ fn each_fault_counts_by_its_kind() {
             };
             last = chosen
                 .report_outcome(*outcome, scene.now)
-                .map(|one| one.fault);
+                .map(|one| one.cause);
         }
         last
     };
@@ -128,26 +131,29 @@ fn each_fault_counts_by_its_kind() {
 
 #[test]
 fn ejections_survive_policy_and_endpoint_changes() {
-    let mut scene = TestDestination::new(policy(OutlierPolicy::default()), candidates(3));
-    assert_eq!(scene.outcomes(0, &[SERVER_ERROR; 5]), Some(30));
+    let mut scene = TestDestination::new(
+        policy_with_outliers(OutlierPolicy::default()),
+        candidates(3),
+    );
+    assert_eq!(scene.report_outcomes(0, &[SERVER_ERROR; 5]), Some(30));
     let other = OutlierPolicy {
         server_errors: 7,
         ..OutlierPolicy::default()
     };
-    scene.destination = scene.destination.with_policy(policy(other));
-    assert!(!scene.is_in(0));
+    scene.destination = scene.destination.with_policy(policy_with_outliers(other));
+    assert!(!scene.is_picked(0));
     scene.update(candidates(4));
-    assert!(!scene.is_in(0));
+    assert!(!scene.is_picked(0));
     assert_eq!(scene.destination.ejected_count(), 1);
     // An endpoint that rejoins is new.
     scene.update(candidates(4)[1..].to_vec());
     assert_eq!(scene.destination.ejected_count(), 0);
     scene.update(candidates(4));
-    assert!(scene.is_in(0));
+    assert!(scene.is_picked(0));
     // Without outlier detection no endpoint is ejected.
-    assert_eq!(scene.outcomes(1, &[SERVER_ERROR; 7]), Some(30));
+    assert_eq!(scene.report_outcomes(1, &[SERVER_ERROR; 7]), Some(30));
     scene.destination = scene.destination.with_policy(DestinationPolicy::default());
-    assert!(scene.is_in(1));
+    assert!(scene.is_picked(1));
 }
 
 #[test]
@@ -158,23 +164,23 @@ fn ejections_are_ignored_when_too_few_endpoints_are_left() {
         min_health_percent: 50,
         ..OutlierPolicy::default()
     };
-    let mut scene = TestDestination::new(policy(outliers), candidates(4));
-    scene.outcomes(0, &[SERVER_ERROR]);
-    scene.outcomes(1, &[SERVER_ERROR]);
+    let mut scene = TestDestination::new(policy_with_outliers(outliers), candidates(4));
+    scene.report_outcomes(0, &[SERVER_ERROR]);
+    scene.report_outcomes(1, &[SERVER_ERROR]);
     assert_eq!(
         scene.count_picks(100).into_keys().collect::<Vec<_>>(),
         [2, 3]
     );
-    scene.outcomes(2, &[SERVER_ERROR]);
+    scene.report_outcomes(2, &[SERVER_ERROR]);
     assert_eq!(scene.count_picks(100).len(), 4);
     // Without a minimum of healthy endpoints all may be ejected.
     let unbound = OutlierPolicy {
         min_health_percent: 0,
         ..outliers
     };
-    let mut scene = TestDestination::new(policy(unbound), candidates(2));
-    scene.outcomes(0, &[SERVER_ERROR]);
-    scene.outcomes(1, &[SERVER_ERROR]);
+    let mut scene = TestDestination::new(policy_with_outliers(unbound), candidates(2));
+    scene.report_outcomes(0, &[SERVER_ERROR]);
+    scene.report_outcomes(1, &[SERVER_ERROR]);
     assert_eq!(
         scene.pick(PickRequest::default()).unwrap_err(),
         NoEndpoint::AllEjected
@@ -185,7 +191,7 @@ fn ejections_are_ignored_when_too_few_endpoints_are_left() {
 
 #[test]
 fn limits_count_active_requests() {
-    let limits = Limits::default();
+    let limits = LimitCounters::default();
     let of = DestinationLimits {
         requests: 2,
         pending: Some(0),
@@ -194,12 +200,21 @@ fn limits_count_active_requests() {
     };
     let first = limits.acquire_request(&of).unwrap();
     let _second = limits.acquire_request(&of).unwrap();
-    assert_eq!(limits.acquire_request(&of).unwrap_err(), Overflow::Requests);
+    assert_eq!(
+        limits.acquire_request(&of).unwrap_err(),
+        CircuitBreakerLimit::Requests
+    );
     drop(first);
     let _first = limits.acquire_request(&of).unwrap();
-    assert_eq!(limits.acquire_pending(&of).unwrap_err(), Overflow::Pending);
+    assert_eq!(
+        limits.acquire_pending(&of).unwrap_err(),
+        CircuitBreakerLimit::Pending
+    );
     let retry = limits.acquire_retry(&of).unwrap();
-    assert_eq!(limits.acquire_retry(&of).unwrap_err(), Overflow::Retries);
+    assert_eq!(
+        limits.acquire_retry(&of).unwrap_err(),
+        CircuitBreakerLimit::Retries
+    );
     drop(retry);
     let budget = |share, minimum| DestinationLimits {
         retry_budget: Some(RetryBudget { share, minimum }),
@@ -209,7 +224,7 @@ fn limits_count_active_requests() {
     let _one = limits.acquire_retry(&budget(50_000, 0)).unwrap();
     assert_eq!(
         limits.acquire_retry(&budget(50_000, 0)).unwrap_err(),
-        Overflow::Retries
+        CircuitBreakerLimit::Retries
     );
     assert!(limits.acquire_retry(&budget(50_000, 2)).is_ok());
     assert!(
@@ -231,7 +246,7 @@ proptest! {
             max_ejection_percent: percent,
             ..OutlierPolicy::default()
         };
-        let mut scene = TestDestination::new(policy(outliers), candidates(count));
+        let mut scene = TestDestination::new(policy_with_outliers(outliers), candidates(count));
         for (seconds, is_broken) in steps {
             scene.advance(Duration::from_secs(seconds));
             let outcome = if is_broken { SERVER_ERROR } else { SUCCESS };

@@ -4,52 +4,62 @@ use ambit_model::{AppTunnel, AppTunnelProtocol, WeightedWaypoint};
 
 use super::*;
 
-fn ask_as(
+fn route_inbound_as(
     table: &MeshTable,
     local: &Workload,
     target: ConnectTarget,
 ) -> Result<InboundRoute, InboundError> {
     table.inbound(&InboundRequest {
-        local,
+        local_workload: local,
         local_ip: "10.0.0.2".parse().unwrap(),
         target: &target,
         localhost_app_tunnel: true,
     })
 }
 
-fn at(text: &str) -> ConnectTarget {
+fn address_target(text: &str) -> ConnectTarget {
     ConnectTarget::Addr(addr(text))
 }
 
-fn named(hostname: &str, port: u16) -> ConnectTarget {
+fn hostname_target(hostname: &str, port: u16) -> ConnectTarget {
     ConnectTarget::Host {
         hostname: hostname.into(),
         port,
     }
 }
 
-fn local() -> Workload {
+fn local_pod() -> Workload {
     in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])
 }
 
-fn tunnelled(protocol: AppTunnelProtocol, port: Option<u16>) -> Workload {
+fn pod_with_app_tunnel(protocol: AppTunnelProtocol, port: Option<u16>) -> Workload {
     Workload {
         application_tunnel: Some(AppTunnel { protocol, port }),
-        ..local()
+        ..local_pod()
     }
 }
 
 #[test]
 fn pods_own_address_is_served_on_the_requested_port() {
-    let route = ask_as(&table(vec![], vec![]), &local(), at("10.0.0.2:8080")).unwrap();
+    let route = route_inbound_as(
+        &table(vec![], vec![]),
+        &local_pod(),
+        address_target("10.0.0.2:8080"),
+    )
+    .unwrap();
     assert_eq!(route.addr, addr("10.0.0.2:8080"));
-    assert_eq!(route.authorize, route.addr);
+    assert_eq!(route.authorized_destination, route.addr);
     assert_eq!(route.proxy_header, None);
 }
 
 #[test]
 fn another_address_is_a_mismatch() {
-    let error = ask_as(&table(vec![], vec![]), &local(), at("10.0.0.3:8080")).unwrap_err();
+    let error = route_inbound_as(
+        &table(vec![], vec![]),
+        &local_pod(),
+        address_target("10.0.0.3:8080"),
+    )
+    .unwrap_err();
     assert_eq!(error.to_string(), "ip mismatch: 10.0.0.2 != 10.0.0.3");
     assert_eq!(error.status(), 400);
 }
@@ -58,7 +68,12 @@ fn another_address_is_a_mismatch() {
 fn proxys_own_ports_are_unreachable() {
     let empty = table(vec![], vec![]);
     for port in PROXY_PORTS {
-        let error = ask_as(&empty, &local(), at(&format!("10.0.0.2:{port}"))).unwrap_err();
+        let error = route_inbound_as(
+            &empty,
+            &local_pod(),
+            address_target(&format!("10.0.0.2:{port}")),
+        )
+        .unwrap_err();
         assert_eq!(
             (error.status(), error),
             (503, InboundError::ProxyPort { port })
@@ -66,7 +81,12 @@ fn proxys_own_ports_are_unreachable() {
     }
     let mapped = in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 15001)]);
     let table = table(vec![], vec![service("web", &["/10.96.0.9"], &[(80, 0)])]);
-    let error = ask_as(&table, &mapped, named("web.ns.svc.cluster.local", 80)).unwrap_err();
+    let error = route_inbound_as(
+        &table,
+        &mapped,
+        hostname_target("web.ns.svc.cluster.local", 80),
+    )
+    .unwrap_err();
     assert_eq!(error, InboundError::ProxyPort { port: 15001 });
 }
 
@@ -77,14 +97,19 @@ fn a_hostname_is_only_resolved_to_a_port_of_this_very_pod() {
         vec![service("web", &["/10.96.0.9"], &[(80, 9000), (81, 9001)])],
     );
     let host = "web.ns.svc.cluster.local";
-    let route = ask_as(&table, &local(), named(host, 80)).unwrap();
+    let route = route_inbound_as(&table, &local_pod(), hostname_target(host, 80)).unwrap();
     assert_eq!(route.addr, addr("10.0.0.2:8080"));
-    let route = ask_as(&table, &local(), named(host, 81)).unwrap();
+    let route = route_inbound_as(&table, &local_pod(), hostname_target(host, 81)).unwrap();
     assert_eq!(route.addr, addr("10.0.0.2:9001"));
-    let error = ask_as(&table, &local(), named(host, 82)).unwrap_err();
+    let error = route_inbound_as(&table, &local_pod(), hostname_target(host, 82)).unwrap_err();
     assert!(error.to_string().contains("cannot resolve port"), "{error}");
     assert_eq!(error.status(), 503);
-    let error = ask_as(&table, &local(), named("gone.example.com", 80)).unwrap_err();
+    let error = route_inbound_as(
+        &table,
+        &local_pod(),
+        hostname_target("gone.example.com", 80),
+    )
+    .unwrap_err();
     assert_eq!(
         error.to_string(),
         "no service or workload for hostname gone.example.com"
@@ -100,31 +125,33 @@ fn a_named_port_is_the_pods_own() {
     );
     let host = "web.ns.svc.cluster.local";
     assert_eq!(
-        ask_as(&table, &local(), named(host, 80)).unwrap().addr,
+        route_inbound_as(&table, &local_pod(), hostname_target(host, 80))
+            .unwrap()
+            .addr,
         addr("10.0.0.2:8080")
     );
-    let error = ask_as(&table, &local(), named(host, 81)).unwrap_err();
+    let error = route_inbound_as(&table, &local_pod(), hostname_target(host, 81)).unwrap_err();
     assert!(matches!(error, InboundError::UnknownPort { port: 81, .. }));
 }
 
 #[test]
 fn application_tunnel_accepts_any_address() {
     let table = table(vec![], vec![service("web", &["/10.96.0.9"], &[(80, 80)])]);
-    let plain = tunnelled(AppTunnelProtocol::None, None);
-    let route = ask_as(&table, &plain, at("10.96.0.9:80")).unwrap();
+    let plain = pod_with_app_tunnel(AppTunnelProtocol::None, None);
+    let route = route_inbound_as(&table, &plain, address_target("10.96.0.9:80")).unwrap();
     assert_eq!(
         (route.addr, route.proxy_header),
         (addr("10.0.0.2:80"), None)
     );
 
-    let plain = tunnelled(AppTunnelProtocol::None, Some(9999));
-    let route = ask_as(&table, &plain, at("10.96.0.9:80")).unwrap();
+    let plain = pod_with_app_tunnel(AppTunnelProtocol::None, Some(9999));
+    let route = route_inbound_as(&table, &plain, address_target("10.96.0.9:80")).unwrap();
     assert_eq!(route.addr, addr("10.0.0.2:9999"));
 
-    let proxied = tunnelled(AppTunnelProtocol::Proxy, Some(15088));
-    let route = ask_as(&table, &proxied, at("10.96.0.9:80")).unwrap();
+    let proxied = pod_with_app_tunnel(AppTunnelProtocol::Proxy, Some(15088));
+    let route = route_inbound_as(&table, &proxied, address_target("10.96.0.9:80")).unwrap();
     assert_eq!(route.addr, addr("127.0.0.1:15088"));
-    assert_eq!(route.authorize, addr("10.0.0.2:15088"));
+    assert_eq!(route.authorized_destination, addr("10.0.0.2:15088"));
     assert_eq!(
         route.proxy_header,
         Some(ProxyHeader {
@@ -132,7 +159,12 @@ fn application_tunnel_accepts_any_address() {
         })
     );
 
-    let route = ask_as(&table, &proxied, named("web.ns.svc.cluster.local", 80)).unwrap();
+    let route = route_inbound_as(
+        &table,
+        &proxied,
+        hostname_target("web.ns.svc.cluster.local", 80),
+    )
+    .unwrap();
     assert_eq!(
         route.proxy_header,
         Some(ProxyHeader {
@@ -143,11 +175,11 @@ fn application_tunnel_accepts_any_address() {
 
 #[test]
 fn application_tunnel_can_be_bound_to_the_pods_address() {
-    let proxied = tunnelled(AppTunnelProtocol::Proxy, Some(15088));
+    let proxied = pod_with_app_tunnel(AppTunnelProtocol::Proxy, Some(15088));
     let request = InboundRequest {
-        local: &proxied,
+        local_workload: &proxied,
         local_ip: "10.0.0.2".parse().unwrap(),
-        target: &at("10.96.0.9:80"),
+        target: &address_target("10.96.0.9:80"),
         localhost_app_tunnel: false,
     };
     let route = table(vec![], vec![]).inbound(&request).unwrap();
@@ -168,12 +200,12 @@ fn waypoint_accepts_addresses_of_its_destinations() {
         "/10.0.0.2",
     ] {
         let table = table(vec![], vec![guarded(at_waypoint), behind.clone()]);
-        let route = ask_as(&table, &waypoint, at("10.96.0.9:80")).unwrap();
+        let route = route_inbound_as(&table, &waypoint, address_target("10.96.0.9:80")).unwrap();
         assert_eq!(route.addr, addr("10.0.0.2:80"), "{at_waypoint}");
     }
     // Another workload's waypoint does not.
     let elsewhere = table(vec![], vec![guarded("/10.96.0.200"), behind.clone()]);
-    assert!(ask_as(&elsewhere, &waypoint, at("10.96.0.9:80")).is_err());
+    assert!(route_inbound_as(&elsewhere, &waypoint, address_target("10.96.0.9:80")).is_err());
 
     let canary = Service {
         weighted_waypoints: vec![WeightedWaypoint {
@@ -183,19 +215,19 @@ fn waypoint_accepts_addresses_of_its_destinations() {
         ..guarded("/10.96.0.200")
     };
     let canary = table(vec![], vec![canary, behind.clone()]);
-    assert!(ask_as(&canary, &waypoint, at("10.96.0.9:80")).is_ok());
+    assert!(route_inbound_as(&canary, &waypoint, address_target("10.96.0.9:80")).is_ok());
 
     let guarded_pod = Workload {
         waypoint: Some(gateway("/10.96.0.100", 15008)),
         ..pod("x", &["10.0.0.5"])
     };
     let direct = table(vec![guarded_pod], vec![behind]);
-    assert!(ask_as(&direct, &waypoint, at("10.0.0.5:80")).is_ok());
+    assert!(route_inbound_as(&direct, &waypoint, address_target("10.0.0.5:80")).is_ok());
 }
 
 #[test]
 fn telemetry_names_the_service_that_was_meant() {
-    let mut local = in_service(local(), "admin", &[]);
+    let mut local = in_service(local_pod(), "admin", &[]);
     local = in_service(local, "named", &[(443, 8443)]);
     let table = table(
         vec![],

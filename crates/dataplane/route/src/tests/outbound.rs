@@ -12,7 +12,7 @@ use super::*;
 fn an_unknown_destination_is_passed_through() {
     let table = table(vec![], vec![]);
     assert_eq!(
-        go(&table, "8.8.8.8:53"),
+        route_from_client(&table, "8.8.8.8:53"),
         Ok(Route::Passthrough {
             dst: addr("8.8.8.8:53"),
             service: None
@@ -24,7 +24,7 @@ fn an_unknown_destination_is_passed_through() {
 fn a_mapped_destination_is_the_ipv4_one_it_is() {
     let table = table(vec![pod("a", &["10.0.0.2"])], vec![]);
     assert_eq!(
-        hbone(&table, "[::ffff:10.0.0.2]:80").authority,
+        hbone_route(&table, "[::ffff:10.0.0.2]:80").authority,
         "10.0.0.2:80"
     );
 }
@@ -32,10 +32,10 @@ fn a_mapped_destination_is_the_ipv4_one_it_is() {
 #[test]
 fn a_captured_pod_is_reached_by_tunnel_under_its_identity() {
     let table = table(vec![pod("a", &["10.0.0.2"])], vec![]);
-    let route = hbone(&table, "10.0.0.2:80");
+    let route = hbone_route(&table, "10.0.0.2:80");
     assert_eq!(route.addr, addr("10.0.0.2:15008"));
     assert_eq!(route.authority, "10.0.0.2:80");
-    assert_eq!(route.expected.as_slice(), [identity("sa-a")]);
+    assert_eq!(route.expected_identities.as_slice(), [identity("sa-a")]);
     assert_eq!(
         (route.workload.name(), route.waypoint.is_some()),
         ("a", false)
@@ -49,7 +49,7 @@ fn an_uncaptured_pod_is_reached_in_plain() {
         ..pod("a", &["10.0.0.2"])
     };
     let table = table(vec![plain], vec![]);
-    let Ok(Route::Plain(route)) = go(&table, "10.0.0.2:80") else {
+    let Ok(Route::Plain(route)) = route_from_client(&table, "10.0.0.2:80") else {
         panic!()
     };
     assert_eq!(route.addr, addr("10.0.0.2:80"));
@@ -63,7 +63,7 @@ fn a_pod_of_another_network_is_not_at_its_address_here() {
     };
     let table = table(vec![far], vec![]);
     assert!(matches!(
-        go(&table, "10.0.0.2:80"),
+        route_from_client(&table, "10.0.0.2:80"),
         Ok(Route::Passthrough { .. })
     ));
 }
@@ -81,10 +81,10 @@ fn service_resolves_to_an_endpoint_and_target_port() {
             ..service("web", &["/10.96.0.9"], &[(80, 8080)])
         }],
     );
-    let route = hbone(&table, "10.96.0.9:80");
+    let route = hbone_route(&table, "10.96.0.9:80");
     assert_eq!(route.authority, "10.0.0.2:8080");
     assert_eq!(
-        route.expected.as_slice(),
+        route.expected_identities.as_slice(),
         [identity("sa-a"), "spiffe://td/ns/x/sa/y".parse().unwrap()]
     );
     assert_eq!(route.service.unwrap().name, "web");
@@ -96,13 +96,16 @@ fn a_named_port_is_each_endpoints_own() {
         vec![in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 9090)])],
         vec![service("web", &["/10.96.0.9"], &[(80, 0)])],
     );
-    assert_eq!(hbone(&table, "10.96.0.9:80").authority, "10.0.0.2:9090");
+    assert_eq!(
+        hbone_route(&table, "10.96.0.9:80").authority,
+        "10.0.0.2:9090"
+    );
 }
 
 #[test]
 fn a_service_without_a_usable_endpoint_is_an_error_not_a_bypass() {
     let no_endpoint = table(vec![], vec![service("web", &["/10.96.0.9"], &[(80, 80)])]);
-    let error = go(&no_endpoint, "10.96.0.9:80").unwrap_err();
+    let error = route_from_client(&no_endpoint, "10.96.0.9:80").unwrap_err();
     assert!(
         error.to_string().starts_with("no healthy upstream"),
         "{error}"
@@ -115,7 +118,7 @@ fn a_service_without_a_usable_endpoint_is_an_error_not_a_bypass() {
         vec![service("web", &["/10.96.0.9"], &[(80, 80)])],
     );
     assert!(matches!(
-        go(&sick, "10.96.0.9:80"),
+        route_from_client(&sick, "10.96.0.9:80"),
         Err(RouteError::NoHealthyUpstream { .. })
     ));
 
@@ -124,7 +127,7 @@ fn a_service_without_a_usable_endpoint_is_an_error_not_a_bypass() {
         vec![service("web", &["/10.96.0.9"], &[(80, 80)])],
     );
     assert!(matches!(
-        go(&foreign_port, "10.96.0.9:81"),
+        route_from_client(&foreign_port, "10.96.0.9:81"),
         Err(RouteError::NoHealthyUpstream { .. })
     ));
 
@@ -133,7 +136,7 @@ fn a_service_without_a_usable_endpoint_is_an_error_not_a_bypass() {
         vec![service("web", &["/10.96.0.9"], &[(80, 0)])],
     );
     assert!(matches!(
-        go(&unmapped, "10.96.0.9:80"),
+        route_from_client(&unmapped, "10.96.0.9:80"),
         Err(RouteError::NoHealthyUpstream { .. })
     ));
 }
@@ -154,7 +157,7 @@ fn unhealthy_endpoints_serve_a_service_that_allows_all() {
             ..service("web", &["/10.96.0.9"], &[(80, 80)])
         }],
     );
-    assert_eq!(hbone(&table, "10.96.0.9:80").authority, "10.0.0.2:80");
+    assert_eq!(hbone_route(&table, "10.96.0.9:80").authority, "10.0.0.2:80");
 }
 
 #[test]
@@ -173,11 +176,11 @@ fn pods_on_the_nodes_address_are_reached_through_services_only() {
         ],
     );
     assert!(matches!(
-        go(&table, "10.9.9.9:80"),
+        route_from_client(&table, "10.9.9.9:80"),
         Ok(Route::Passthrough { .. })
     ));
     for (dst, name) in [("10.96.0.1:80", "a"), ("10.96.0.2:80", "b")] {
-        let Ok(Route::Plain(route)) = go(&table, dst) else {
+        let Ok(Route::Plain(route)) = route_from_client(&table, dst) else {
             panic!()
         };
         assert_eq!(
@@ -192,21 +195,36 @@ fn the_dialed_address_family_is_preferred() {
     let dual = in_service(pod("a", &["10.0.0.2", "fd00::2"]), "web", &[(80, 80)]);
     let both = service("web", &["/10.96.0.9", "/fd00:96::9"], &[(80, 80)]);
     let routes = table(vec![dual.clone()], vec![both.clone()]);
-    assert_eq!(hbone(&routes, "10.96.0.9:80").authority, "10.0.0.2:80");
-    assert_eq!(hbone(&routes, "[fd00:96::9]:80").authority, "[fd00::2]:80");
-    assert_eq!(hbone(&routes, "10.0.0.2:80").authority, "10.0.0.2:80");
-    assert_eq!(hbone(&routes, "[fd00::2]:80").addr, addr("[fd00::2]:15008"));
+    assert_eq!(
+        hbone_route(&routes, "10.96.0.9:80").authority,
+        "10.0.0.2:80"
+    );
+    assert_eq!(
+        hbone_route(&routes, "[fd00:96::9]:80").authority,
+        "[fd00::2]:80"
+    );
+    assert_eq!(hbone_route(&routes, "10.0.0.2:80").authority, "10.0.0.2:80");
+    assert_eq!(
+        hbone_route(&routes, "[fd00::2]:80").addr,
+        addr("[fd00::2]:15008")
+    );
 
     let v4_only = in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 80)]);
     let routes = table(vec![v4_only], vec![both.clone()]);
-    assert_eq!(hbone(&routes, "[fd00:96::9]:80").authority, "10.0.0.2:80");
+    assert_eq!(
+        hbone_route(&routes, "[fd00:96::9]:80").authority,
+        "10.0.0.2:80"
+    );
 
     let restricted = Service {
         ip_families: Some(IpFamilies::Ipv6),
         ..both
     };
     let routes = table(vec![dual], vec![restricted]);
-    assert_eq!(hbone(&routes, "10.96.0.9:80").authority, "[fd00::2]:80");
+    assert_eq!(
+        hbone_route(&routes, "10.96.0.9:80").authority,
+        "[fd00::2]:80"
+    );
 }
 
 #[test]
@@ -219,7 +237,7 @@ fn a_workload_known_by_name_only_is_resolved_first() {
         vec![in_service(named, "db", &[(5432, 5432)])],
         vec![service("db", &["/240.0.0.1"], &[(5432, 5432)])],
     );
-    let Ok(Route::NeedsDns(pending)) = go(&table, "240.0.0.1:5432") else {
+    let Ok(Route::NeedsDns(pending)) = route_from_client(&table, "240.0.0.1:5432") else {
         panic!()
     };
     assert_eq!(
@@ -236,12 +254,12 @@ fn a_workload_known_by_name_only_is_resolved_first() {
 
 #[test]
 fn passthrough_service_uses_the_dialed_address() {
-    let wide = mode(
+    let wide = with_lb_mode(
         service("wide", &["/10.0.0.0/8"], &[(80, 80)]),
         LbMode::Passthrough,
     );
     let table = table(vec![pod("a", &["10.0.0.2"])], vec![wide]);
-    let Ok(Route::Passthrough { dst, service }) = go(&table, "10.7.7.7:80") else {
+    let Ok(Route::Passthrough { dst, service }) = route_from_client(&table, "10.7.7.7:80") else {
         panic!()
     };
     assert_eq!(
@@ -249,12 +267,12 @@ fn passthrough_service_uses_the_dialed_address() {
         (addr("10.7.7.7:80"), "wide")
     );
     // A pod inside the prefix does not lose its tunnel by that.
-    assert_eq!(hbone(&table, "10.0.0.2:80").authority, "10.0.0.2:80");
+    assert_eq!(hbone_route(&table, "10.0.0.2:80").authority, "10.0.0.2:80");
 }
 
 // === waypoints ===
 
-fn guarded_service(waypoint: GatewayAddress) -> Service {
+fn service_with_waypoint(waypoint: GatewayAddress) -> Service {
     Service {
         waypoint: Some(waypoint),
         ..service("web", &["/10.96.0.9"], &[(80, 8080)])
@@ -269,12 +287,15 @@ fn services_waypoint_gets_the_dialled_address() {
                 in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)]),
                 waypoint_pod("w", "10.0.0.9"),
             ],
-            vec![guarded_service(gateway(at, 15008)), waypoint_service()],
+            vec![
+                service_with_waypoint(gateway(at, 15008)),
+                waypoint_service(),
+            ],
         );
-        let route = hbone(&table, "10.96.0.9:80");
+        let route = hbone_route(&table, "10.96.0.9:80");
         assert_eq!(route.addr, addr("10.0.0.9:15008"));
         assert_eq!(route.authority, "10.96.0.9:80");
-        assert_eq!(route.expected.as_slice(), [identity("waypoint")]);
+        assert_eq!(route.expected_identities.as_slice(), [identity("waypoint")]);
         assert!(route.waypoint.is_some());
         assert_eq!(route.service.unwrap().name, "web");
     }
@@ -284,10 +305,10 @@ fn services_waypoint_gets_the_dialled_address() {
 fn a_waypoint_may_be_a_workloads_address_or_name() {
     let by_address = table(
         vec![pod("w", &["10.0.0.9"])],
-        vec![guarded_service(gateway("/10.0.0.9", 15008))],
+        vec![service_with_waypoint(gateway("/10.0.0.9", 15008))],
     );
     assert_eq!(
-        hbone(&by_address, "10.96.0.9:80").addr,
+        hbone_route(&by_address, "10.96.0.9:80").addr,
         addr("10.0.0.9:15008")
     );
 
@@ -297,9 +318,9 @@ fn a_waypoint_may_be_a_workloads_address_or_name() {
     };
     let by_name = table(
         vec![named],
-        vec![guarded_service(gateway("ns/wp.example.com", 15008))],
+        vec![service_with_waypoint(gateway("ns/wp.example.com", 15008))],
     );
-    let Ok(Route::NeedsDns(pending)) = go(&by_name, "10.96.0.9:80") else {
+    let Ok(Route::NeedsDns(pending)) = route_from_client(&by_name, "10.96.0.9:80") else {
         panic!()
     };
     let Route::Hbone(route) = pending.resolve("192.0.2.7".parse().unwrap()) else {
@@ -314,12 +335,12 @@ fn a_waypoint_may_be_a_workloads_address_or_name() {
 fn a_waypoint_that_cannot_be_found_fails_the_connection() {
     let unknown = table(
         vec![in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])],
-        vec![guarded_service(gateway(
+        vec![service_with_waypoint(gateway(
             "ns/gone.ns.svc.cluster.local",
             15008,
         ))],
     );
-    let error = go(&unknown, "10.96.0.9:80").unwrap_err();
+    let error = route_from_client(&unknown, "10.96.0.9:80").unwrap_err();
     assert!(
         error.to_string().starts_with("unknown waypoint: ns/gone"),
         "{error}"
@@ -329,12 +350,12 @@ fn a_waypoint_that_cannot_be_found_fails_the_connection() {
     let empty = table(
         vec![in_service(pod("a", &["10.0.0.2"]), "web", &[(80, 8080)])],
         vec![
-            guarded_service(gateway("/10.96.0.100", 15008)),
+            service_with_waypoint(gateway("/10.96.0.100", 15008)),
             waypoint_service(),
         ],
     );
     assert!(matches!(
-        go(&empty, "10.96.0.9:80"),
+        route_from_client(&empty, "10.96.0.9:80"),
         Err(RouteError::NoWaypointPod { .. })
     ));
 
@@ -344,22 +365,22 @@ fn a_waypoint_that_cannot_be_found_fails_the_connection() {
     };
     let guarded = table(vec![guarded], vec![]);
     assert!(matches!(
-        go(&guarded, "10.0.0.2:80"),
+        route_from_client(&guarded, "10.0.0.2:80"),
         Err(RouteError::UnknownWaypoint { .. })
     ));
 }
 
 #[test]
 fn a_passthrough_service_still_has_its_waypoint() {
-    let wide = mode(
-        guarded_service(gateway("/10.96.0.100", 15008)),
+    let wide = with_lb_mode(
+        service_with_waypoint(gateway("/10.96.0.100", 15008)),
         LbMode::Passthrough,
     );
     let table = table(
         vec![waypoint_pod("w", "10.0.0.9")],
         vec![wide, waypoint_service()],
     );
-    assert!(hbone(&table, "10.96.0.9:80").waypoint.is_some());
+    assert!(hbone_route(&table, "10.96.0.9:80").waypoint.is_some());
 }
 
 #[test]
@@ -393,18 +414,18 @@ fn pods_waypoint_receives_connections_to_the_pod_not_its_service() {
             service("web", &["/10.96.0.9"], &[(80, 8080)]),
         ],
     );
-    let route = hbone(&table, "10.0.0.2:80");
+    let route = hbone_route(&table, "10.0.0.2:80");
     assert_eq!(
         (route.addr, route.authority.as_str()),
         (addr("10.0.0.9:15008"), "10.0.0.2:80")
     );
     // The waypoint has no address of the dialled family; the requested address stays the dialled one.
-    let route = hbone(&table, "[fd00::2]:80");
+    let route = hbone_route(&table, "[fd00::2]:80");
     assert_eq!(
         (route.addr, route.authority.as_str()),
         (addr("10.0.0.9:15008"), "[fd00::2]:80")
     );
-    assert!(hbone(&table, "10.96.0.9:80").waypoint.is_none());
+    assert!(hbone_route(&table, "10.96.0.9:80").waypoint.is_none());
 }
 
 #[test]
@@ -452,7 +473,7 @@ fn weighted_waypoints_share_connections_by_weight() {
                     waypoint("/10.0.0.7", weights[0]),
                     waypoint("/10.0.0.8", weights[1]),
                 ],
-                ..guarded_service(gateway("/10.0.0.9", 15008))
+                ..service_with_waypoint(gateway("/10.0.0.9", 15008))
             }],
         )
     };
@@ -494,16 +515,19 @@ fn a_waypoint_service_without_ports_works_with_an_application_tunnel() {
     let table = table(
         vec![behind],
         vec![
-            guarded_service(gateway("/10.96.0.100", 15008)),
+            service_with_waypoint(gateway("/10.96.0.100", 15008)),
             service("waypoint", &["/10.96.0.100"], &[]),
         ],
     );
-    assert_eq!(hbone(&table, "10.96.0.9:80").addr, addr("10.0.0.9:15008"));
+    assert_eq!(
+        hbone_route(&table, "10.96.0.9:80").addr,
+        addr("10.0.0.9:15008")
+    );
 }
 
 // === other networks ===
 
-fn far_endpoint() -> Workload {
+fn remote_network_endpoint() -> Workload {
     Workload {
         uid: "far/SplitHorizonWorkload/gw/ns/web".into(),
         network: text("far"),
@@ -512,7 +536,7 @@ fn far_endpoint() -> Workload {
     }
 }
 
-fn far_gateway() -> Workload {
+fn remote_network_gateway() -> Workload {
     Workload {
         network: text("far"),
         service_account: text("gateway"),
@@ -520,7 +544,7 @@ fn far_gateway() -> Workload {
     }
 }
 
-fn far_service(sans: &[&str]) -> Service {
+fn remote_network_service(sans: &[&str]) -> Service {
     Service {
         subject_alt_names: sans.iter().map(|san| text(san)).collect(),
         ..service("web", &["/10.96.0.9"], &[(80, 80)])
@@ -576,30 +600,38 @@ fn session_affinity_keeps_endpoints_and_spreads_clients() {
 #[test]
 fn an_endpoint_of_another_network_is_reached_by_a_tunnel_in_a_tunnel() {
     let table = table(
-        vec![far_endpoint(), far_gateway()],
-        vec![far_service(&["spiffe://cluster.local/ns/ns/sa/web"])],
+        vec![remote_network_endpoint(), remote_network_gateway()],
+        vec![remote_network_service(&[
+            "spiffe://cluster.local/ns/ns/sa/web",
+        ])],
     );
-    let Ok(Route::DoubleHbone { outer, inner }) = go(&table, "10.96.0.9:80") else {
+    let Ok(Route::DoubleHbone { outer, inner }) = route_from_client(&table, "10.96.0.9:80") else {
         panic!()
     };
     assert_eq!(outer.addr, addr("192.0.2.1:15008"));
     assert_eq!(outer.authority, "web.ns.svc.cluster.local:80");
-    assert_eq!(outer.expected.as_slice(), [identity("gateway")]);
+    assert_eq!(outer.expected_identities.as_slice(), [identity("gateway")]);
     assert_eq!(inner.authority, outer.authority);
-    assert_eq!(inner.expected.as_slice(), [identity("web")]);
+    assert_eq!(inner.expected_identities.as_slice(), [identity("web")]);
 }
 
 #[test]
 fn another_network_without_names_or_gateway_is_an_error() {
-    let nameless = table(vec![far_endpoint(), far_gateway()], vec![far_service(&[])]);
+    let nameless = table(
+        vec![remote_network_endpoint(), remote_network_gateway()],
+        vec![remote_network_service(&[])],
+    );
     assert!(matches!(
-        go(&nameless, "10.96.0.9:80"),
+        route_from_client(&nameless, "10.96.0.9:80"),
         Err(RouteError::NoIdentities { .. })
     ));
     let san = "spiffe://cluster.local/ns/ns/sa/web";
-    let no_gateway = table(vec![far_endpoint()], vec![far_service(&[san])]);
+    let no_gateway = table(
+        vec![remote_network_endpoint()],
+        vec![remote_network_service(&[san])],
+    );
     assert!(matches!(
-        go(&no_gateway, "10.96.0.9:80"),
+        route_from_client(&no_gateway, "10.96.0.9:80"),
         Err(RouteError::UnknownGateway { .. })
     ));
 }
@@ -613,10 +645,14 @@ fn failover_prefers_the_own_network_and_uses_the_other_when_it_must() {
             mode: LbMode::Failover,
             ..LoadBalancing::default()
         }),
-        ..far_service(&["spiffe://cluster.local/ns/ns/sa/web"])
+        ..remote_network_service(&["spiffe://cluster.local/ns/ns/sa/web"])
     };
     let mut table = table(
-        vec![near.clone(), far_endpoint(), far_gateway()],
+        vec![
+            near.clone(),
+            remote_network_endpoint(),
+            remote_network_gateway(),
+        ],
         vec![service],
     );
     for seed in 0..20 {
@@ -628,14 +664,14 @@ fn failover_prefers_the_own_network_and_uses_the_other_when_it_must() {
     }
     table.insert_workload(&unhealthy(near));
     assert!(matches!(
-        go(&table, "10.96.0.9:80"),
+        route_from_client(&table, "10.96.0.9:80"),
         Ok(Route::DoubleHbone { .. })
     ));
 }
 
 // === balancing ===
 
-fn places() -> Vec<Workload> {
+fn workloads_by_locality() -> Vec<Workload> {
     let at = |name: &str, ip: &str, region: &str, zone: &str, node: &str| {
         let mut workload = in_service(pod(name, &[ip]), "web", &[(80, 80)]);
         workload.locality = Locality {
@@ -654,7 +690,11 @@ fn places() -> Vec<Workload> {
     ]
 }
 
-fn picked(workloads: Vec<Workload>, scopes: &[LbScope], mode: LbMode) -> BTreeSet<String> {
+fn picked_endpoints(
+    workloads: Vec<Workload>,
+    scopes: &[LbScope],
+    mode: LbMode,
+) -> BTreeSet<String> {
     let service = Service {
         load_balancing: Some(LoadBalancing {
             routing_preferences: scopes.to_vec(),
@@ -682,34 +722,53 @@ fn balancing_modes_select_by_locality() {
     use LbScope::{Network, Node, Region, Zone};
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let all: BTreeSet<String> = names(&["same-node", "same-zone", "same-region", "elsewhere"]);
-    assert_eq!(picked(places(), &[], LbMode::Standard), all);
     assert_eq!(
-        picked(places(), &[Node], LbMode::Strict),
+        picked_endpoints(workloads_by_locality(), &[], LbMode::Standard),
+        all
+    );
+    assert_eq!(
+        picked_endpoints(workloads_by_locality(), &[Node], LbMode::Strict),
         names(&["same-node"])
     );
     assert_eq!(
-        picked(places(), &[Region, Zone], LbMode::Strict),
+        picked_endpoints(workloads_by_locality(), &[Region, Zone], LbMode::Strict),
         names(&["same-node", "same-zone"])
     );
     assert_eq!(
-        picked(places()[1..].to_vec(), &[Node], LbMode::Strict),
+        picked_endpoints(
+            workloads_by_locality()[1..].to_vec(),
+            &[Node],
+            LbMode::Strict
+        ),
         names(&[])
     );
     let closest = [Network, Region, Zone, Node];
     assert_eq!(
-        picked(places(), &closest, LbMode::Failover),
+        picked_endpoints(workloads_by_locality(), &closest, LbMode::Failover),
         names(&["same-node"])
     );
     assert_eq!(
-        picked(places()[1..].to_vec(), &closest, LbMode::Failover),
+        picked_endpoints(
+            workloads_by_locality()[1..].to_vec(),
+            &closest,
+            LbMode::Failover
+        ),
         names(&["same-zone"])
     );
     assert_eq!(
-        picked(places()[2..].to_vec(), &closest, LbMode::Failover),
+        picked_endpoints(
+            workloads_by_locality()[2..].to_vec(),
+            &closest,
+            LbMode::Failover
+        ),
         names(&["same-region"])
     );
     assert_eq!(
-        picked(places()[3..].to_vec(), &closest, LbMode::Failover),
+        picked_endpoints(
+            workloads_by_locality()[3..].to_vec(),
+            &closest,
+            LbMode::Failover
+        ),
         names(&["elsewhere"])
     );
 }
@@ -726,7 +785,7 @@ fn capacity_is_a_weight_and_zero_is_never_picked() {
         weight("nine", "10.0.1.3", 9),
     ];
     for mode in [LbMode::Standard, LbMode::Failover] {
-        let service = super::mode(service("web", &["/10.96.0.9"], &[(80, 80)]), mode);
+        let service = super::with_lb_mode(service("web", &["/10.96.0.9"], &[(80, 80)]), mode);
         let table = table(workloads.clone(), vec![service]);
         let mut rng = rng();
         let mut counts = BTreeMap::<String, u32>::new();
@@ -760,7 +819,10 @@ fn a_single_usable_endpoint_among_many_is_found() {
         workloads,
         vec![service("web", &["/10.96.0.9"], &[(80, 80)])],
     );
-    assert_eq!(hbone(&table, "10.96.0.9:80").workload.name(), "usable");
+    assert_eq!(
+        hbone_route(&table, "10.96.0.9:80").workload.name(),
+        "usable"
+    );
 }
 
 #[test]
@@ -801,7 +863,7 @@ fn a_waypoint_s_pods_that_are_not_ready_are_tried_when_none_is() {
         let all = pods.into_iter().chain([guarded.clone()]).collect();
         let table = table(all, services.clone());
         for _ in 0..20 {
-            assert_eq!(hbone(&table, "10.96.0.9:80").addr, addr(expected));
+            assert_eq!(hbone_route(&table, "10.96.0.9:80").addr, addr(expected));
         }
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 const PREFIXES: [&str; 4] = ["/10.0.0.0/8", "/0.0.0.0/0", "/fd00::/8", "/::/0"];
 
 fn with_prefixes(namespace: &str, lb_mode: LbMode, waypoint: bool) -> MeshTable {
-    let mut wide = mode(
+    let mut wide = with_lb_mode(
         service_in(namespace, "wide", &PREFIXES, &[(80, 8080)]),
         lb_mode,
     );
@@ -48,13 +48,13 @@ fn services_and_workloads_inside_a_prefix_are_reached_as_themselves() {
                     ("[fd00:96::9]:80", "backend"),
                 ] {
                     assert_eq!(
-                        hbone(&table, dialled).workload.name(),
+                        hbone_route(&table, dialled).workload.name(),
                         expected,
                         "{what} {dialled}"
                     );
                 }
                 // What nothing has is the prefix's.
-                let route = go(&table, "10.77.0.1:80").unwrap();
+                let route = route_from_client(&table, "10.77.0.1:80").unwrap();
                 let service = route.service().map(|service| service.name.clone());
                 assert_eq!(service.as_deref(), Some("wide"), "{what}");
             }
@@ -66,7 +66,7 @@ fn services_and_workloads_inside_a_prefix_are_reached_as_themselves() {
 fn a_workload_has_its_address_from_the_moment_it_is_known() {
     let mut table = with_prefixes("ns", LbMode::Standard, false);
     let late = pod("late", &["10.9.9.9"]);
-    let name = |table: &MeshTable| hbone(table, "10.9.9.9:80").workload.name().to_owned();
+    let name = |table: &MeshTable| hbone_route(table, "10.9.9.9:80").workload.name().to_owned();
     assert_eq!(name(&table), "thief");
     table.insert_workload(&late);
     assert_eq!(name(&table), "late");
@@ -96,12 +96,16 @@ fn an_entry_of_one_namespace_is_no_gateway_of_others() {
             PortMap::from_iter([(15008, 15008)]),
         );
         let behind = Workload {
-            endpoint_waypoint: Some(attached(&format!("/{at}"), &[identity("sa-thief")], true)),
+            endpoint_waypoint: Some(new_endpoint_waypoint(
+                &format!("/{at}"),
+                &[identity("sa-thief")],
+                true,
+            )),
             ..pod("behind", &["10.0.0.2"])
         };
         let table = table(vec![thief, behind], vec![entry]);
         assert_eq!(
-            go(&table, "10.0.0.2:80").is_ok(),
+            route_from_client(&table, "10.0.0.2:80").is_ok(),
             is_found,
             "{visibility:?}"
         );

@@ -17,7 +17,7 @@ fn name_at(table: &MeshTable, network: &str, ip: &str, client: &str) -> Option<S
 #[test]
 fn workloads_round_trip_through_the_table() {
     let workload = Workload {
-        endpoint_waypoint: Some(attached("/1.2.3.4", &[identity("w")], true)),
+        endpoint_waypoint: Some(new_endpoint_waypoint("/1.2.3.4", &[identity("w")], true)),
         waypoint: Some(gateway("ns/host", 1)),
         network_gateway: Some(gateway("net/1.2.3.4", 2)),
         authorization_policies: vec!["a/b".into()],
@@ -148,9 +148,9 @@ fn local_workloads_are_found_by_pod() {
             .is_some()
     };
     assert!(find(&table, "a") && !find(&table, "far"));
-    assert!(table.has_local("ns", "sa-a") && !table.has_local("ns", "sa-far"));
+    assert!(table.has_local_workload("ns", "sa-a") && !table.has_local_workload("ns", "sa-far"));
     table.remove_workload("Kubernetes//Pod/ns/a");
-    assert!(!find(&table, "a") && !table.has_local("ns", "sa-a"));
+    assert!(!find(&table, "a") && !table.has_local_workload("ns", "sa-a"));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn endpoints_that_come_before_their_service_wait_for_it() {
         vec![],
     );
     assert!(matches!(
-        go(&table, "10.96.0.9:80"),
+        route_from_client(&table, "10.96.0.9:80"),
         Ok(Route::Passthrough { .. })
     ));
     assert_eq!(table.staged_endpoints()[0].1.len(), 2);
@@ -343,7 +343,7 @@ fn removals_match_exactly_one_workload_or_service() {
 // === a naive reference ===
 
 #[derive(Clone, Debug)]
-enum Step {
+enum TableUpdate {
     Insert {
         uid: u8,
         ip: u8,
@@ -359,21 +359,21 @@ enum Step {
     RemoveService(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn table_update() -> impl Strategy<Value = TableUpdate> {
     prop_oneof![
         3 => (0..6u8, 0..4u8, vec(0..3u8, 0..3), any::<bool>(), prop::bool::weighted(0.2)).prop_map(
             |(uid, ip, services, healthy, host_network)| {
-                Step::Insert { uid, ip, services, healthy, host_network }
+                TableUpdate::Insert { uid, ip, services, healthy, host_network }
             }
         ),
-        1 => (0..6u8).prop_map(Step::Remove),
-        2 => (0..3u8, 0..3u8).prop_map(|(name, vip)| Step::InsertService { name, vip }),
-        1 => (0..3u8).prop_map(Step::RemoveService),
+        1 => (0..6u8).prop_map(TableUpdate::Remove),
+        2 => (0..3u8, 0..3u8).prop_map(|(name, vip)| TableUpdate::InsertService { name, vip }),
+        1 => (0..3u8).prop_map(TableUpdate::RemoveService),
     ]
 }
 
-fn workload_of(step: &Step) -> Option<Workload> {
-    let Step::Insert {
+fn workload_of(step: &TableUpdate) -> Option<Workload> {
+    let TableUpdate::Insert {
         uid,
         ip,
         services,
@@ -400,29 +400,29 @@ fn workload_of(step: &Step) -> Option<Workload> {
 proptest! {
     /// Checks that after any sequence of updates the indices agree with the records.
     #[test]
-    fn the_indices_follow_the_records(steps in vec(step(), 0..60)) {
+    fn the_indices_follow_the_records(steps in vec(table_update(), 0..60)) {
         let mut table = table(vec![], vec![]);
         let mut workloads = BTreeMap::<String, Workload>::new();
         let mut services = BTreeMap::<NamespacedHostname, Service>::new();
         for step in &steps {
             match step {
-                Step::Insert { .. } => {
+                TableUpdate::Insert { .. } => {
                     let workload = workload_of(step).unwrap();
                     table.insert_workload(&workload);
                     workloads.insert(workload.uid.to_string(), workload);
                 }
-                Step::Remove(uid) => {
+                TableUpdate::Remove(uid) => {
                     let uid = format!("Kubernetes//Pod/ns/p{uid}");
                     table.remove_workload(&uid);
                     workloads.remove(&uid);
                 }
-                Step::InsertService { name, vip } => {
+                TableUpdate::InsertService { name, vip } => {
                     let vip = format!("/10.96.0.{vip}");
                     let service = service(&format!("s{name}"), &[&vip], &[(80, 80)]);
                     table.insert_service(service.clone());
                     services.insert(service.namespaced_hostname(), service);
                 }
-                Step::RemoveService(name) => {
+                TableUpdate::RemoveService(name) => {
                     let name = host("ns", &format!("s{name}"));
                     table.remove_service(&name);
                     services.remove(&name);

@@ -12,9 +12,9 @@ use super::*;
 
 /// Writer that captures log output.
 #[derive(Clone, Default)]
-struct Output(Arc<Mutex<Vec<u8>>>);
+struct CapturedOutput(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Output {
+impl io::Write for CapturedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -25,7 +25,7 @@ impl io::Write for Output {
 }
 
 fn logged(format: LogFormat, filter: &str, work: impl FnOnce()) -> String {
-    let output = Output::default();
+    let output = CapturedOutput::default();
     capture(format, filter, output.clone(), work).unwrap();
     let bytes = output.0.lock().unwrap().clone();
     let text = String::from_utf8(bytes).unwrap();
@@ -37,7 +37,7 @@ fn logged(format: LogFormat, filter: &str, work: impl FnOnce()) -> String {
     }
 }
 
-fn full() -> AccessLog {
+fn full_record() -> AccessLog {
     AccessLog {
         src_workload: Some("client".into()),
         src_namespace: Some("a".into()),
@@ -60,7 +60,7 @@ fn full() -> AccessLog {
 #[test]
 fn full_line_has_the_fields_of_the_contract_in_order() {
     let line = logged(LogFormat::Text, "info", || {
-        full().log_completed(7, 9, Duration::from_micros(13_900), None);
+        full_record().log_completed(7, 9, Duration::from_micros(13_900), None);
     });
     assert_eq!(
         line,
@@ -93,8 +93,13 @@ fn unknown_fields_are_omitted_and_failures_are_errors() {
 
 #[test]
 fn openings_are_debug() {
-    assert_eq!(logged(LogFormat::Text, "info", || full().log_opened()), "");
-    let line = logged(LogFormat::Text, "access=debug", || full().log_opened());
+    assert_eq!(
+        logged(LogFormat::Text, "info", || full_record().log_opened()),
+        ""
+    );
+    let line = logged(LogFormat::Text, "access=debug", || {
+        full_record().log_opened()
+    });
     assert!(line.starts_with("debug\taccess\tconnection opened\tsrc.addr=10.0.1.5:41234 "));
 }
 
@@ -118,7 +123,7 @@ fn early_refusals_are_warnings() {
 #[test]
 fn json_has_the_same_fields() {
     let line = logged(LogFormat::Json, "info", || {
-        full().log_completed(7, 9, Duration::from_millis(1), None);
+        full_record().log_completed(7, 9, Duration::from_millis(1), None);
     });
     assert!(
         line.contains(r#""scope":"access","src.addr":"10.0.1.5:41234","src.workload":"client","#),

@@ -19,7 +19,7 @@ fn every_family_has_the_name_of_the_contract() {
         source_canonical_revision: ArcStrLabel("v1".into()),
     };
     let _socket = metrics.open_socket(Reporter::Source);
-    metrics.count_on_demand_dns(&Arc::new(Party::default()), &"example.com".into());
+    metrics.count_on_demand_dns(&Arc::new(WorkloadLabels::default()), &"example.com".into());
     metrics.count_crl_rejection(Reporter::Destination);
     metrics.count_crl_untracked(Reporter::Source);
     metrics.count_xds_termination(XdsTermination::ConnectionError);

@@ -12,22 +12,22 @@ use ambit_flow::{Flow, StreamItem};
 const MAX_QUEUED_EVENTS: usize = 1024;
 /// Number of queued refusals above which a refusal is counted with a similar one instead of queued.
 const AGGREGATION_THRESHOLD: usize = 64;
-/// Number of recent refusals among which a similar one is searched.
+/// Maximum number of recent refusals with which a new refusal is compared.
 const MAX_COMPARED_EVENTS: usize = 64;
-/// Maximum traffic events per second and reader; excess events are dropped evenly over the second.
+/// Rate limit of traffic events for each reader, in events per second; excess events are dropped.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
-/// Time after which a reader with a full queue that reads nothing is disconnected.
+/// Time without a read after which a reader with a full queue is disconnected.
 const MAX_STALL: Duration = Duration::from_secs(15);
 
 /// Queue of flow events for one reader.
 #[derive(Debug)]
 pub(super) struct Queue {
-    waiting: VecDeque<(Arc<Flow>, u64)>,
-    refusals: usize,
-    lost: (u64, u64),
-    /// Number of events that may be queued now, and the time for which it was computed.
+    queued_events: VecDeque<(Arc<Flow>, u64)>,
+    queued_refusals: usize,
+    lost_events: (u64, u64),
+    /// Token bucket of the rate limit: remaining events, and the time for which that number was computed.
     budget: (f64, Instant),
-    taken: Instant,
+    last_read_at: Instant,
 }
 
 /// Result of adding an event to a queue.
@@ -42,11 +42,11 @@ pub(super) enum QueueOutcome {
 impl Queue {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            waiting: VecDeque::new(),
-            refusals: 0,
-            lost: (0, 0),
+            queued_events: VecDeque::new(),
+            queued_refusals: 0,
+            lost_events: (0, 0),
             budget: (EVENTS_PER_SECOND, now),
-            taken: now,
+            last_read_at: now,
         }
     }
 
@@ -54,25 +54,30 @@ impl Queue {
     pub(super) fn add(&mut self, flow: Arc<Flow>, now: Instant) -> QueueOutcome {
         let is_refusal = flow.event.is_refusal();
         let fits = match is_refusal {
-            true if self.refusals >= AGGREGATION_THRESHOLD && self.merge_into_similar(&flow) => {
+            true if self.queued_refusals >= AGGREGATION_THRESHOLD
+                && self.merge_into_similar(&flow) =>
+            {
                 return QueueOutcome::Accepted;
             }
-            true => self.refusals < MAX_QUEUED_EVENTS,
+            true => self.queued_refusals < MAX_QUEUED_EVENTS,
             false => {
-                self.waiting.len() - self.refusals < MAX_QUEUED_EVENTS && self.is_in_budget(now)
+                self.queued_events.len() - self.queued_refusals < MAX_QUEUED_EVENTS
+                    && self.is_in_budget(now)
             }
         };
         if fits {
-            self.refusals += usize::from(is_refusal);
+            self.queued_refusals += usize::from(is_refusal);
             let count = flow.count;
-            self.waiting.push_back((flow, count));
+            self.queued_events.push_back((flow, count));
             return QueueOutcome::Accepted;
         }
         match is_refusal {
-            true => self.lost.1 += flow.count,
-            false => self.lost.0 += flow.count,
+            true => self.lost_events.1 += flow.count,
+            false => self.lost_events.0 += flow.count,
         }
-        if now.saturating_duration_since(self.taken) > MAX_STALL && !self.waiting.is_empty() {
+        if now.saturating_duration_since(self.last_read_at) > MAX_STALL
+            && !self.queued_events.is_empty()
+        {
             return QueueOutcome::Stalled;
         }
         QueueOutcome::Accepted
@@ -81,7 +86,7 @@ impl Queue {
     /// Counts a refusal with the latest similar one among the last [`MAX_COMPARED_EVENTS`]. Returns false
     /// if there is none.
     fn merge_into_similar(&mut self, flow: &Flow) -> bool {
-        let refusals = self.waiting.iter_mut().rev();
+        let refusals = self.queued_events.iter_mut().rev();
         let refusals = refusals.filter(|(other, _)| other.event.is_refusal());
         let alike = refusals
             .take(MAX_COMPARED_EVENTS)
@@ -104,8 +109,10 @@ impl Queue {
 
     /// Removes and returns at most `most` events, with the numbers of lost events.
     pub(super) fn take_batch(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
-        self.taken = now;
-        let taken = self.waiting.drain(..most.min(self.waiting.len()));
+        self.last_read_at = now;
+        let taken = self
+            .queued_events
+            .drain(..most.min(self.queued_events.len()));
         let mut items: Vec<_> = taken
             .map(|(flow, count)| {
                 let mut flow = Arc::unwrap_or_clone(flow);
@@ -113,15 +120,15 @@ impl Queue {
                 StreamItem::Flow(Box::new(flow))
             })
             .collect();
-        self.refusals = match self.waiting.is_empty() {
+        self.queued_refusals = match self.queued_events.is_empty() {
             true => 0,
             false => {
-                let left = self.waiting.iter();
+                let left = self.queued_events.iter();
                 left.filter(|(flow, _)| flow.event.is_refusal()).count()
             }
         };
-        if self.lost != (0, 0) {
-            let (sampled, refusals) = std::mem::take(&mut self.lost);
+        if self.lost_events != (0, 0) {
+            let (sampled, refusals) = std::mem::take(&mut self.lost_events);
             items.push(StreamItem::Lost { sampled, refusals });
         }
         items
@@ -131,7 +138,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::{super::tests::flow, *};
-    use ambit_flow::Event;
+    use ambit_flow::FlowEventKind;
 
     fn counts(items: &[StreamItem]) -> (u64, u64, u64) {
         items
@@ -146,7 +153,7 @@ mod tests {
     }
 
     fn refused_from(workload: usize) -> Arc<Flow> {
-        let mut refused = flow(Event::Refused);
+        let mut refused = flow(FlowEventKind::Refused);
         refused.source.workload = Some(format!("client-{workload}"));
         Arc::new(refused)
     }
@@ -156,7 +163,7 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::new(now);
         for _ in 0..MAX_QUEUED_EVENTS + 10 {
-            queue.add(Arc::new(flow(Event::Opened)), now);
+            queue.add(Arc::new(flow(FlowEventKind::Opened)), now);
         }
         assert_eq!(counts(&queue.take_batch(usize::MAX, now)), (1024, 10, 0));
         assert_eq!(queue.take_batch(usize::MAX, now), []);
@@ -172,7 +179,7 @@ mod tests {
                 .map(|_| {
                     for _ in 0..100 {
                         now += Duration::from_micros(100);
-                        queue.add(Arc::new(flow(Event::Request)), now);
+                        queue.add(Arc::new(flow(FlowEventKind::Request)), now);
                     }
                     let (flows, sampled, _) = counts(&queue.take_batch(usize::MAX, now));
                     lost += sampled;
@@ -192,15 +199,15 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::new(now);
         for _ in 0..100_000 {
-            queue.add(Arc::new(flow(Event::Closed)), now);
+            queue.add(Arc::new(flow(FlowEventKind::Closed)), now);
         }
         for client in 0..500 {
             queue.add(refused_from(client), now);
         }
         let items = queue.take_batch(usize::MAX, now);
-        let refused = items
-            .iter()
-            .filter(|item| matches!(item, StreamItem::Flow(flow) if flow.event == Event::Refused));
+        let refused = items.iter().filter(
+            |item| matches!(item, StreamItem::Flow(flow) if flow.event == FlowEventKind::Refused),
+        );
         assert_eq!(refused.count(), 500);
     }
 
@@ -234,20 +241,20 @@ mod tests {
         let late = start + MAX_STALL + Duration::from_secs(1);
         for _ in 0..MAX_QUEUED_EVENTS {
             assert_eq!(
-                queue.add(Arc::new(flow(Event::Opened)), start),
+                queue.add(Arc::new(flow(FlowEventKind::Opened)), start),
                 QueueOutcome::Accepted
             );
         }
         assert_eq!(
-            queue.add(Arc::new(flow(Event::Opened)), start),
+            queue.add(Arc::new(flow(FlowEventKind::Opened)), start),
             QueueOutcome::Accepted
         );
-        let stalled = queue.add(Arc::new(flow(Event::Opened)), late);
+        let stalled = queue.add(Arc::new(flow(FlowEventKind::Opened)), late);
         assert_eq!(stalled, QueueOutcome::Stalled);
         queue.take_batch(1, late);
-        queue.add(Arc::new(flow(Event::Opened)), late);
+        queue.add(Arc::new(flow(FlowEventKind::Opened)), late);
         assert_eq!(
-            queue.add(Arc::new(flow(Event::Opened)), late),
+            queue.add(Arc::new(flow(FlowEventKind::Opened)), late),
             QueueOutcome::Accepted
         );
     }

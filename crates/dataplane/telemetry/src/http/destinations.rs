@@ -40,7 +40,7 @@ impl DestinationMetrics {
         );
     }
 
-    /// Counts an endpoint of a service that outlier detection ejected.
+    /// Counts an ejection of a service's endpoint by outlier detection.
     pub fn count_ejection(&self, service: &str, cause: &'static str) {
         let labels = EjectionLabels {
             destination_service: service.to_owned(),
@@ -58,7 +58,8 @@ impl DestinationMetrics {
         self.overflows.get_or_create(&labels).inc();
     }
 
-    /// Removes the series of a service that has no rule any more; `causes` and `limits` are all label values.
+    /// Removes the series of a service whose `DestinationRule` was removed. `causes` and `limits` list all values of
+    /// these labels.
     pub fn remove_destination(
         &self,
         service: &str,

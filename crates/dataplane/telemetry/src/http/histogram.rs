@@ -27,7 +27,7 @@ const BUCKET_BOUNDS: [f64; 19] = [
     3_600_000.0,
 ];
 
-/// Histogram whose updates are a few atomic additions.
+/// Histogram in which an observation takes a few atomic additions.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     sum: AtomicU64,

@@ -9,7 +9,7 @@ use ambit_model::TelemetryFamily;
 use super::{RelabeledValues, ResponseFlags};
 use crate::{
     TrafficLabels,
-    labels::{LabelSink, LabelWriter, encode_parties},
+    labels::{LabelSink, LabelWriter, encode_traffic_labels},
 };
 
 /// Value of the label `request_protocol`.
@@ -65,7 +65,7 @@ pub struct HttpLabels {
     code: ResponseCode,
     flags: ResponseFlags,
     /// Configured label overrides.
-    changed: Option<RelabeledValues>,
+    overrides: Option<RelabeledValues>,
 }
 
 impl HttpLabels {
@@ -81,14 +81,17 @@ impl HttpLabels {
             protocol: protocol.limit_cardinality(),
             code,
             flags,
-            changed: None,
+            overrides: None,
         }
     }
 
     /// Applies configured label overrides.
     #[must_use]
     pub fn with_overrides(self, changed: Option<RelabeledValues>) -> Self {
-        Self { changed, ..self }
+        Self {
+            overrides: changed,
+            ..self
+        }
     }
 
     pub(super) fn without_principals(&self) -> Self {
@@ -99,15 +102,15 @@ impl HttpLabels {
     }
 
     pub(super) fn has_overrides(&self) -> bool {
-        self.changed.is_some()
+        self.overrides.is_some()
     }
 
     /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
     pub(super) fn family_labels(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
         let mut labels = Vec::with_capacity(32);
         // Writing to a list cannot fail.
-        self.put(&mut labels).ok()?;
-        match &self.changed {
+        self.put_labels(&mut labels).ok()?;
+        match &self.overrides {
             Some(changed) => changed.apply(family, labels),
             None => Some(labels),
         }
@@ -120,13 +123,13 @@ impl HttpLabels {
 
 impl EncodeLabelSet for HttpLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
-        self.put(&mut LabelWriter(encoder))
+        self.put_labels(&mut LabelWriter(encoder))
     }
 }
 
 impl HttpLabels {
-    fn put(&self, labels: &mut impl LabelSink) -> fmt::Result {
-        encode_parties(labels, &self.traffic)?;
+    fn put_labels(&self, labels: &mut impl LabelSink) -> fmt::Result {
+        encode_traffic_labels(labels, &self.traffic)?;
         labels.put_label("request_protocol", self.protocol.as_str())?;
         labels.put_label("response_code", &self.code.to_string())?;
         if let RequestProtocol::Grpc(status) = self.protocol {

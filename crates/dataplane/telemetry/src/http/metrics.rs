@@ -22,7 +22,7 @@ use prometheus_client::{
 use super::{DestinationMetrics, HttpLabels, HttpRequestReport, histogram::Histogram};
 use crate::{
     labels::Principals,
-    retired::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
+    retired_series::{LabelPairs, MergedFamily, RetiredSeries, add_counter},
 };
 
 #[cfg(test)]
@@ -57,11 +57,11 @@ pub enum MirrorOutcome {
     /// The mirror could not be reached, or broke off the exchange.
     Failed,
     /// The mirror received the body too slowly.
-    TooSlow,
+    BodyTimeout,
     /// The mirror did not respond in time.
     Late,
     /// The limit of mirrored requests was reached; nothing was sent.
-    Busy,
+    LimitReached,
     /// A policy of the mirror's service denied the request.
     Denied,
 }
@@ -90,7 +90,7 @@ struct ProviderLabels {
 pub enum ExportSignal {
     /// Spans of requests.
     Traces,
-    /// Lines of access logs.
+    /// Log records of requests, from the access log.
     Logs,
 }
 
@@ -121,26 +121,26 @@ struct OutcomeLabels {
 pub struct HttpMetrics {
     series: Arc<SeriesTable>,
     principals: Principals,
-    refused: Family<ReasonLabels, Counter>,
+    refused_requests: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
     /// Metrics of outlier detection and circuit breakers.
     pub destinations: DestinationMetrics,
-    mirrored: Family<OutcomeLabels, Counter>,
-    authorized: Family<AuthorizedLabels, Counter>,
-    headers_refused: Family<ProviderLabels, Counter>,
-    exported: Family<ExportLabels, Counter>,
-    rate_limited: Family<RateLimitLabels, Counter>,
-    memory_refused: Family<MemoryLabels, Counter>,
+    mirrored_requests: Family<OutcomeLabels, Counter>,
+    authorization_checks: Family<AuthorizedLabels, Counter>,
+    refused_provider_headers: Family<ProviderLabels, Counter>,
+    exported_items: Family<ExportLabels, Counter>,
+    rate_limit_decisions: Family<RateLimitLabels, Counter>,
+    memory_refusals: Family<MemoryLabels, Counter>,
 }
 
 #[derive(Debug)]
 struct SeriesTable {
-    /// Table of series by labels. Locked for reading when a request ends, for writing for new labels, and to drop
-    /// unused series.
+    /// Table of series by labels. It is locked for reading when a request ends, and for writing to add a series or to
+    /// drop unused ones.
     table: RwLock<Table>,
     /// Dropped series whose counts are to be merged into others, since they may have the same labels.
-    retired: RetiredSeries<HttpLabels, Series>,
-    dropped: Counter,
+    retired_series: RetiredSeries<HttpLabels, Series>,
+    dropped_series: Counter,
 }
 
 type Table = HashMap<Arc<HttpLabels>, Arc<Series>>;
@@ -149,8 +149,8 @@ impl Default for SeriesTable {
     fn default() -> Self {
         Self {
             table: RwLock::default(),
-            retired: RetiredSeries::new(MAX_SERIES),
-            dropped: Counter::default(),
+            retired_series: RetiredSeries::new(MAX_SERIES),
+            dropped_series: Counter::default(),
         }
     }
 }
@@ -158,45 +158,45 @@ impl Default for SeriesTable {
 #[derive(Debug)]
 struct Series {
     requests: AtomicU64,
-    milliseconds: Histogram,
+    duration_ms: Histogram,
     request_bytes: Histogram,
     response_bytes: Histogram,
     request_messages: AtomicU64,
     response_messages: AtomicU64,
-    born: Instant,
-    /// Milliseconds from `born` to the last use of the series.
-    used: AtomicU64,
+    created_at: Instant,
+    /// Time of the last use of the series, in milliseconds since `born`.
+    last_used_ms: AtomicU64,
 }
 
 impl Series {
     fn new(now: Instant) -> Self {
         Self {
             requests: AtomicU64::default(),
-            milliseconds: Histogram::default(),
+            duration_ms: Histogram::default(),
             request_bytes: Histogram::default(),
             response_bytes: Histogram::default(),
             request_messages: AtomicU64::default(),
             response_messages: AtomicU64::default(),
-            born: now,
-            used: AtomicU64::default(),
+            created_at: now,
+            last_used_ms: AtomicU64::default(),
         }
     }
 
     fn add(&self, report: &HttpRequestReport<'_>, now: Instant) {
         self.requests.fetch_add(1, Relaxed);
-        self.milliseconds.observe(milliseconds(report.duration));
+        self.duration_ms.observe(milliseconds(report.duration));
         self.request_bytes.observe(report.request_bytes);
         self.response_bytes.observe(report.response_bytes);
         self.request_messages
             .fetch_add(report.request_messages, Relaxed);
         self.response_messages
             .fetch_add(report.response_messages, Relaxed);
-        let age = milliseconds(now.saturating_duration_since(self.born));
-        self.used.fetch_max(age, Relaxed);
+        let age = milliseconds(now.saturating_duration_since(self.created_at));
+        self.last_used_ms.fetch_max(age, Relaxed);
     }
 
     fn last_use(&self) -> Instant {
-        self.born + Duration::from_millis(self.used.load(Relaxed))
+        self.created_at + Duration::from_millis(self.last_used_ms.load(Relaxed))
     }
 }
 
@@ -212,12 +212,12 @@ impl HttpMetrics {
         registry.register(
             "ambit_http_series_dropped",
             "The total number of series of requests dropped because there were too many",
-            metrics.series.dropped.clone(),
+            metrics.series.dropped_series.clone(),
         );
         registry.register(
             "ambit_requests_refused",
             "The total number of requests refused before any policy or route was evaluated",
-            metrics.refused.clone(),
+            metrics.refused_requests.clone(),
         );
         registry.register(
             "ambit_policy_dry_run_denied",
@@ -228,32 +228,32 @@ impl HttpMetrics {
         registry.register(
             "ambit_requests_mirrored",
             "The total number of mirrored requests, by result",
-            metrics.mirrored.clone(),
+            metrics.mirrored_requests.clone(),
         );
         registry.register(
             "ambit_ext_authz",
             "The total number of ext_authz checks of requests and connections, by result",
-            metrics.authorized.clone(),
+            metrics.authorization_checks.clone(),
         );
         registry.register(
             "ambit_ext_authz_headers_refused",
             "The total number of headers that providers tried to set or remove and may not",
-            metrics.headers_refused.clone(),
+            metrics.refused_provider_headers.clone(),
         );
         registry.register(
             "ambit_rate_limit_decisions",
             "The total number of requests that rate limits refused or rate-limit services checked, by result",
-            metrics.rate_limited.clone(),
+            metrics.rate_limit_decisions.clone(),
         );
         registry.register(
             "ambit_memory_budget_refused",
             "The total number of allocations that a memory budget refused, by reason and budget",
-            metrics.memory_refused.clone(),
+            metrics.memory_refusals.clone(),
         );
         registry.register(
             "ambit_telemetry_exported",
             "The total number of spans and access log lines for collectors, by result",
-            metrics.exported.clone(),
+            metrics.exported_items.clone(),
         );
         metrics
     }
@@ -278,14 +278,16 @@ impl HttpMetrics {
 
     /// Counts a request that was refused as invalid, before any policy or route was evaluated.
     pub fn count_refused_request(&self, reason: &'static str) {
-        self.refused.get_or_create(&ReasonLabels { reason }).inc();
+        self.refused_requests
+            .get_or_create(&ReasonLabels { reason })
+            .inc();
     }
 
     /// Counts a request that was refused because a memory budget is exhausted; `scope` is the budget's: connection,
     /// caller or process.
     pub fn count_memory_refusal(&self, reason: &'static str, scope: &'static str) {
         let labels = MemoryLabels { reason, scope };
-        self.memory_refused.get_or_create(&labels).inc();
+        self.memory_refusals.get_or_create(&labels).inc();
     }
 
     /// Counts a mirrored request, which is not in the request metrics.
@@ -293,12 +295,12 @@ impl HttpMetrics {
         let outcome = match outcome {
             MirrorOutcome::Answered => "answered",
             MirrorOutcome::Failed => "failed",
-            MirrorOutcome::TooSlow => "too_slow",
+            MirrorOutcome::BodyTimeout => "too_slow",
             MirrorOutcome::Late => "late",
-            MirrorOutcome::Busy => "busy",
+            MirrorOutcome::LimitReached => "busy",
             MirrorOutcome::Denied => "denied",
         };
-        self.mirrored
+        self.mirrored_requests
             .get_or_create(&OutcomeLabels { outcome })
             .inc();
     }
@@ -307,7 +309,7 @@ impl HttpMetrics {
     pub fn count_authorization(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };
-        self.authorized.get_or_create(&labels).inc();
+        self.authorization_checks.get_or_create(&labels).inc();
     }
 
     /// Counts a decision of a RateLimit; `kind` is `local` or `global`.
@@ -322,7 +324,7 @@ impl HttpMetrics {
             kind,
             outcome,
         };
-        self.rate_limited.get_or_create(&labels).inc();
+        self.rate_limit_decisions.get_or_create(&labels).inc();
     }
 
     /// Counts header changes in a provider's response that are not allowed.
@@ -330,7 +332,9 @@ impl HttpMetrics {
         if count > 0 {
             let provider = provider.to_owned();
             let labels = ProviderLabels { provider };
-            self.headers_refused.get_or_create(&labels).inc_by(count);
+            self.refused_provider_headers
+                .get_or_create(&labels)
+                .inc_by(count);
         }
     }
     /// Counts spans or log records that were exported or dropped.
@@ -346,7 +350,7 @@ impl HttpMetrics {
                 ExportOutcome::Failed => "failed",
             },
         };
-        self.exported.get_or_create(&labels).inc_by(many);
+        self.exported_items.get_or_create(&labels).inc_by(many);
     }
 
     /// Counts a request that a dry-run policy would have denied.
@@ -371,8 +375,8 @@ impl SeriesTable {
         }
         let mut table = self.table.write();
         if table.len() >= MAX_SERIES && !table.contains_key(labels) {
-            let dropped = make_room(&mut table);
-            self.dropped.inc_by(dropped.len() as u64);
+            let dropped = evict_unused(&mut table);
+            self.dropped_series.inc_by(dropped.len() as u64);
             self.retire(dropped);
         }
         let series = table.entry(Arc::new(labels.clone()));
@@ -388,13 +392,13 @@ impl SeriesTable {
 
     fn retire(&self, dropped: impl IntoIterator<Item = (Arc<HttpLabels>, Arc<Series>)>) {
         let dropped = dropped.into_iter();
-        self.retired
+        self.retired_series
             .extend(dropped.filter(|(labels, _)| labels.has_overrides()));
     }
 }
 
 /// Drops the longest unused half of the series.
-fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
+fn evict_unused(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     let mut uses: Vec<_> = table.values().map(|series| series.last_use()).collect();
     if uses.is_empty() {
         return Vec::new();
@@ -412,7 +416,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     dropped.collect()
 }
 
-/// Metric families of requests, for merging dropped series.
+/// Request metric families, with the functions by which dropped series are merged.
 const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
     MergedFamily {
         labels: |labels| labels.family_labels(TelemetryFamily::RequestCount),
@@ -420,7 +424,7 @@ const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
     },
     MergedFamily {
         labels: |labels| labels.family_labels(TelemetryFamily::RequestDuration),
-        merge: |to, from| to.milliseconds.add(&from.milliseconds),
+        merge: |to, from| to.duration_ms.add(&from.duration_ms),
     },
     MergedFamily {
         labels: |labels| labels.family_labels(TelemetryFamily::RequestSize),
@@ -458,14 +462,14 @@ impl Collector for HttpCollector {
             table.iter().map(|(l, s)| (l.clone(), s.clone())).collect()
         };
         let stay = rows.iter().map(|(labels, series)| (&**labels, &**series));
-        self.0.retired.merge_into_remaining(stay, &FAMILIES);
+        self.0.retired_series.merge_into_remaining(stay, &FAMILIES);
         if rows.is_empty() {
             return Ok(());
         }
-        let mut out = Families {
+        let mut out = FamilyEncoder {
             encoder: &mut encoder,
             rows: &rows,
-            is_changed: rows.iter().any(|(labels, _)| labels.has_overrides()),
+            has_overrides: rows.iter().any(|(labels, _)| labels.has_overrides()),
         };
         use TelemetryFamily as Family;
         out.counter(
@@ -480,7 +484,7 @@ impl Collector for HttpCollector {
                 Family::RequestDuration,
             ),
             "The duration of requests in milliseconds",
-            |series| &series.milliseconds,
+            |series| &series.duration_ms,
         )?;
         out.histogram(
             ("istio_request_bytes", Family::RequestSize),
@@ -507,14 +511,14 @@ impl Collector for HttpCollector {
     }
 }
 
-struct Families<'a, 'b> {
+struct FamilyEncoder<'a, 'b> {
     encoder: &'a mut DescriptorEncoder<'b>,
     rows: &'a Rows,
     /// Whether label overrides may give several series the same labels.
-    is_changed: bool,
+    has_overrides: bool,
 }
 
-impl Families<'_, '_> {
+impl FamilyEncoder<'_, '_> {
     fn counter(
         &mut self,
         (name, of): (&str, TelemetryFamily),
@@ -532,7 +536,7 @@ impl Families<'_, '_> {
             return Ok(());
         }
         let kind = MetricType::Counter;
-        if self.is_changed {
+        if self.has_overrides {
             let mut sums: BTreeMap<_, u64> = BTreeMap::new();
             for (labels, series) in rows {
                 if let Some(labels) = labels.family_labels(of) {
@@ -563,7 +567,7 @@ impl Families<'_, '_> {
         value: impl Fn(&Series) -> &Histogram,
     ) -> fmt::Result {
         let kind = MetricType::Histogram;
-        if self.is_changed {
+        if self.has_overrides {
             let mut sums: BTreeMap<_, Histogram> = BTreeMap::new();
             for (labels, series) in self.rows {
                 if let Some(labels) = labels.family_labels(of) {

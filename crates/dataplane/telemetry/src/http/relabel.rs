@@ -21,9 +21,9 @@ pub struct FamilyOverrides {
 /// Label overrides of one request or connection, with their values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RelabeledValues {
-    /// Configured overrides that apply.
-    pub relabel: std::sync::Arc<MetricOverrides>,
-    /// Values of the added labels, by index.
+    /// Configured metric overrides that apply to the request or connection.
+    pub overrides: std::sync::Arc<MetricOverrides>,
+    /// Values of added or changed labels, by the index that [`FamilyOverrides::labels`] refers to.
     pub values: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl RelabeledValues {
         of: TelemetryFamily,
         mut labels: Vec<(String, String)>,
     ) -> Option<Vec<(String, String)>> {
-        let rule = self.relabel.families.get(family_index(of))?;
+        let rule = self.overrides.families.get(family_index(of))?;
         if rule.disabled {
             return None;
         }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_codec::{push_json, push_text};
+use ambit_codec::{push_escaped_text, push_json_string};
 use time::OffsetDateTime;
 
 use super::{ResponseCode, ResponseFlags};
@@ -81,12 +81,12 @@ pub struct HttpRequestReport<'a> {
     /// Name of the route that matched.
     pub route: Option<&'a str>,
     /// AUDIT policy that matched, if any. Not in Istio's formats, and written only if present.
-    pub audited_by: Option<&'a str>,
-    /// Host outside of the mesh that the request was sent to, for wildcard hosts and for TLS that the waypoint
-    /// originates. Written only if present.
-    pub remote: Option<&'a str>,
-    /// SAN that the certificate of that host was verified for. Written only if present.
-    pub remote_identity: Option<&'a str>,
+    pub audit_policy: Option<&'a str>,
+    /// Host outside of the mesh to which the request was sent, for wildcard hosts and originated TLS. Written only if
+    /// present.
+    pub external_host: Option<&'a str>,
+    /// SAN for which the certificate of the host in `remote` was verified. Written only if present.
+    pub external_san: Option<&'a str>,
 }
 
 impl HttpRequestReport<'_> {
@@ -124,9 +124,9 @@ impl HttpRequestReport<'_> {
             downstream_remote,
             server_name: None,
             route: None,
-            audited_by: None,
-            remote: None,
-            remote_identity: None,
+            audit_policy: None,
+            external_host: None,
+            external_san: None,
         }
     }
 
@@ -134,14 +134,14 @@ impl HttpRequestReport<'_> {
     pub fn format_line(&self, format: AccessLogFormat) -> String {
         let mut line = String::with_capacity(512);
         match format {
-            AccessLogFormat::Text => self.text(&mut line),
-            AccessLogFormat::Json => self.json(&mut line),
+            AccessLogFormat::Text => self.write_text_line(&mut line),
+            AccessLogFormat::Json => self.write_json_line(&mut line),
         }
         line.push('\n');
         line
     }
 
-    fn text(&self, line: &mut String) {
+    fn write_text_line(&self, line: &mut String) {
         let mut out = TextWriter(line);
         out.0.push('[');
         out.unquoted(Some(timestamp(self.started)));
@@ -181,21 +181,21 @@ impl HttpRequestReport<'_> {
         out.space().unquoted_peer_text(self.server_name);
         out.space()
             .unquoted_peer_text(self.route.map(str::as_bytes));
-        if let Some(policy) = self.audited_by {
+        if let Some(policy) = self.audit_policy {
             out.0.push_str(" audit=");
             out.quoted(Some(policy.as_bytes()));
         }
-        if let Some(remote) = self.remote {
+        if let Some(remote) = self.external_host {
             out.0.push_str(" remote=");
             out.quoted(Some(remote.as_bytes()));
         }
-        if let Some(identity) = self.remote_identity {
+        if let Some(identity) = self.external_san {
             out.0.push_str(" remote_identity=");
             out.quoted(Some(identity.as_bytes()));
         }
     }
 
-    fn json(&self, line: &mut String) {
+    fn write_json_line(&self, line: &mut String) {
         let mut out = JsonWriter {
             line,
             has_any: false,
@@ -225,14 +225,14 @@ impl HttpRequestReport<'_> {
         out.display("downstream_remote_address", Some(self.downstream_remote));
         out.string("requested_server_name", self.server_name);
         out.text("route_name", self.route);
-        if self.audited_by.is_some() {
-            out.text("audit", self.audited_by);
+        if self.audit_policy.is_some() {
+            out.text("audit", self.audit_policy);
         }
-        if self.remote.is_some() {
-            out.text("remote", self.remote);
+        if self.external_host.is_some() {
+            out.text("remote", self.external_host);
         }
-        if self.remote_identity.is_some() {
-            out.text("remote_identity", self.remote_identity);
+        if self.external_san.is_some() {
+            out.text("remote_identity", self.external_san);
         }
         line.push('}');
     }
@@ -265,7 +265,7 @@ impl TextWriter<'_> {
         self
     }
 
-    /// Writes a value of the waypoint itself, without escaping.
+    /// Writes a trusted value, which the waypoint itself produced, without quotes or escaping.
     fn unquoted(&mut self, value: Option<impl Display>) {
         match value {
             // Writing to a string cannot fail.
@@ -277,12 +277,12 @@ impl TextWriter<'_> {
     }
 
     fn unquoted_peer_text(&mut self, value: Option<&[u8]>) {
-        push_text(self.0, non_empty(value), true);
+        push_escaped_text(self.0, non_empty(value), true);
     }
 
     fn quoted(&mut self, value: Option<&[u8]>) {
         self.0.push('"');
-        push_text(self.0, non_empty(value), false);
+        push_escaped_text(self.0, non_empty(value), false);
         self.0.push('"');
     }
 }
@@ -301,7 +301,7 @@ impl JsonWriter<'_> {
     fn string(&mut self, key: &str, value: Option<&[u8]>) {
         self.key(key);
         match value {
-            Some(value) => push_json(self.line, value),
+            Some(value) => push_json_string(self.line, value),
             None => self.line.push_str("null"),
         }
     }

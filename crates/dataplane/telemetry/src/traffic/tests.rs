@@ -5,7 +5,7 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::*;
 use crate::{
-    Party, Reporter, SecurityPolicy,
+    Reporter, SecurityPolicy, WorkloadLabels,
     http::{FamilyOverrides, MetricOverrides, RelabeledValues},
 };
 
@@ -30,8 +30,11 @@ fn labels() -> TrafficLabels {
     };
     TrafficLabels {
         reporter: Reporter::Source,
-        source: Some(Arc::new(Party::new(&client, Some(client.identity())))),
-        destination: Some(Arc::new(Party::destination(&workload("server")))),
+        source: Some(Arc::new(WorkloadLabels::new(
+            &client,
+            Some(client.identity()),
+        ))),
+        destination: Some(Arc::new(WorkloadLabels::destination(&workload("server")))),
         service: Some((&service).into()),
         security: SecurityPolicy::MutualTls,
     }
@@ -56,7 +59,7 @@ fn sample<'a>(text: &'a str, metric: &str, flag: &str) -> Option<&'a str> {
 #[test]
 fn labels_have_the_names_and_order_of_the_contract() {
     let traffic = Arc::new(Traffic::default());
-    let _open = traffic.open(&labels());
+    let _open = traffic.open_connection(&labels());
     let text = scrape(&traffic);
     let line = text
         .lines()
@@ -84,14 +87,14 @@ fn labels_have_the_names_and_order_of_the_contract() {
 fn without_workloads_everything_is_unknown_and_there_is_no_locality() {
     let traffic = Arc::new(Traffic::default());
     traffic
-        .open(&TrafficLabels {
+        .open_connection(&TrafficLabels {
             reporter: Reporter::Destination,
             source: None,
             destination: None,
             service: None,
             security: SecurityPolicy::Unknown,
         })
-        .close(Reason::None);
+        .close(FailureReason::None);
     let text = scrape(&traffic);
     assert!(text.contains("source_principal=\"unknown\""));
     assert!(text.contains("destination_service=\"unknown\""));
@@ -105,12 +108,14 @@ fn hidden_principals_are_unknown_and_share_one_series() {
     let proven = labels();
     let mut nobody = labels();
     nobody.source = nobody.source.map(|party| party.without_principal());
-    let _open = [&proven, &nobody].map(|labels| traffic.open(labels));
+    let _open = [&proven, &nobody].map(|labels| traffic.open_connection(labels));
     let unchanged = RelabeledValues {
-        relabel: Arc::default(),
+        overrides: Arc::default(),
         values: Vec::new(),
     };
-    let _changed = traffic.relabeled_series(&proven, Some(unchanged)).open();
+    let _changed = traffic
+        .relabeled_series(&proven, Some(unchanged))
+        .open_connection();
     let text = scrape(&traffic);
     assert!(!text.contains("spiffe://"), "{text}");
     for side in ["source", "destination"] {
@@ -126,7 +131,7 @@ fn hidden_principals_are_unknown_and_share_one_series() {
 #[test]
 fn bytes_count_while_open_and_the_end_has_the_flag() {
     let traffic = Arc::new(Traffic::default());
-    let connection = traffic.open(&labels());
+    let connection = traffic.open_connection(&labels());
     connection.add_received(3);
     connection.add_sent(5);
     let text = scrape(&traffic);
@@ -139,8 +144,8 @@ fn bytes_count_while_open_and_the_end_has_the_flag() {
         !text.contains("istio_tcp_connections_closed"),
         "families without samples: {text}"
     );
-    connection.close(Reason::Deny);
-    drop(traffic.open(&labels()));
+    connection.close(FailureReason::Deny);
+    drop(traffic.open_connection(&labels()));
     let text = scrape(&traffic);
     assert_eq!(
         sample(&text, "istio_tcp_connections_opened_total", "-"),
@@ -170,8 +175,8 @@ fn unopened_connections_count_as_failed_only_with_a_reason() {
     let traffic = Arc::new(Traffic::default());
     traffic
         .series(&labels())
-        .count_failure(Reason::IdentityError);
-    traffic.series(&labels()).count_failure(Reason::None);
+        .count_failure(FailureReason::IdentityError);
+    traffic.series(&labels()).count_failure(FailureReason::None);
     let text = scrape(&traffic);
     let failed = "istio_tcp_connections_failed_total";
     assert_eq!(sample(&text, failed, "IDENTITY_ERROR"), Some("1"));
@@ -185,7 +190,7 @@ fn unopened_connections_count_as_failed_only_with_a_reason() {
 #[test]
 fn waypoint_reporter_has_no_localities() {
     let traffic = Arc::new(Traffic::default());
-    let _open = traffic.open(&TrafficLabels {
+    let _open = traffic.open_connection(&TrafficLabels {
         reporter: Reporter::Waypoint,
         ..labels()
     });
@@ -211,21 +216,23 @@ fn families_and_labels_follow_their_configuration() {
     relabel.set(Family::ClosedConnections, rule(true, Vec::new()));
     let changed = |team: &str| {
         Some(RelabeledValues {
-            relabel: Arc::new(relabel.clone()),
+            overrides: Arc::new(relabel.clone()),
             values: vec![team.to_owned()],
         })
     };
     let traffic = Arc::new(Traffic::default());
     let mut other = labels();
-    other.source = Some(Arc::new(Party {
+    other.source = Some(Arc::new(WorkloadLabels {
         canonical_service: "elsewhere".into(),
-        ..Party::default()
+        ..WorkloadLabels::default()
     }));
     for team in ["cart", "cart", "web"] {
-        let open = traffic.relabeled_series(&labels(), changed(team)).open();
+        let open = traffic
+            .relabeled_series(&labels(), changed(team))
+            .open_connection();
         open.add_received(2);
         open.add_sent(3);
-        open.close(Reason::Deny);
+        open.close(FailureReason::Deny);
     }
     let text = scrape(&traffic);
     let opened: Vec<_> = text
@@ -252,7 +259,10 @@ fn families_and_labels_follow_their_configuration() {
         Some("6")
     );
     // Other connections keep their labels.
-    traffic.relabeled_series(&other, None).open().add_sent(5);
+    traffic
+        .relabeled_series(&other, None)
+        .open_connection()
+        .add_sent(5);
     let text = scrape(&traffic);
     assert_eq!(sample(&text, "istio_tcp_sent_bytes_total", "-"), Some("5"));
     assert!(text.contains("source_app=\"elsewhere\""), "{text}");
@@ -274,17 +284,17 @@ fn hostile_names_cannot_add_labels() {
         namespace: "ns".into(),
         name: "n".into(),
     });
-    traffic.open(&labels).close(Reason::None);
+    traffic.open_connection(&labels).close(FailureReason::None);
     assert!(scrape(&traffic).contains(r#"destination_service="a\"\n\\b""#));
 }
 
 #[test]
 fn unused_series_expire_and_those_in_use_stay() {
     let traffic = Arc::new(Traffic::default());
-    let _open = traffic.open(&labels());
+    let _open = traffic.open_connection(&labels());
     let mut other = labels();
     other.reporter = Reporter::Destination;
-    traffic.open(&other).close(Reason::None);
+    traffic.open_connection(&other).close(FailureReason::None);
     traffic.drop_unused(Instant::now() + UNUSED_SERIES_TTL / 2);
     assert_eq!(traffic.len(), 2);
     traffic.drop_unused(Instant::now() + 2 * UNUSED_SERIES_TTL);
@@ -312,12 +322,12 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
     let relabel = Arc::new(relabel);
     let of = |revision: &str| {
         let mut labels = labels();
-        labels.source = Some(Arc::new(Party {
+        labels.source = Some(Arc::new(WorkloadLabels {
             canonical_revision: revision.into(),
-            ..Party::default()
+            ..WorkloadLabels::default()
         }));
         let changed = RelabeledValues {
-            relabel: relabel.clone(),
+            overrides: relabel.clone(),
             values: Vec::new(),
         };
         (labels, changed)
@@ -325,11 +335,13 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
     let traffic = Arc::new(Traffic::default());
     let connect = |revision: &str, bytes| {
         let (labels, changed) = of(revision);
-        let open = traffic.relabeled_series(&labels, Some(changed)).open();
+        let open = traffic
+            .relabeled_series(&labels, Some(changed))
+            .open_connection();
         open.add_received(bytes);
         open
     };
-    connect("gone", 5).close(Reason::Deny);
+    connect("gone", 5).close(FailureReason::Deny);
     let stays = connect("stays", 7);
     let received =
         |text: &str| sample(text, "istio_tcp_received_bytes_total", "-").map(str::to_owned);
@@ -360,12 +372,12 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
 fn the_table_is_bounded() {
     let traffic = Traffic::default();
     let mut labels = labels();
-    let open = traffic.open(&labels);
+    let open = traffic.open_connection(&labels);
     for index in 0..MAX_SERIES + 10 {
-        let mut party = Party::destination(&workload("server"));
+        let mut party = WorkloadLabels::destination(&workload("server"));
         party.principal = Some(Identity::new("td", "ns", index.to_string()));
         labels.destination = Some(Arc::new(party));
-        drop(traffic.open(&labels));
+        drop(traffic.open_connection(&labels));
     }
     assert!(traffic.len() <= MAX_SERIES);
     assert!(

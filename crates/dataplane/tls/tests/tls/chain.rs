@@ -12,7 +12,7 @@ fn id() -> Identity {
 #[test]
 fn renewal_is_due_at_half_life() {
     let now = SystemTime::now();
-    let cert = Pki::new().cert_for(&id(), now, Duration::from_secs(1_000));
+    let cert = Pki::new().cert_at(&id(), now, Duration::from_secs(1_000));
     let life = cert.not_after().duration_since(cert.not_before()).unwrap();
     assert_eq!(cert.renewal_time(), cert.not_before() + life / 2);
     assert!(!cert.is_expired(now));
@@ -23,7 +23,7 @@ fn renewal_is_due_at_half_life() {
 fn a_certificate_that_is_not_valid_yet_is_refused() {
     let pki = Pki::new();
     let later = SystemTime::now() + Duration::from_secs(3_600);
-    let cert = pki.cert_for(&id(), later, Duration::from_secs(60));
+    let cert = pki.cert_at(&id(), later, Duration::from_secs(60));
     let request = CertificateRequest::new(&id()).unwrap();
     let error = WorkloadCert::new(
         &TlsSettings::default(),
@@ -38,7 +38,7 @@ fn a_certificate_that_is_not_valid_yet_is_refused() {
 #[test]
 fn server_only_certificate_is_refused_for_workloads() {
     let pki = Pki::new();
-    let (chain, key) = pki.serving(&["localhost"]);
+    let (chain, key) = pki.serving_certificate(&["localhost"]);
     let roots = pki.cert(&id()).roots().to_vec();
     let error = WorkloadCert::new(&TlsSettings::default(), chain, key, roots).unwrap_err();
     assert!(matches!(error, ChainError::NoIdentity), "{error:?}");

@@ -6,11 +6,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use ambit_model::{Identity, Reason};
+use ambit_model::{FailureReason, Identity};
 use ambit_rt::spawn_abortable;
-use ambit_testkit::{Pki, until};
+use ambit_testkit::{Pki, wait_until};
 use ambit_tls::{
-    CrlError, HandshakeError, PeerRole, WithdrawalReason, WorkloadCert, accept, connect,
+    CrlError, HandshakeError, PeerRole, TrustWithdrawalReason, WorkloadCert, accept, connect,
 };
 use tokio::io::duplex;
 
@@ -18,7 +18,7 @@ fn id(name: &str) -> Identity {
     Identity::new("td", "ns", name)
 }
 
-async fn shake(
+async fn perform_handshake(
     client: &WorkloadCert,
     server: &WorkloadCert,
 ) -> (Result<(), HandshakeError>, Result<(), HandshakeError>) {
@@ -43,16 +43,16 @@ fn write(dir: &tempfile::TempDir, text: &str) -> PathBuf {
 async fn a_revoked_leaf_is_refused_on_both_sides() {
     let (pki, crls) = Pki::with_crls();
     let (good, bad) = (pki.cert(&id("good")), pki.cert(&id("bad")));
-    shake(&bad, &good).await.1.unwrap();
+    perform_handshake(&bad, &good).await.1.unwrap();
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap(), 1);
     // Configurations made before the list use it too.
-    let refused = shake(&bad, &good).await.1.unwrap_err();
-    assert_eq!(refused.reason(), Reason::CertRevoked);
-    let refused = shake(&good, &bad).await.0.unwrap_err();
-    assert_eq!(refused.reason(), Reason::CertRevoked);
+    let refused = perform_handshake(&bad, &good).await.1.unwrap_err();
+    assert_eq!(refused.reason(), FailureReason::CertRevoked);
+    let refused = perform_handshake(&good, &bad).await.0.unwrap_err();
+    assert_eq!(refused.reason(), FailureReason::CertRevoked);
     let other = pki.cert(&id("other"));
-    shake(&other, &good).await.1.unwrap();
+    perform_handshake(&other, &good).await.1.unwrap();
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn open_connections_can_be_checked_again() {
     let dir = tempfile::tempdir().unwrap();
     let names = [id("good"), id("bad")];
     let revoked = |cert: &WorkloadCert, peer| {
-        ours.withdrawal_reason(peer, cert.chain(), now) == Some(WithdrawalReason::Revoked)
+        ours.withdrawal_reason(peer, cert.chain(), now) == Some(TrustWithdrawalReason::Revoked)
     };
     assert!(!revoked(&bad, PeerRole::Client));
     crls.load(&write(&dir, &pki.revoke(&[&bad]))).unwrap();
@@ -87,8 +87,12 @@ async fn a_revoked_intermediate_revokes_all_below() {
     crls.load(&write(&dir, &pki.revoke_intermediate())).unwrap();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     assert_eq!(
-        shake(&client, &server).await.1.unwrap_err().reason(),
-        Reason::TlsFailure
+        perform_handshake(&client, &server)
+            .await
+            .1
+            .unwrap_err()
+            .reason(),
+        FailureReason::TlsFailure
     );
 }
 
@@ -100,9 +104,9 @@ async fn lists_of_other_issuers_and_empty_lists_change_nothing() {
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
     let foreign = stranger.revoke(&[&stranger.cert(&id("client"))]);
     crls.load(&write(&dir, &foreign)).unwrap();
-    shake(&client, &server).await.1.unwrap();
+    perform_handshake(&client, &server).await.1.unwrap();
     assert_eq!(crls.load(&write(&dir, "")).unwrap(), 0);
-    shake(&client, &server).await.1.unwrap();
+    perform_handshake(&client, &server).await.1.unwrap();
 }
 
 #[tokio::test]
@@ -121,8 +125,8 @@ async fn missing_or_broken_file_keeps_the_lists() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(crls.load(&path), Err(CrlError::Read { .. })));
     assert_eq!(
-        shake(&bad, &good).await.1.unwrap_err().reason(),
-        Reason::CertRevoked
+        perform_handshake(&bad, &good).await.1.unwrap_err().reason(),
+        FailureReason::CertRevoked
     );
 }
 
@@ -139,12 +143,12 @@ async fn followed_file_is_loaded_when_it_appears_and_changes() {
         .await
         .unwrap()
         .unwrap();
-    assert!(shake(&bad, &good).await.1.is_err());
+    assert!(perform_handshake(&bad, &good).await.1.is_err());
     // Kubernetes replaces files by renaming.
     let next = dir.path().join("next");
     std::fs::write(&next, "").unwrap();
     std::fs::rename(&next, dir.path().join("ca-crl.pem")).unwrap();
     let version = *changes.borrow_and_update();
-    until("another load", || *crls.changes().borrow() > version).await;
-    shake(&bad, &good).await.1.unwrap();
+    wait_until("another load", || *crls.changes().borrow() > version).await;
+    perform_handshake(&bad, &good).await.1.unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ambit_model::{Identity, Reason};
+use ambit_model::{FailureReason, Identity};
 use ambit_testkit::Pki;
 use ambit_tls::{HandshakeError, TlsSettings, WorkloadCert, accept, connect, failure_reason};
 use rustls::{ClientConfig, ServerConfig};
@@ -12,13 +12,16 @@ fn id(name: &str) -> Identity {
     Identity::new("td", "ns", name)
 }
 
-struct Ended {
+struct HandshakeOutcome {
     client: Result<(), HandshakeError>,
     server: Result<Option<Identity>, HandshakeError>,
 }
 
 /// Performs one handshake and sends a byte in each direction.
-async fn shake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Ended {
+async fn perform_handshake(
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+) -> HandshakeOutcome {
     let (near, far) = duplex(64 * 1024);
     let client = async {
         let mut stream = connect(client, near).await?;
@@ -41,11 +44,15 @@ async fn shake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Ended {
     })
     .await
     .expect("handshakes end");
-    Ended { client, server }
+    HandshakeOutcome { client, server }
 }
 
-async fn between(client: &WorkloadCert, expected: &[Identity], server: &WorkloadCert) -> Ended {
-    shake(
+async fn handshake_between(
+    client: &WorkloadCert,
+    expected: &[Identity],
+    server: &WorkloadCert,
+) -> HandshakeOutcome {
+    perform_handshake(
         client.client_config(expected).unwrap(),
         server.server_config().unwrap(),
     )
@@ -64,7 +71,7 @@ fn text(error: &HandshakeError) -> String {
 async fn peers_of_one_mesh_accept_each_other() {
     let pki = Pki::new();
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
-    let ended = between(&client, &[id("other"), id("server")], &server).await;
+    let ended = handshake_between(&client, &[id("other"), id("server")], &server).await;
     ended.client.unwrap();
     assert_eq!(ended.server.unwrap(), Some(id("client")));
 }
@@ -82,9 +89,9 @@ async fn server_with_another_identity_is_refused() {
         // An empty list accepts no server.
         vec![],
     ] {
-        let ended = between(&client, &expected, &server).await;
+        let ended = handshake_between(&client, &expected, &server).await;
         let error = ended.client.unwrap_err();
-        assert_eq!(error.reason(), Reason::TlsFailure);
+        assert_eq!(error.reason(), FailureReason::TlsFailure);
         assert!(
             text(&error).contains("the server is spiffe://td/ns/ns/sa/server"),
             "{}",
@@ -99,22 +106,25 @@ async fn a_client_of_another_trust_domain_is_refused() {
     let pki = Pki::new();
     let client = pki.cert(&Identity::new("foreign", "ns", "client"));
     let server = pki.cert(&id("server"));
-    let ended = between(&client, &[id("server")], &server).await;
+    let ended = handshake_between(&client, &[id("server")], &server).await;
     let error = ended.server.unwrap_err();
-    assert_eq!(error.reason(), Reason::TlsFailure);
+    assert_eq!(error.reason(), FailureReason::TlsFailure);
     assert!(
         text(&error)
             .contains("the client is spiffe://foreign/ns/ns/sa/client, not of trust domain td"),
         "{}",
         text(&error)
     );
-    assert_eq!(ended.client.unwrap_err().reason(), Reason::TlsFailure);
+    assert_eq!(
+        ended.client.unwrap_err().reason(),
+        FailureReason::TlsFailure
+    );
 }
 
 #[tokio::test]
 async fn a_foreign_mesh_is_refused_on_both_sides() {
     let (ours, theirs) = (Pki::new(), Pki::new());
-    let ended = between(
+    let ended = handshake_between(
         &ours.cert(&id("client")),
         &[id("server")],
         &theirs.cert(&id("server")),
@@ -124,7 +134,7 @@ async fn a_foreign_mesh_is_refused_on_both_sides() {
     // The client trusts both meshes here, the server does not.
     let client = theirs.cert(&id("client"));
     let lenient = client_config(Some(&client), &[&rustls::version::TLS13], &[b"h2"]);
-    let ended = shake(lenient, ours.cert(&id("server")).server_config().unwrap()).await;
+    let ended = perform_handshake(lenient, ours.cert(&id("server")).server_config().unwrap()).await;
     assert!(text(&ended.server.unwrap_err()).contains("UnknownIssuer"));
 }
 
@@ -132,9 +142,9 @@ async fn a_foreign_mesh_is_refused_on_both_sides() {
 async fn expired_certificates_are_refused_on_both_sides() {
     let pki = Pki::new();
     let (good, bad) = (pki.cert(&id("good")), pki.expired_cert(&id("bad")));
-    let ended = between(&good, &[id("bad")], &bad).await;
+    let ended = handshake_between(&good, &[id("bad")], &bad).await;
     assert!(text(&ended.client.unwrap_err()).contains("expired"));
-    let ended = between(&bad, &[id("good")], &good).await;
+    let ended = handshake_between(&bad, &[id("good")], &good).await;
     assert!(text(&ended.server.unwrap_err()).contains("expired"));
     assert!(ended.client.is_err());
 }
@@ -202,7 +212,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyServer {
 async fn a_client_without_a_certificate_is_refused() {
     let pki = Pki::new();
     let config = client_config(None, &[&rustls::version::TLS13], &[b"h2"]);
-    let ended = shake(config, pki.cert(&id("server")).server_config().unwrap()).await;
+    let ended = perform_handshake(config, pki.cert(&id("server")).server_config().unwrap()).await;
     assert!(text(&ended.server.unwrap_err()).contains("peer sent no certificates"));
     assert!(ended.client.is_err());
 }
@@ -212,13 +222,13 @@ async fn tls_1_2_is_refused_unless_enabled() {
     let pki = Pki::new();
     let cert = pki.cert(&id("client"));
     let old = || client_config(Some(&cert), &[&rustls::version::TLS12], &[b"h2"]);
-    let ended = shake(old(), pki.cert(&id("server")).server_config().unwrap()).await;
+    let ended = perform_handshake(old(), pki.cert(&id("server")).server_config().unwrap()).await;
     assert!(ended.client.is_err() && ended.server.is_err());
 
     let lenient = TlsSettings::new(true, false);
     let now = std::time::SystemTime::now();
     let server = pki.cert_with(&lenient, &id("server"), now, Duration::from_secs(60));
-    let ended = shake(old(), server.server_config().unwrap()).await;
+    let ended = perform_handshake(old(), server.server_config().unwrap()).await;
     ended.client.unwrap();
     assert_eq!(ended.server.unwrap(), Some(id("client")));
 }
@@ -230,10 +240,10 @@ async fn only_alpn_h2_is_spoken() {
     let server = pki.cert(&id("server")).server_config().unwrap();
     for alpn in [&[b"http/1.1".as_slice()][..], &[]] {
         let config = client_config(Some(&cert), &[&rustls::version::TLS13], alpn);
-        let ended = shake(config, server.clone()).await;
+        let ended = perform_handshake(config, server.clone()).await;
         assert_eq!(
             ended.server.unwrap_err().reason(),
-            Reason::TlsFailure,
+            FailureReason::TlsFailure,
             "{alpn:?}"
         );
         assert!(ended.client.is_err());
@@ -243,7 +253,7 @@ async fn only_alpn_h2_is_spoken() {
     let mut config = ServerConfig::clone(&own.server_config().unwrap());
     config.alpn_protocols.clear();
     let client = cert.client_config(&[id("server")]).unwrap();
-    let ended = shake(client, Arc::new(config)).await;
+    let ended = perform_handshake(client, Arc::new(config)).await;
     assert!(matches!(ended.client, Err(HandshakeError::NoCommonAlpn)));
 }
 
@@ -295,7 +305,7 @@ async fn the_client_hello_names_no_host_and_offers_aes_gcm_only() {
 async fn post_quantum_only_peers_agree() {
     let pki = Pki::with_settings(TlsSettings::new(false, true));
     let (client, server) = (pki.cert(&id("client")), pki.cert(&id("server")));
-    let ended = between(&client, &[id("server")], &server).await;
+    let ended = handshake_between(&client, &[id("server")], &server).await;
     ended.client.unwrap();
     // And with a peer that merely allows it.
     let now = std::time::SystemTime::now();
@@ -305,11 +315,11 @@ async fn post_quantum_only_peers_agree() {
         now,
         Duration::from_secs(60),
     );
-    between(&client, &[id("usual")], &usual)
+    handshake_between(&client, &[id("usual")], &usual)
         .await
         .client
         .unwrap();
-    between(&usual, &[id("server")], &server)
+    handshake_between(&usual, &[id("server")], &server)
         .await
         .client
         .unwrap();
@@ -325,16 +335,19 @@ async fn a_lost_connection_is_not_a_tls_failure() {
         .client_config(&[id("server")])
         .unwrap();
     let error = connect(config, near).await.unwrap_err();
-    assert_eq!(error.reason(), Reason::Connect);
+    assert_eq!(error.reason(), FailureReason::Connect);
     let error: Box<dyn std::error::Error> = Box::new(error);
-    assert_eq!(failure_reason(error.as_ref()), Reason::Connect);
+    assert_eq!(failure_reason(error.as_ref()), FailureReason::Connect);
 }
 
 #[tokio::test]
 async fn the_reason_is_found_behind_io_errors() {
     let wrapped = std::io::Error::other(std::io::Error::other(rustls::Error::DecryptError));
-    assert_eq!(failure_reason(&wrapped), Reason::TlsFailure);
-    assert_eq!(failure_reason(&std::io::Error::other("x")), Reason::Connect);
+    assert_eq!(failure_reason(&wrapped), FailureReason::TlsFailure);
+    assert_eq!(
+        failure_reason(&std::io::Error::other("x")),
+        FailureReason::Connect
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use ambit_certificates::CertificateRequest;
 use ambit_issuer::Authority;
 use ambit_model::Identity;
 use ambit_testkit::Pki;
-use ambit_tls::{PeerRole, TlsSettings, WithdrawalReason, WorkloadCert, peer_identity};
+use ambit_tls::{PeerRole, TlsSettings, TrustWithdrawalReason, WorkloadCert, peer_identity};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
 use rustls_pki_types::CertificateDer;
@@ -17,7 +17,7 @@ fn id() -> Identity {
     Identity::new("td", "ns", "sa")
 }
 
-/// Changes, truncates or repeats parts of a message.
+/// Damages a message: changes bytes and truncates it.
 fn damage(bytes: &[u8], changes: &[(usize, u8)], keep: Option<usize>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (place, value) in changes {
@@ -86,7 +86,7 @@ proptest! {
     ) {
         let pki = Pki::new();
         let request = CertificateRequest::new(&id()).unwrap();
-        let mut answer = pki.certificate_response(&request.pem, &id(), DAY);
+        let mut answer = pki.csr_response(&request.pem, &id(), DAY);
         let whole = der(&answer[entry]);
         let damaged = damage(&whole, &changes, keep);
         let same = damaged == whole;
@@ -124,6 +124,6 @@ fn any_changed_byte_of_a_peer_certificate_causes_no_panic() {
         // Nothing here is verified: neither may panic.
         peer_identity(std::slice::from_ref(&damaged));
         let withdrawal = ours.withdrawal_reason(PeerRole::Client, &[damaged], SystemTime::now());
-        assert_ne!(withdrawal, Some(WithdrawalReason::Revoked));
+        assert_ne!(withdrawal, Some(TrustWithdrawalReason::Revoked));
     }
 }

@@ -9,9 +9,9 @@ use std::{
 use ambit_mesh_json::TrustDomains as Contents;
 use ambit_model::Identity;
 use ambit_rt::spawn_abortable;
-use ambit_testkit::{Pki, accept_trust_domains, until};
+use ambit_testkit::{Pki, accept_trust_domains, wait_until};
 use ambit_tls::{
-    HandshakeError, PeerRole, TlsSettings, TrustDomains, TrustDomainsError, WithdrawalReason,
+    HandshakeError, PeerRole, TlsSettings, TrustDomains, TrustDomainsError, TrustWithdrawalReason,
     WorkloadCert, accept, connect,
 };
 use rcgen::{
@@ -26,26 +26,29 @@ fn id(domain: &str) -> Identity {
     Identity::new(domain, "ns", "peer")
 }
 
-/// Certificates of test meshes: this mesh, `td`, with the alias `old`; `west` with its own root; and another root of
-/// `td`.
-struct Meshes {
+/// Test CAs: this mesh's own (trust domain `td` with the alias `old`), a further root of `td`, the root of `west`, and
+/// an unaccepted one.
+struct TestMeshes {
     own: Pki,
-    further: Pki,
+    further_root: Pki,
     west: Pki,
-    stranger: Pki,
+    unaccepted_root: Pki,
     domains: TrustDomains,
 }
 
-impl Meshes {
+impl TestMeshes {
     fn new() -> Self {
         let meshes = Self {
             own: Pki::new(),
-            further: Pki::new(),
+            further_root: Pki::new(),
             west: Pki::new(),
-            stranger: Pki::new(),
+            unaccepted_root: Pki::new(),
             domains: TrustDomains::new(),
         };
-        meshes.accept(&["old"], &[("td", &meshes.further), ("west", &meshes.west)]);
+        meshes.accept(
+            &["old"],
+            &[("td", &meshes.further_root), ("west", &meshes.west)],
+        );
         meshes
     }
 
@@ -53,7 +56,7 @@ impl Meshes {
         accept_trust_domains(&self.domains, aliases, roots);
     }
 
-    fn ours(&self) -> Arc<WorkloadCert> {
+    fn own_certificate(&self) -> Arc<WorkloadCert> {
         let settings = TlsSettings::default().with_trust_domains(self.domains.clone());
         let own = Identity::new("td", "ns", "ours");
         let certificate = self.own.cert_with(&settings, &own, SystemTime::now(), DAY);
@@ -63,9 +66,9 @@ impl Meshes {
     fn pki(&self, name: &str) -> &Pki {
         match name {
             "own" => &self.own,
-            "further" => &self.further,
+            "further" => &self.further_root,
             "west" => &self.west,
-            _ => &self.stranger,
+            _ => &self.unaccepted_root,
         }
     }
 }
@@ -111,8 +114,8 @@ fn any_client(peer: &WorkloadCert) -> Arc<rustls::ServerConfig> {
 
 #[tokio::test]
 async fn roots_verify_peers_of_their_own_trust_domain_only() {
-    let meshes = Meshes::new();
-    let ours = meshes.ours();
+    let meshes = TestMeshes::new();
+    let ours = meshes.own_certificate();
     for (domain, signer, as_client, as_server) in [
         ("td", "own", true, true),
         ("td", "further", true, true),
@@ -139,8 +142,8 @@ async fn roots_verify_peers_of_their_own_trust_domain_only() {
 
 #[tokio::test]
 async fn servers_may_have_any_name_of_the_expected_trust_domain() {
-    let meshes = Meshes::new();
-    let ours = meshes.ours();
+    let meshes = TestMeshes::new();
+    let ours = meshes.own_certificate();
     for (expected, domain, signer, is_expected) in [
         ("td", "old", "own", true),
         ("old", "td", "own", true),
@@ -161,9 +164,9 @@ async fn servers_may_have_any_name_of_the_expected_trust_domain() {
 
 #[tokio::test]
 async fn aliases_with_roots_are_verified_by_these_alone() {
-    let meshes = Meshes::new();
+    let meshes = TestMeshes::new();
     meshes.accept(&["west"], &[("west", &meshes.west)]);
-    let ours = meshes.ours();
+    let ours = meshes.own_certificate();
     let by_west = meshes.west.cert(&id("west"));
     assert_eq!(accepts(&ours, &by_west, &[id("td")]).await, (true, true));
     let by_own = meshes.own.cert(&id("west"));
@@ -172,8 +175,8 @@ async fn aliases_with_roots_are_verified_by_these_alone() {
 
 #[tokio::test]
 async fn calls_of_other_meshes_waypoints_are_refused() {
-    let meshes = Meshes::new();
-    let ours = meshes.ours();
+    let meshes = TestMeshes::new();
+    let ours = meshes.own_certificate();
     for (domain, signer, is_expected) in [("td", "own", true), ("west", "west", false)] {
         let calls = Identity::for_waypoint_calls(domain, "ns");
         let peer = meshes.pki(signer).cert(&calls);
@@ -211,8 +214,8 @@ fn with_names(names: &[&str]) -> (Arc<rustls::ClientConfig>, String) {
 
 #[tokio::test]
 async fn names_of_several_trust_domains_are_refused() {
-    let meshes = Meshes::new();
-    let ours = meshes.ours();
+    let meshes = TestMeshes::new();
+    let ours = meshes.own_certificate();
     let west = "spiffe://west/ns/ns/sa/peer";
     for (names, is_expected) in [
         (vec![west], true),
@@ -245,8 +248,8 @@ async fn names_of_several_trust_domains_are_refused() {
 
 #[tokio::test]
 async fn peers_of_removed_trust_domains_are_withdrawn() {
-    let meshes = Meshes::new();
-    let ours = meshes.ours();
+    let meshes = TestMeshes::new();
+    let ours = meshes.own_certificate();
     let certificate = |domain: &str, signer: &str| meshes.pki(signer).cert(&id(domain));
     let own = certificate("td", "own");
     let peers = [
@@ -264,7 +267,7 @@ async fn peers_of_removed_trust_domains_are_withdrawn() {
     let expected = [id("td"), id("west")];
     let waits = |peer: &WorkloadCert| {
         let both = [PeerRole::Client, PeerRole::Server(&expected)];
-        both.map(|role| ours.wait_for_withdrawal(role, peer.chain()).unwrap())
+        both.map(|role| ours.wait_for_trust_withdrawal(role, peer.chain()).unwrap())
     };
     let waiting: Vec<_> = peers.iter().flat_map(waits).collect();
     let tasks: Vec<_> = waiting
@@ -274,20 +277,20 @@ async fn peers_of_removed_trust_domains_are_withdrawn() {
     // A change that concerns none of them.
     meshes.accept(
         &["old", "new"],
-        &[("td", &meshes.further), ("west", &meshes.west)],
+        &[("td", &meshes.further_root), ("west", &meshes.west)],
     );
     tokio::task::yield_now().await;
     assert!(tasks.iter().all(|task| !task.is_finished()));
     // West has other roots.
-    meshes.accept(&[], &[("west", &meshes.stranger)]);
-    until("all are withdrawn", || {
+    meshes.accept(&[], &[("west", &meshes.unaccepted_root)]);
+    wait_until("all are withdrawn", || {
         tasks.iter().all(|task| task.is_finished())
     })
     .await;
     for peer in both {
         for gone in &peers {
             let why = ours.withdrawal_reason(peer, gone.chain(), now);
-            assert_eq!(why, Some(WithdrawalReason::TrustDomain));
+            assert_eq!(why, Some(TrustWithdrawalReason::TrustDomainChanged));
         }
         assert_eq!(ours.withdrawal_reason(peer, own.chain(), now), None);
     }
@@ -298,24 +301,24 @@ async fn connections_within_the_mesh_wait_for_no_change() {
     let own = Pki::new();
     let (ours, peer) = (Arc::new(own.cert(&id("td"))), own.cert(&id("td")));
     assert!(
-        ours.wait_for_withdrawal(PeerRole::Client, peer.chain())
+        ours.wait_for_trust_withdrawal(PeerRole::Client, peer.chain())
             .is_none()
     );
     let alias = own.cert(&id("old"));
     assert!(
-        ours.wait_for_withdrawal(PeerRole::Client, alias.chain())
+        ours.wait_for_trust_withdrawal(PeerRole::Client, alias.chain())
             .is_some()
     );
 }
 
 #[tokio::test]
 async fn followed_file_may_appear_change_and_disappear() {
-    let meshes = Meshes::new();
+    let meshes = TestMeshes::new();
     meshes.accept(&[], &[]);
-    let ours = meshes.ours();
+    let ours = meshes.own_certificate();
     let west = meshes.west.cert(&id("west"));
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join(Contents::FILE);
+    let path = directory.path().join(Contents::FILE_NAME);
     let accepts = |ours: Arc<WorkloadCert>| {
         ours.withdrawal_reason(PeerRole::Client, west.chain(), SystemTime::now())
             .is_none()
@@ -335,17 +338,17 @@ async fn followed_file_may_appear_change_and_disappear() {
         ..Contents::default()
     };
     write(&serde_json::to_string(&contents).unwrap());
-    until("west is accepted", || accepts(ours.clone())).await;
+    wait_until("west is accepted", || accepts(ours.clone())).await;
     std::fs::remove_file(&path).unwrap();
-    until("west is refused", || !accepts(ours.clone())).await;
+    wait_until("west is refused", || !accepts(ours.clone())).await;
 }
 
 #[test]
 fn broken_file_keeps_the_trust_domains() {
-    let meshes = Meshes::new();
+    let meshes = TestMeshes::new();
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join(Contents::FILE);
-    let ours = meshes.ours();
+    let path = directory.path().join(Contents::FILE_NAME);
+    let ours = meshes.own_certificate();
     let west = meshes.west.cert(&id("west"));
     for (text, is_form) in [
         ("", true),

@@ -1,6 +1,6 @@
 //! Authentication challenge of a registry (`WWW-Authenticate`, RFC 9110, 11.6.1).
 
-/// Authentication scheme that a registry demands.
+/// Authentication challenge of a registry, by scheme.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// Basic authentication with user and password.

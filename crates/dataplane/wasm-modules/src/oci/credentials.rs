@@ -17,9 +17,9 @@ pub(super) fn find_credentials(
     if secret.is_empty() {
         return Ok(None);
     }
-    let secret: Value = serde_json::from_slice(secret).map_err(|_| OciError::Secret)?;
+    let secret: Value = serde_json::from_slice(secret).map_err(|_| OciError::InvalidPullSecret)?;
     let auths = secret.get("auths").and_then(Value::as_object);
-    let auths = auths.ok_or(OciError::Secret)?.iter();
+    let auths = auths.ok_or(OciError::InvalidPullSecret)?.iter();
     let fitting = auths.filter_map(|(key, auth)| Some((registry_path(key, registry)?, auth)));
     let fitting = fitting.filter(|(path, _)| {
         let rest = repository.strip_prefix(path);
@@ -35,10 +35,10 @@ pub(super) fn find_credentials(
     let basic = match (text("auth"), text("username"), text("password")) {
         (Some(auth), ..) => auth.to_owned(),
         (None, Some(user), Some(password)) => BASE64_STANDARD.encode(format!("{user}:{password}")),
-        _ => return Err(OciError::Secret),
+        _ => return Err(OciError::InvalidPullSecret),
     };
-    let mut value =
-        HeaderValue::from_str(&format!("Basic {basic}")).map_err(|_| OciError::Secret)?;
+    let mut value = HeaderValue::from_str(&format!("Basic {basic}"))
+        .map_err(|_| OciError::InvalidPullSecret)?;
     value.set_sensitive(true);
     Ok(Some(value))
 }
@@ -96,7 +96,7 @@ mod tests {
             br#"{"auths": {"r.example": {"auth": "", "identitytoken": "t"}}}"#,
         ] {
             let read = find_credentials(wrong, "r.example", "a");
-            assert!(matches!(read, Err(OciError::Secret)), "{read:?}");
+            assert!(matches!(read, Err(OciError::InvalidPullSecret)), "{read:?}");
         }
         // The password is not printed either.
         let value = find_credentials(secret, "r.example", "a").unwrap();

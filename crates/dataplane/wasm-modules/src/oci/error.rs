@@ -7,15 +7,15 @@ use crate::bytes::MAX_MODULE_BYTES;
 /// Error of pulling an image with a module.
 #[derive(Debug, thiserror::Error)]
 pub enum OciError {
-    /// The text is not the name of an image.
+    /// The text is not a valid image name.
     #[error("{0:?} names no image")]
-    Name(String),
+    InvalidImageName(String),
     /// The request to the registry failed.
     #[error(transparent)]
     Http(#[from] FetchError),
     /// The registry demands an unsupported authentication scheme.
     #[error("the registry requires an authentication scheme that is not supported: {0:?}")]
-    Challenge(String),
+    UnsupportedChallenge(String),
     /// The registry demands authentication, and the pull secret has no credentials for it.
     #[error("the registry requires credentials, and spec.imagePullSecret has none for it")]
     NoCredentials,
@@ -24,25 +24,25 @@ pub enum OciError {
     ForbiddenRealm(String),
     /// The token server's response contains no token.
     #[error("the registry gives no token")]
-    Token,
+    NoToken,
     /// The pull secret has no usable user and password.
     #[error(
         "the pull secret has no user and password that can be used for the registry (auth, or username and password)"
     )]
-    Secret,
+    InvalidPullSecret,
     /// The manifest cannot be parsed.
     #[error("the manifest cannot be read")]
-    Manifest(#[source] serde_json::Error),
+    InvalidManifest(#[source] serde_json::Error),
     /// The manifest does not have the requested digest.
     #[error("the manifest is another than {0}")]
-    UnsupportedManifest(String),
+    ManifestDigestMismatch(String),
     /// The layer does not have the digest in the manifest.
     #[error("the content of the layer {0} does not match its digest")]
-    UnsupportedLayer(String),
+    LayerDigestMismatch(String),
     /// The image contains no module.
     #[error("the image has no layer with a module")]
     NoModule,
     /// The layer cannot be unpacked, or is too large.
     #[error("the layer cannot be unpacked, or has more than {MAX_MODULE_BYTES} bytes")]
-    Layer,
+    InvalidLayer,
 }

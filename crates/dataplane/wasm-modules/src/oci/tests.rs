@@ -7,7 +7,7 @@ use ambit_testkit::ScriptedServer;
 use super::*;
 
 /// Builds an HTTP client that may call servers on this machine.
-fn local() -> Client {
+fn local_client() -> Client {
     let local = vec!["127.0.0.1/32".parse().unwrap()];
     Client::new(Guard::new(local), "ambit-test")
 }
@@ -85,20 +85,20 @@ fn a_module_is_found_in_a_layer_packed_or_not() {
     ));
     assert!(matches!(
         unpack(b"nonsense"),
-        Err(OciError::NoModule | OciError::Layer)
+        Err(OciError::NoModule | OciError::InvalidLayer)
     ));
-    assert!(matches!(unpack(&plain[..515]), Err(OciError::Layer)));
+    assert!(matches!(unpack(&plain[..515]), Err(OciError::InvalidLayer)));
 }
 
 #[test]
 fn plaintext_passwords_go_only_to_their_registry() {
-    let client = local();
+    let client = local_client();
     let image = ImageReference::parse("r.example:5000/a:1").unwrap();
     let allowed = |is_insecure: bool, realm: &str| {
         let registry = Registry {
             server: server(&client, is_insecure),
             image: &image,
-            basic: None,
+            basic_authorization: None,
             authorization: None,
         };
         registry.allow_realm(realm)
@@ -126,7 +126,7 @@ fn plaintext_passwords_go_only_to_their_registry() {
     for wrong in ["", "/token", "r.example", "http://", "http://a b/"] {
         let is = allowed(true, wrong);
         assert!(
-            matches!(is, Err(OciError::Challenge(_))),
+            matches!(is, Err(OciError::UnsupportedChallenge(_))),
             "{wrong:?} {is:?}"
         );
     }
@@ -147,7 +147,7 @@ async fn redirect_targets_never_get_the_registrys_password() {
     let own = registry.address;
     let image = ImageReference::parse(&format!("{own}/a:{}", own.port())).unwrap();
     let secret = format!("{{\"auths\": {{\"{own}\": {{\"auth\": \"c2VjcmV0\"}}}}}}");
-    let client = local();
+    let client = local_client();
     let pulled = pull(server(&client, true), &image, secret.as_bytes()).await;
     let status = pulled.err().map(|error| error.to_string()).unwrap();
     assert!(

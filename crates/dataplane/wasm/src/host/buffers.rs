@@ -51,10 +51,10 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 
 fn select_buffer(host: &mut Host, kind: BufferKind) -> Result<&[u8], Status> {
     Ok(match kind {
-        BufferKind::RequestBody => &host.stream()?.request_body,
-        BufferKind::ResponseBody => &host.stream()?.response_body,
-        BufferKind::CallBody => &host.received.body,
-        BufferKind::GrpcMessage => &host.received.grpc_message,
+        BufferKind::RequestBody => &host.effective_stream()?.request_body,
+        BufferKind::ResponseBody => &host.effective_stream()?.response_body,
+        BufferKind::CallBody => &host.callback_data.body,
+        BufferKind::GrpcMessage => &host.callback_data.grpc_message,
         BufferKind::VmConfiguration => &host.settings.vm_configuration,
         BufferKind::PluginConfiguration => &host.settings.configuration,
     })
@@ -92,8 +92,8 @@ fn set_buffer_bytes(
 ) -> Result<(), HostError> {
     let kind = BufferKind::from_number(kind)?;
     let (bytes, host) = guest.read_with_host(at, length)?;
-    let most = host.settings.limits.body_bytes;
-    let stream = host.stream()?;
+    let most = host.settings.limits.max_body_bytes;
+    let stream = host.effective_stream()?;
     let body = match kind {
         BufferKind::RequestBody => &mut stream.request_body,
         BufferKind::ResponseBody => &mut stream.response_body,
@@ -110,8 +110,8 @@ fn set_buffer_bytes(
     Ok(())
 }
 
-/// Replaces a range of a buffer with Envoy's semantics: at the start nothing is removed for a size of zero, and bytes
-/// past the end are appended.
+/// Replaces `size` bytes from `start` in a buffer, as Envoy does. Size zero inserts; positions past the buffer's end
+/// count as its end.
 fn replace_range(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
     let start = start.min(bytes.len());
     let end = start.saturating_add(size).min(bytes.len());

@@ -17,7 +17,7 @@ use crate::{
     stream::HeaderSection,
 };
 
-/// Maximum timeout of a call.
+/// Maximum timeout that a module can set for a call.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -42,7 +42,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 trailers: (trailers, trailers_length),
                 timeout,
             };
-            to_status_code(call_arguments.http(GuestMemory::new(caller), at))
+            to_status_code(call_arguments.start_http_call(GuestMemory::new(caller), at))
         },
     )?;
     linker.func_wrap(
@@ -69,7 +69,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout,
             };
             let names = ((service, service_length), (method, method_length));
-            to_status_code(call_arguments.grpc(GuestMemory::new(caller), names, at))
+            to_status_code(call_arguments.start_grpc_call(GuestMemory::new(caller), names, at))
         },
     )?;
     link_streams(linker)?;
@@ -110,7 +110,7 @@ fn link_streams(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
                 timeout: 0,
             };
             let names = ((service, service_length), (method, method_length));
-            to_status_code(call_arguments.stream(GuestMemory::new(caller), names, at))
+            to_status_code(call_arguments.open_grpc_stream(GuestMemory::new(caller), names, at))
         },
     )?;
     linker.func_wrap(
@@ -146,10 +146,10 @@ fn grpc_send(
 ) -> Result<(), HostError> {
     let bytes = Bytes::from(guest.read_bytes(message.0, message.1)?);
     let host = guest.host();
-    let most = host.settings.limits.body_bytes;
-    let unsent = &host.unsent;
+    let most = host.settings.limits.max_body_bytes;
+    let unsent = &host.unsent_messages;
     let sending = host.calls.get_mut(&token).ok_or(Status::NotFound)?;
-    let sending = sending.sending.as_mut().ok_or(Status::BadArgument)?;
+    let sending = sending.open_stream.as_mut().ok_or(Status::BadArgument)?;
     if sending.is_ended {
         return Err(Status::BadArgument.into());
     }
@@ -175,11 +175,11 @@ fn grpc_cancel(host: &mut Host, token: u32) -> Status {
 /// Closes the module's side of a stream; a call is cancelled, as in Envoy.
 fn grpc_close(host: &mut Host, token: u32) -> Status {
     let pending = host.calls.get_mut(&token);
-    let Some(sending) = pending.and_then(|pending| pending.sending.as_mut()) else {
+    let Some(sending) = pending.and_then(|pending| pending.open_stream.as_mut()) else {
         return grpc_cancel(host, token);
     };
     if !std::mem::replace(&mut sending.is_ended, true) {
-        let message = GrpcStreamMessage::new(None, true, &host.unsent);
+        let message = GrpcStreamMessage::new(None, true, &host.unsent_messages);
         host.effects
             .push(Effect::SendMessage(CallId(token), message));
     }
@@ -192,8 +192,8 @@ fn get_grpc_status(
     at: u32,
     length_at: u32,
 ) -> Result<(), HostError> {
-    let received = &guest.host().received;
-    let (code, text) = (received.grpc_status, received.grpc_text.clone());
+    let received = &guest.host().callback_data;
+    let (code, text) = (received.grpc_status, received.grpc_status_message.clone());
     guest.write_u32(code_at, code)?;
     guest.write_allocated(text.as_bytes(), at, length_at)
 }
@@ -207,12 +207,12 @@ struct CallArguments {
 }
 
 impl CallArguments {
-    fn http(self, mut guest: GuestMemory<'_>, at: u32) -> Result<(), HostError> {
+    fn start_http_call(self, mut guest: GuestMemory<'_>, at: u32) -> Result<(), HostError> {
         let head = parse_head(&guest.read_bytes(self.headers.0, self.headers.1)?)?;
         // Required pseudo-headers, as in Envoy.
         let is_whole = [":method", ":path", ":authority"]
             .iter()
-            .all(|name| head.pseudo(name).is_some());
+            .all(|name| head.pseudo_header(name).is_some());
         if !is_whole {
             return Err(Status::BadArgument.into());
         }
@@ -232,7 +232,7 @@ impl CallArguments {
         start_call(guest, call, at, None)
     }
 
-    fn grpc(
+    fn start_grpc_call(
         self,
         mut guest: GuestMemory<'_>,
         names: ((u32, u32), (u32, u32)),
@@ -242,7 +242,7 @@ impl CallArguments {
         start_call(guest, call, at, None)
     }
 
-    fn stream(
+    fn open_grpc_stream(
         self,
         mut guest: GuestMemory<'_>,
         names: ((u32, u32), (u32, u32)),
@@ -262,9 +262,9 @@ impl CallArguments {
             guest.read_text(method.0, method.1)?,
         );
         let mut head = parse_head(&guest.read_bytes(self.headers.0, self.headers.1)?)?;
-        head.pseudo.clear();
-        head.set_pseudo(":method", "POST".to_owned());
-        head.set_pseudo(":path", format!("/{service}/{method}"));
+        head.pseudo_headers.clear();
+        head.set_pseudo_header(":method", "POST".to_owned());
+        head.set_pseudo_header(":path", format!("/{service}/{method}"));
         let sizes = [self.upstream, self.headers, self.body, self.trailers];
         Ok(Call {
             context: guest.host().effective_context,
@@ -290,8 +290,8 @@ fn acquire_permit(
 ) -> Result<CallPermit, Status> {
     let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
     let host = guest.host();
-    let most = host.settings.limits.outstanding_calls;
-    let outstanding = host.outstanding.try_acquire(bytes, most);
+    let most = host.settings.limits.max_outstanding_calls;
+    let outstanding = host.outstanding_calls.try_acquire(bytes, most);
     outstanding.ok_or(Status::InternalFailure)
 }
 
@@ -302,23 +302,29 @@ fn start_call(
     sending: Option<OpenStream>,
 ) -> Result<(), HostError> {
     let host = guest.host();
-    if host.calls.len() >= host.settings.limits.outstanding_calls {
+    if host.calls.len() >= host.settings.limits.max_outstanding_calls {
         return Err(Status::InternalFailure.into());
     }
-    let mut number = host.last_call.wrapping_add(1).max(1);
+    let mut number = host.last_call_id.wrapping_add(1).max(1);
     while host.calls.contains_key(&number) {
         number = number.wrapping_add(1).max(1);
     }
     guest.write_u32(at, number)?;
     let host = guest.host();
-    host.last_call = number;
+    host.last_call_id = number;
     let (token, call) = (CallId(number), Box::new(call));
     host.effects.push(match sending {
         Some(_) => Effect::OpenStream(token, call),
         None => Effect::StartCall(token, call),
     });
     let context = host.effective_context;
-    host.calls.insert(number, PendingCall { context, sending });
+    host.calls.insert(
+        number,
+        PendingCall {
+            context,
+            open_stream: sending,
+        },
+    );
     Ok(())
 }
 
@@ -328,7 +334,7 @@ fn parse_head(bytes: &[u8]) -> Result<HeaderSection, Status> {
         if name.starts_with(b":") {
             let name = str::from_utf8(name).map_err(|_| Status::BadArgument)?;
             let value = str::from_utf8(value).map_err(|_| Status::BadArgument)?;
-            head.set_pseudo(name, value.to_owned());
+            head.set_pseudo_header(name, value.to_owned());
             continue;
         }
         let name = HeaderName::from_bytes(name).map_err(|_| Status::BadArgument)?;

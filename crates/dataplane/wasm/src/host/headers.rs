@@ -94,7 +94,7 @@ enum HeaderChange {
     Replace,
 }
 
-/// Header map of a stream or of a received response.
+/// Header map that a host function operates on: of a request context, or of a received call response.
 enum HeaderMapRef<'a> {
     Head(&'a mut HeaderSection),
     Trailers(&'a mut HeaderMap),
@@ -103,19 +103,25 @@ enum HeaderMapRef<'a> {
 impl HeaderMapRef<'_> {
     fn for_kind(host: &mut Host, kind: MapKind) -> Result<HeaderMapRef<'_>, Status> {
         Ok(match kind {
-            MapKind::RequestHeaders => HeaderMapRef::Head(&mut host.stream()?.request_head),
-            MapKind::ResponseHeaders => HeaderMapRef::Head(&mut host.stream()?.response_head),
+            MapKind::RequestHeaders => {
+                HeaderMapRef::Head(&mut host.effective_stream()?.request_head)
+            }
+            MapKind::ResponseHeaders => {
+                HeaderMapRef::Head(&mut host.effective_stream()?.response_head)
+            }
             MapKind::RequestTrailers => {
-                HeaderMapRef::Trailers(&mut host.stream()?.request_trailers)
+                HeaderMapRef::Trailers(&mut host.effective_stream()?.request_trailers)
             }
             MapKind::ResponseTrailers => {
-                HeaderMapRef::Trailers(&mut host.stream()?.response_trailers)
+                HeaderMapRef::Trailers(&mut host.effective_stream()?.response_trailers)
             }
-            MapKind::CallHeaders => HeaderMapRef::Head(&mut host.received.headers),
-            MapKind::CallTrailers => HeaderMapRef::Trailers(&mut host.received.trailers),
-            MapKind::GrpcInitialMetadata => HeaderMapRef::Trailers(&mut host.received.grpc_initial),
+            MapKind::CallHeaders => HeaderMapRef::Head(&mut host.callback_data.headers),
+            MapKind::CallTrailers => HeaderMapRef::Trailers(&mut host.callback_data.trailers),
+            MapKind::GrpcInitialMetadata => {
+                HeaderMapRef::Trailers(&mut host.callback_data.grpc_initial_metadata)
+            }
             MapKind::GrpcTrailingMetadata => {
-                HeaderMapRef::Trailers(&mut host.received.grpc_trailing)
+                HeaderMapRef::Trailers(&mut host.callback_data.grpc_trailing_metadata)
             }
         })
     }
@@ -129,7 +135,7 @@ impl HeaderMapRef<'_> {
 
     fn pairs(&self) -> Vec<(&[u8], &[u8])> {
         let (pseudo, headers) = match self {
-            Self::Head(head) => (&head.pseudo[..], &head.headers),
+            Self::Head(head) => (&head.pseudo_headers[..], &head.headers),
             Self::Trailers(headers) => (&[][..], &**headers),
         };
         let pseudo = pseudo
@@ -141,12 +147,12 @@ impl HeaderMapRef<'_> {
         pseudo.chain(headers).collect()
     }
 
-    /// Returns all values of a name, joined as Envoy does.
+    /// Returns all values of a header, joined as Envoy joins them.
     fn value(&self, name: &[u8]) -> Option<Vec<u8>> {
         let headers = match self {
             Self::Head(head) => {
                 let text = str::from_utf8(name).ok();
-                if let Some(value) = text.and_then(|name| head.pseudo(name)) {
+                if let Some(value) = text.and_then(|name| head.pseudo_header(name)) {
                     return Some(value.as_bytes().to_vec());
                 }
                 &head.headers
@@ -178,7 +184,7 @@ impl HeaderMapRef<'_> {
             if let Self::Head(head) = self {
                 let name = str::from_utf8(name).map_err(|_| Status::BadArgument)?;
                 let value = str::from_utf8(value).map_err(|_| Status::BadArgument)?;
-                head.set_pseudo(name, value.to_owned());
+                head.set_pseudo_header(name, value.to_owned());
             }
             return Ok(());
         }
@@ -233,9 +239,9 @@ fn set_pairs(mut guest: GuestMemory<'_>, map: u32, at: u32, length: u32) -> Resu
     match &mut map {
         HeaderMapRef::Head(head) => {
             // Missing pseudo-headers are kept: there is no request without them.
-            for (name, value) in std::mem::take(&mut head.pseudo) {
-                if made.pseudo(name).is_none() {
-                    made.set_pseudo(name, value);
+            for (name, value) in std::mem::take(&mut head.pseudo_headers) {
+                if made.pseudo_header(name).is_none() {
+                    made.set_pseudo_header(name, value);
                 }
             }
             **head = made;

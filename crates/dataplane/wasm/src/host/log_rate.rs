@@ -7,12 +7,12 @@ use crate::limits::MAX_LOG_LINES_PER_SECOND;
 /// Number of log lines in the current second, and of dropped ones.
 #[derive(Debug, Default)]
 pub(crate) struct LogRateLimiter {
-    began: Option<Instant>,
-    lines: u32,
-    dropped: u64,
+    window_start: Option<Instant>,
+    line_count: u32,
+    dropped_lines: u64,
 }
 
-/// Decision whether a log line is written.
+/// Decision of the rate limiter about a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogPermission {
     /// The line is written; the number of lines that were dropped before it.
@@ -24,18 +24,18 @@ impl LogRateLimiter {
     /// Counts a log line, and decides whether it is written.
     pub(crate) fn count_line(&mut self, now: Instant) -> LogPermission {
         let is_new = self
-            .began
+            .window_start
             .is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1));
         if is_new {
-            self.began = Some(now);
-            self.lines = 0;
+            self.window_start = Some(now);
+            self.line_count = 0;
         }
-        if self.lines >= MAX_LOG_LINES_PER_SECOND {
-            self.dropped += 1;
+        if self.line_count >= MAX_LOG_LINES_PER_SECOND {
+            self.dropped_lines += 1;
             return LogPermission::Dropped;
         }
-        self.lines += 1;
-        LogPermission::Allowed(std::mem::take(&mut self.dropped))
+        self.line_count += 1;
+        LogPermission::Allowed(std::mem::take(&mut self.dropped_lines))
     }
 }
 

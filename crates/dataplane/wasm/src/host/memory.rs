@@ -28,7 +28,7 @@ pub(crate) fn to_status_code(result: Result<(), HostError>) -> wasmtime::Result<
     }
 }
 
-/// Instance that calls a host function, with its linear memory.
+/// Linear memory of the instance that calls a host function, with the host state.
 pub(crate) struct GuestMemory<'a> {
     caller: Caller<'a, Host>,
 }

@@ -67,7 +67,7 @@ fn set_property(
     value: (u32, u32),
 ) -> Result<(), HostError> {
     let (path, value, host) = guest.read_two_with_host(path, value)?;
-    let stream = host.stream().map_err(|_| Status::NotFound)?;
+    let stream = host.effective_stream().map_err(|_| Status::NotFound)?;
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     if stream.properties.len() >= MAX_PROPERTIES && !stream.properties.contains_key(path) {
         return Err(Status::InternalFailure.into());
@@ -106,7 +106,7 @@ fn find_property(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
         ["response", "code"] => {
             let code = stream
                 .response_head
-                .pseudo(":status")
+                .pseudo_header(":status")
                 .and_then(|code| code.parse().ok());
             code.map(PropertyValue::Number)
         }
@@ -131,18 +131,18 @@ fn find_property(host: &Host, path: &[u8]) -> Result<Option<Vec<u8>>, Status> {
 fn request_property(request: &HeaderSection, name: &str) -> Option<PropertyValue> {
     let pseudo = |name: &str| {
         request
-            .pseudo(name)
+            .pseudo_header(name)
             .map(|value| PropertyValue::Text(value.to_owned()))
     };
     let named = |name: &str| header_property(&request.headers, name);
     match name {
         "path" => pseudo(":path"),
         "url_path" => {
-            let path = request.pseudo(":path")?.split('?').next()?;
+            let path = request.pseudo_header(":path")?.split('?').next()?;
             Some(PropertyValue::Text(path.to_owned()))
         }
         "query" => {
-            let (_, query) = request.pseudo(":path")?.split_once('?')?;
+            let (_, query) = request.pseudo_header(":path")?.split_once('?')?;
             Some(PropertyValue::Text(query.to_owned()))
         }
         "host" => pseudo(":authority"),

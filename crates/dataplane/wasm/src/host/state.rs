@@ -26,15 +26,15 @@ pub(crate) struct Host {
     /// Effective context, which host functions read and change.
     pub(crate) effective_context: ContextId,
     /// Response to a call, while the module's callback for it runs.
-    pub(crate) received: CallbackData,
+    pub(crate) callback_data: CallbackData,
     pub(crate) effects: Vec<Effect>,
     /// Counter of messages on all streams that the network has not accepted yet.
-    pub(crate) unsent: Arc<UnsentMessages>,
-    /// Calls and streams that are open, by number.
+    pub(crate) unsent_messages: Arc<UnsentMessages>,
+    /// Open calls and gRPC streams by id.
     pub(crate) calls: BTreeMap<u32, PendingCall>,
     /// Counter of outstanding calls and streams, including cancelled ones that have not ended yet.
-    pub(crate) outstanding: Arc<OutstandingCalls>,
-    pub(crate) last_call: u32,
+    pub(crate) outstanding_calls: Arc<OutstandingCalls>,
+    pub(crate) last_call_id: u32,
     pub(crate) tick_period: u32,
     /// Contexts that the module has marked as done.
     pub(crate) done_contexts: Vec<ContextId>,
@@ -49,8 +49,8 @@ pub(crate) struct Host {
 pub(crate) struct PendingCall {
     /// Context that made the call.
     pub(crate) context: ContextId,
-    /// Module's side of a stream; `None` for a call.
-    pub(crate) sending: Option<OpenStream>,
+    /// State of the module's side of a gRPC stream; `None` for a unary call.
+    pub(crate) open_stream: Option<OpenStream>,
 }
 
 /// State of the module's side of a gRPC stream.
@@ -65,11 +65,11 @@ pub(crate) struct CallbackData {
     pub(crate) headers: HeaderSection,
     pub(crate) body: Bytes,
     pub(crate) trailers: HeaderMap,
-    pub(crate) grpc_initial: HeaderMap,
-    pub(crate) grpc_trailing: HeaderMap,
+    pub(crate) grpc_initial_metadata: HeaderMap,
+    pub(crate) grpc_trailing_metadata: HeaderMap,
     pub(crate) grpc_message: Bytes,
     pub(crate) grpc_status: u32,
-    pub(crate) grpc_text: String,
+    pub(crate) grpc_status_message: String,
 }
 
 impl Host {
@@ -79,7 +79,7 @@ impl Host {
         metrics: Metrics,
         memory: &Arc<ProcessMemory>,
     ) -> Self {
-        let limits = InstanceMemoryLimiter::new(settings.limits.memory_bytes, memory.clone());
+        let limits = InstanceMemoryLimiter::new(settings.limits.max_memory_bytes, memory.clone());
         Self {
             settings,
             shared,
@@ -87,13 +87,13 @@ impl Host {
             limits,
             streams: BTreeMap::new(),
             effective_context: ROOT_CONTEXT,
-            received: CallbackData::default(),
+            callback_data: CallbackData::default(),
             effects: Vec::new(),
             calls: BTreeMap::new(),
-            outstanding: Arc::default(),
-            last_call: 0,
+            outstanding_calls: Arc::default(),
+            last_call_id: 0,
             log_rate: LogRateLimiter::default(),
-            unsent: Arc::default(),
+            unsent_messages: Arc::default(),
             tick_period: 0,
             done_contexts: Vec::new(),
             partial_lines: [Vec::new(), Vec::new()],
@@ -101,7 +101,7 @@ impl Host {
     }
 
     /// Returns the request of the effective context.
-    pub(crate) fn stream(&mut self) -> Result<&mut StreamContext, Status> {
+    pub(crate) fn effective_stream(&mut self) -> Result<&mut StreamContext, Status> {
         self.streams
             .get_mut(&self.effective_context)
             .ok_or(Status::BadArgument)

@@ -86,21 +86,21 @@ fn continue_stream(host: &mut Host, kind: u32) -> Status {
         _ => return Status::BadArgument,
     };
     let id = host.effective_context;
-    match host.stream() {
+    match host.effective_stream() {
         Ok(stream) => *stream.paused_mut(direction) = false,
         Err(status) => return status,
     }
-    Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
+    Effect::StreamDecisionChanged(id).push_unless_duplicate(&mut host.effects);
     Status::Ok
 }
 
 fn close_stream(host: &mut Host) -> Status {
     let id = host.effective_context;
-    match host.stream() {
+    match host.effective_stream() {
         Ok(stream) => stream.is_reset = true,
         Err(status) => return status,
     }
-    Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
+    Effect::StreamDecisionChanged(id).push_unless_duplicate(&mut host.effects);
     Status::Ok
 }
 
@@ -137,18 +137,18 @@ impl LocalResponseArguments {
             added.map_err(|_| Status::BadArgument)?;
         }
         let id = host.effective_context;
-        let stream = host.stream()?;
+        let stream = host.effective_stream()?;
         // The first local response applies.
         if stream.local_response.is_none() {
             stream.local_response = Some(LocalResponse {
                 status,
-                details,
+                response_code_details: details,
                 headers,
                 body,
                 grpc_status: u32::try_from(self.grpc_status).ok(),
             });
         }
-        Effect::OutcomeChanged(id).push_unless_duplicate(&mut host.effects);
+        Effect::StreamDecisionChanged(id).push_unless_duplicate(&mut host.effects);
         Ok(())
     }
 }

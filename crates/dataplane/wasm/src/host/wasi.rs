@@ -15,21 +15,21 @@ use crate::{
 };
 
 /// Wasm import module that contains the WASI functions.
-const WASI: &str = "wasi_snapshot_preview1";
-/// WASI's error `ENOTSUP`.
+const WASI_MODULE: &str = "wasi_snapshot_preview1";
+/// WASI error number `ENOTSUP`: the function is not supported.
 const ERRNO_NOT_SUPPORTED: i32 = 58;
-/// WASI's error `EBADF`.
+/// WASI error number `EBADF`: the file descriptor is invalid.
 const ERRNO_BAD_DESCRIPTOR: u32 = 8;
 /// WASI's id of the monotonic clock.
 const CLOCK_MONOTONIC: u32 = 1;
-/// Size of a subscription of `poll_oneoff`, and the maximum number of subscriptions.
+/// Size of one `poll_oneoff` subscription in the module's memory, in bytes.
 const SUBSCRIPTION_BYTES: u32 = 48;
 const MAX_POLL_SUBSCRIPTIONS: u32 = 64;
-/// WASI's error `EFAULT`.
+/// WASI error number `EFAULT`: the address is invalid.
 const ERRNO_BAD_ADDRESS: u32 = 21;
 
-/// Names of the WASI functions that the host implements.
-const UNSUPPORTED_FUNCTIONS: [&str; 15] = [
+/// Names of the WASI functions that the host implements; all others are stubs that fail.
+const IMPLEMENTED_FUNCTIONS: [&str; 15] = [
     "args_get",
     "args_sizes_get",
     "clock_res_get",
@@ -48,23 +48,27 @@ const UNSUPPORTED_FUNCTIONS: [&str; 15] = [
 ];
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
-    linker.func_wrap(WASI, "args_get", |_: Caller<'_, Host>, _: u32, _: u32| 0u32)?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
+        "args_get",
+        |_: Caller<'_, Host>, _: u32, _: u32| 0u32,
+    )?;
+    linker.func_wrap(
+        WASI_MODULE,
         "args_sizes_get",
         |caller: Caller<'_, Host>, count: u32, size: u32| {
             write_two_numbers(GuestMemory::new(caller), (count, 0), (size, 0))
         },
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "clock_res_get",
         |caller: Caller<'_, Host>, _: u32, at: u32| {
             errno(GuestMemory::new(caller).write(at, &1u64.to_le_bytes()))
         },
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "clock_time_get",
         |caller: Caller<'_, Host>, clock: u32, _: u64, at: u32| {
             let now = match clock {
@@ -75,14 +79,14 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "environ_get",
         |caller: Caller<'_, Host>, list: u32, texts: u32| {
             errno(environ_get(GuestMemory::new(caller), list, texts))
         },
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "environ_sizes_get",
         |mut caller: Caller<'_, Host>, count: u32, size: u32| {
             let variables = environment_variables(caller.data_mut());
@@ -94,9 +98,44 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             )
         },
     )?;
-    linker.func_wrap(WASI, "fd_close", |_: Caller<'_, Host>, _: u32| 0u32)?;
+    link_descriptors(linker)?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
+        "poll_oneoff",
+        |caller: Caller<'_, Host>, subscriptions: u32, events: u32, count: u32, at: u32| {
+            errno(poll_oneoff(
+                GuestMemory::new(caller),
+                (subscriptions, count),
+                events,
+                at,
+            ))
+        },
+    )?;
+    linker.func_wrap(
+        WASI_MODULE,
+        "proc_exit",
+        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
+            Err(wasmtime::Error::msg(format!(
+                "the module ended itself with {code}"
+            )))
+        },
+    )?;
+    linker.func_wrap(
+        WASI_MODULE,
+        "random_get",
+        |caller: Caller<'_, Host>, at: u32, length: u32| {
+            errno(random_get(GuestMemory::new(caller), at, length))
+        },
+    )?;
+    linker.func_wrap(WASI_MODULE, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
+    Ok(())
+}
+
+/// Links the functions of file descriptors: modules have standard output and standard error only.
+fn link_descriptors(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
+    linker.func_wrap(WASI_MODULE, "fd_close", |_: Caller<'_, Host>, _: u32| 0u32)?;
+    linker.func_wrap(
+        WASI_MODULE,
         "fd_fdstat_get",
         |caller: Caller<'_, Host>, descriptor: u32, at: u32| {
             if !(1..=2).contains(&descriptor) {
@@ -110,17 +149,17 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         },
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "fd_prestat_get",
         |_: Caller<'_, Host>, _: u32, _: u32| ERRNO_BAD_DESCRIPTOR,
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "fd_seek",
         |_: Caller<'_, Host>, _: u32, _: i64, _: u32, _: u32| ERRNO_BAD_DESCRIPTOR,
     )?;
     linker.func_wrap(
-        WASI,
+        WASI_MODULE,
         "fd_write",
         |caller: Caller<'_, Host>, descriptor: u32, list: u32, count: u32, at: u32| {
             errno_or(fd_write(
@@ -131,42 +170,13 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             ))
         },
     )?;
-    linker.func_wrap(
-        WASI,
-        "poll_oneoff",
-        |caller: Caller<'_, Host>, subscriptions: u32, events: u32, count: u32, at: u32| {
-            errno(poll_oneoff(
-                GuestMemory::new(caller),
-                (subscriptions, count),
-                events,
-                at,
-            ))
-        },
-    )?;
-    linker.func_wrap(
-        WASI,
-        "proc_exit",
-        |_: Caller<'_, Host>, code: u32| -> wasmtime::Result<()> {
-            Err(wasmtime::Error::msg(format!(
-                "the module ended itself with {code}"
-            )))
-        },
-    )?;
-    linker.func_wrap(
-        WASI,
-        "random_get",
-        |caller: Caller<'_, Host>, at: u32, length: u32| {
-            errno(random_get(GuestMemory::new(caller), at, length))
-        },
-    )?;
-    linker.func_wrap(WASI, "sched_yield", |_: Caller<'_, Host>| 0u32)?;
     Ok(())
 }
 
 /// Links stubs for WASI functions that a module imports and the host does not implement; calling them fails.
 pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
     for import in module.imports() {
-        if import.module() != WASI {
+        if import.module() != WASI_MODULE {
             continue;
         }
         let Some(ty) = import.ty().func().cloned() else {
@@ -175,10 +185,10 @@ pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wa
         let results: Vec<_> = ty.results().collect();
         let gives_number = matches!(&results[..], [one] if one.is_i32());
         let name = import.name().to_owned();
-        if UNSUPPORTED_FUNCTIONS.contains(&name.as_str()) {
+        if IMPLEMENTED_FUNCTIONS.contains(&name.as_str()) {
             continue;
         }
-        linker.func_new(WASI, import.name(), ty, move |_, _, results| {
+        linker.func_new(WASI_MODULE, import.name(), ty, move |_, _, results| {
             if let (true, Some(result)) = (gives_number, results.first_mut()) {
                 *result = Val::I32(ERRNO_NOT_SUPPORTED);
                 return Ok(());

@@ -14,7 +14,7 @@ pub(super) struct Callbacks {
     pub(super) initialize: Option<TypedFunc<(), ()>>,
     pub(super) main: Option<TypedFunc<(u32, u32), u32>>,
     pub(super) start: Option<TypedFunc<(), ()>>,
-    pub(super) create: Option<TypedFunc<(u32, u32), ()>>,
+    pub(super) context_create: Option<TypedFunc<(u32, u32), ()>>,
     pub(super) vm_start: Option<TypedFunc<(u32, u32), u32>>,
     pub(super) configure: Option<TypedFunc<(u32, u32), u32>>,
     pub(super) tick: Option<TypedFunc<u32, ()>>,
@@ -43,7 +43,7 @@ impl Callbacks {
             // Some language runtimes export a `main` with other parameters, which is ignored.
             main: of.find("main").unwrap_or(None),
             start: of.find("_start")?,
-            create: of.find("proxy_on_context_create")?,
+            context_create: of.find("proxy_on_context_create")?,
             vm_start: of.find("proxy_on_vm_start")?,
             configure: of.find("proxy_on_configure")?,
             tick: of.find("proxy_on_tick")?,

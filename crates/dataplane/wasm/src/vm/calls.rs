@@ -35,13 +35,13 @@ impl Vm {
             grpc_status: (status, text),
         } = response;
         let counts = (
-            to_u32(head.pseudo.len() + head.headers.len()),
+            to_u32(head.pseudo_headers.len() + head.headers.len()),
             to_u32(body.len()),
             to_u32(trailers.len()),
         );
         let ended = match kind {
             CallKind::Http => {
-                self.store.data_mut().received = CallbackData {
+                self.store.data_mut().callback_data = CallbackData {
                     headers: head,
                     body,
                     trailers,
@@ -57,12 +57,12 @@ impl Vm {
                 )
             }
             CallKind::Grpc => {
-                self.store.data_mut().received = CallbackData {
-                    grpc_initial: head.headers,
+                self.store.data_mut().callback_data = CallbackData {
+                    grpc_initial_metadata: head.headers,
                     grpc_message: body,
-                    grpc_trailing: trailers,
+                    grpc_trailing_metadata: trailers,
                     grpc_status: status,
-                    grpc_text: text,
+                    grpc_status_message: text,
                     ..CallbackData::default()
                 };
                 if status == 0 {
@@ -86,7 +86,7 @@ impl Vm {
                 }
             }
         };
-        self.store.data_mut().received = CallbackData::default();
+        self.store.data_mut().callback_data = CallbackData::default();
         ended.map(drop)
     }
 
@@ -112,7 +112,7 @@ impl Vm {
         let (name, callback, argument) = match event {
             GrpcStreamEvent::Headers(head) => {
                 let count = to_u32(head.len());
-                received.grpc_initial = head;
+                received.grpc_initial_metadata = head;
                 (
                     "proxy_on_grpc_receive_initial_metadata",
                     callbacks.grpc_initial,
@@ -126,7 +126,7 @@ impl Vm {
             }
             GrpcStreamEvent::Trailers(trailers) => {
                 let count = to_u32(trailers.len());
-                received.grpc_trailing = trailers;
+                received.grpc_trailing_metadata = trailers;
                 (
                     "proxy_on_grpc_receive_trailing_metadata",
                     callbacks.grpc_trailing,
@@ -135,14 +135,14 @@ impl Vm {
             }
             GrpcStreamEvent::Closed(status, text) => {
                 received.grpc_status = status;
-                received.grpc_text = text;
+                received.grpc_status_message = text;
                 ("proxy_on_grpc_close", callbacks.grpc_close, status)
             }
         };
-        self.store.data_mut().received = received;
+        self.store.data_mut().callback_data = received;
         let arguments = (ROOT_CONTEXT.0, token.0, argument);
         let result = self.call_in_context(name, ROOT_CONTEXT, callback.as_ref(), arguments);
-        self.store.data_mut().received = CallbackData::default();
+        self.store.data_mut().callback_data = CallbackData::default();
         result?;
         Ok(self.store.data().calls.contains_key(&token.0))
     }

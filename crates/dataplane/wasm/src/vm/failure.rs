@@ -1,4 +1,4 @@
-//! Failures of a module's instance.
+//! Failures of an instance of a Wasm module.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub enum VmError {
     /// The instance could not be started.
     #[error("the module cannot be started: {0}")]
     Start(String),
-    /// The module rejected its configuration, in this callback.
+    /// The module rejected its configuration in the callback of this name.
     #[error("the plugin refuses its configuration ({0} returned false)")]
     Configuration(&'static str),
     /// A callback trapped.

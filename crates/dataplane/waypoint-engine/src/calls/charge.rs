@@ -1,4 +1,4 @@
-//! Memory of the waypoint's own calls, charged to the caller for whose request a call is made.
+//! Memory charge of calls that the waypoint itself makes, to the caller for whose request a call is made.
 
 use bytes::Bytes;
 use http::Request;
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Bytes charged for a call besides its headers and bodies: its task, and the buffers of its connection.
-const CALL_BYTES: usize = 16 << 10;
+const CALL_OVERHEAD_BYTES: usize = 16 << 10;
 
 /// Memory permits of one call, held until it ends.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct CallCharge {
 
 /// Reason why the response to a call is incomplete.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CollectError {
+pub(crate) enum CallResponseError {
     #[error("the response is too large or truncated")]
     TooLargeOrTruncated,
     #[error(transparent)]
@@ -32,10 +32,10 @@ pub(crate) enum CollectError {
 }
 
 impl CallCharge {
-    /// Charges a call in advance: its request, and the receive window for its response.
+    /// Charges the caller for a call before it is sent: for its request, and the receive window of its response.
     ///
     /// # Errors
-    /// When a budget has no room, which is counted.
+    /// When a memory budget has no room; metrics count the failure.
     pub(crate) fn new(
         memory: &ConnectionMemory,
         version: Version,
@@ -49,26 +49,26 @@ impl CallCharge {
             Version::Http1 => 0,
             Version::Http2 => usize::try_from(STREAM_WINDOW_BYTES).unwrap_or(usize::MAX / 2),
         };
-        let bytes = CALL_BYTES + headers + body + window;
+        let bytes = CALL_OVERHEAD_BYTES + headers + body + window;
         Ok(Self {
-            permit: memory.take(ChargePurpose::Call, bytes)?,
+            permit: memory.charge_request(ChargePurpose::Call, bytes)?,
             memory: memory.clone(),
         })
     }
 
-    /// Reads a response up to a maximum size, charging bytes as they arrive.
+    /// Reads the response to a call up to a maximum size, and charges bytes as they arrive.
     ///
     /// # Errors
-    /// When it is longer, breaks off, or a budget has no room.
-    pub(crate) async fn collect(
+    /// When the response is too long or breaks off, or when a memory budget has no room.
+    pub(crate) async fn read_response(
         &mut self,
         body: Incoming,
         most: usize,
-    ) -> Result<Collected<Bytes>, CollectError> {
+    ) -> Result<Collected<Bytes>, CallResponseError> {
         let mut body = Limited::new(body, most);
         let (mut data, mut trailers) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| CollectError::TooLargeOrTruncated)?;
+            let frame = frame.map_err(|_| CallResponseError::TooLargeOrTruncated)?;
             let bytes = frame.data_ref().map_or(0, Bytes::len);
             self.memory
                 .grow(ChargePurpose::Call, &mut self.permit, bytes)?;

@@ -28,7 +28,7 @@ pub async fn maintain_certificates(
         for gone in followed.difference(&desired).map(identity) {
             certificates.forget(&gone);
             if let Some(cache) = &cache {
-                cache.forget(&gone);
+                cache.remove_certificate(&gone);
             }
         }
         for new in desired.difference(&followed).map(identity) {

@@ -4,13 +4,13 @@
 use http::Uri;
 use serde_json::{Value, json};
 
-use super::shape::{any_message, duration, remove_empty_fields, socket_address};
+use super::proto_json::{any_message, duration, remove_empty_fields, socket_address};
 use crate::config::Config;
 
 /// Name of the control plane's cluster, as in Istio's proxies.
 const XDS_CLUSTER: &str = "xds-grpc";
 
-/// Node id and version that the bootstrap reports.
+/// Identity of the waypoint in the bootstrap section: node id and program version.
 #[derive(Clone, Debug)]
 pub(super) struct Node<'a> {
     /// Node id that the waypoint sends to the control plane.

@@ -1,4 +1,4 @@
-//! JSON responses that are written on a blocking thread while they are read: a dump of any size takes a few chunks of
+//! JSON responses that a blocking thread writes while the client reads them. A dump of any size takes a few chunks of
 //! memory, and delays neither xDS nor the other pages of the admin port.
 
 use std::{

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{
     names::{BLACK_HOLE, ClusterKey, MAIN_INTERNAL, ProxyKind},
-    shape::{ambit_metadata, any_message, duration, merge_fields},
+    proto_json::{ambit_metadata, any_message, duration, merge_fields},
 };
 use crate::{record_store::to_json, retry_budget};
 
@@ -88,10 +88,11 @@ pub(super) fn builtin_clusters() -> [Value; 2] {
     [fixed(BLACK_HOLE, json!([])), fixed(MAIN_INTERNAL, listener)]
 }
 
-/// Renders the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
-fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
+/// Renders the load-balancing policy of a cluster. TCP connections without a `DestinationRule` go to a random endpoint,
+/// by weight.
+fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, has_rule: bool) -> &'static str {
     match &policy.balancing {
-        _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
+        _ if kind == ProxyKind::Tcp && !has_rule => "RANDOM",
         Balancing::LeastRequest => "LEAST_REQUEST",
         Balancing::RoundRobin => "ROUND_ROBIN",
         Balancing::Random => "RANDOM",
@@ -102,7 +103,7 @@ fn lb_policy(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
     }
 }
 
-/// Renders the settings of the load-balancing algorithm.
+/// Renders the settings of a cluster's load-balancing algorithm, such as those of the ring hash.
 fn lb_config(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {
@@ -150,18 +151,18 @@ fn circuit_breakers(limits: &DestinationLimits) -> Value {
     }]})
 }
 
-fn outlier_detection(of: &OutlierPolicy) -> Value {
+fn outlier_detection(policy: &OutlierPolicy) -> Value {
     let enforced = |errors: u32| if errors > 0 { 100 } else { 0 };
     json!({
-        "consecutive_5xx": of.server_errors,
-        "enforcing_consecutive_5xx": enforced(of.server_errors),
-        "consecutive_gateway_failure": of.gateway_errors,
-        "enforcing_consecutive_gateway_failure": enforced(of.gateway_errors),
-        "split_external_local_origin_errors": of.local_failures.is_some(),
-        "consecutive_local_origin_failure": of.local_failures,
-        "interval": duration(of.interval),
-        "base_ejection_time": duration(of.base_ejection),
-        "max_ejection_percent": of.max_ejection_percent,
+        "consecutive_5xx": policy.server_errors,
+        "enforcing_consecutive_5xx": enforced(policy.server_errors),
+        "consecutive_gateway_failure": policy.gateway_errors,
+        "enforcing_consecutive_gateway_failure": enforced(policy.gateway_errors),
+        "split_external_local_origin_errors": policy.local_failures.is_some(),
+        "consecutive_local_origin_failure": policy.local_failures,
+        "interval": duration(policy.interval),
+        "base_ejection_time": duration(policy.base_ejection),
+        "max_ejection_percent": policy.max_ejection_percent,
         "enforcing_success_rate": 0,
     })
 }

@@ -12,10 +12,10 @@ use super::{
     bootstrap::{self, Node},
     clusters, endpoints, extensions, listeners,
     names::MAIN_INTERNAL,
+    proto_json::type_url,
     routes,
     secrets::Secrets,
     selection::Section,
-    shape::type_url,
     snapshot::{Cluster, Snapshot},
 };
 use crate::waypoint::Waypoint;

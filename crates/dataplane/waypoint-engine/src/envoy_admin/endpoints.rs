@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 
-use ambit_model::{Destination, GatewayAddress, HBONE_PORT, Protocol, Workload, WorkloadStatus};
+use ambit_model::{
+    GatewayAddress, GatewayDestination, HBONE_PORT, Protocol, Workload, WorkloadStatus,
+};
 use serde_json::{Value, json};
 
 use super::{
-    shape::{any_message, remove_empty_fields, socket_address},
+    proto_json::{any_message, remove_empty_fields, socket_address},
     snapshot::Endpoint,
 };
 
@@ -25,7 +27,7 @@ pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
             "endpoint": {"address": address},
             "health_status": match endpoint.ejected_for {
                 Some(_) => "UNHEALTHY",
-                None => status(&endpoint.workload),
+                None => health_status(&endpoint.workload),
             },
             "metadata": metadata(&endpoint.workload),
             "load_balancing_weight": endpoint.workload.capacity,
@@ -49,14 +51,14 @@ pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
 pub(super) fn cluster_status(cluster: &str, endpoints: &[Endpoint]) -> Value {
     let host = |endpoint: &Endpoint| {
         let of = &endpoint.workload.locality;
-        let requests = endpoint.requests.map(|requests| {
+        let requests = endpoint.active_requests.map(|requests| {
             // The JSON form of a 64-bit integer is a string.
             json!([{"type": "GAUGE", "name": "rq_active", "value": requests.to_string()}])
         });
         Some(json!({
             "address": address(endpoint)?,
             "health_status": {
-                "eds_health_status": status(&endpoint.workload),
+                "eds_health_status": health_status(&endpoint.workload),
                 "failed_outlier_check": endpoint.ejected_for.map(|_| true),
             },
             "hostname": Some(endpoint.workload.hostname.as_str()).filter(|name| !name.is_empty()),
@@ -73,7 +75,7 @@ pub(super) fn cluster_status(cluster: &str, endpoints: &[Endpoint]) -> Value {
     }))
 }
 
-fn status(workload: &Workload) -> &'static str {
+fn health_status(workload: &Workload) -> &'static str {
     match workload.status {
         WorkloadStatus::Healthy => "HEALTHY",
         WorkloadStatus::Unhealthy => "UNHEALTHY",
@@ -85,8 +87,8 @@ fn locality(region: &str, zone: &str, subzone: &str) -> Value {
     json!({"region": part(region), "zone": part(zone), "sub_zone": part(subzone)})
 }
 
-/// Renders the address of an endpoint: its own, its hostname, or the gateway of its network; `None` if it receives no
-/// traffic.
+/// Renders the address of an endpoint: its own, its hostname, or the gateway of its network; `None` if the endpoint
+/// receives no traffic.
 fn address(endpoint: &Endpoint) -> Option<Value> {
     let workload = &endpoint.workload;
     if workload.capacity == 0 {
@@ -107,8 +109,8 @@ fn gateway_address(gateway: &GatewayAddress) -> Value {
         port => port,
     };
     match &gateway.destination {
-        Destination::Address(address) => socket_address(&address.address.to_string(), port),
-        Destination::Hostname(name) => socket_address(&name.hostname, port),
+        GatewayDestination::Address(address) => socket_address(&address.address.to_string(), port),
+        GatewayDestination::Hostname(name) => socket_address(&name.hostname, port),
     }
 }
 
@@ -145,7 +147,7 @@ mod tests {
             },
             port: 8080,
             ejected_for: None,
-            requests: None,
+            active_requests: None,
         };
         change(&mut endpoint);
         endpoint
@@ -160,7 +162,7 @@ mod tests {
             }),
             endpoint("10.0.0.3", |endpoint| {
                 endpoint.ejected_for = Some(Duration::from_secs(3));
-                endpoint.requests = Some(2);
+                endpoint.active_requests = Some(2);
             }),
             endpoint("10.0.0.4", |endpoint| endpoint.workload.capacity = 0),
         ];

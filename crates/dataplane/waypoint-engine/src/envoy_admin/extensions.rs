@@ -4,26 +4,27 @@
 use ambit_model::WaypointExtension;
 use serde_json::{Value, json};
 
-use super::shape::{any_message, duration, remove_empty_fields};
-use crate::config::PluginTimes;
+use super::proto_json::{any_message, duration, remove_empty_fields};
+use crate::config::PluginTimeouts;
 
 /// Renders the HTTP filter of a plugin.
-pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
-    let name = format!("{}.{}", of.namespace, of.name);
+pub(super) fn filter(plugin: &WaypointExtension, times: PluginTimeouts) -> Value {
+    let name = format!("{}.{}", plugin.namespace, plugin.name);
     // Envoy requires a checksum for remote code; without one, only the VM id names the source.
-    let sha256 = Some(of.sha256.as_str()).filter(|sha256| !sha256.is_empty());
+    let sha256 = Some(plugin.sha256.as_str()).filter(|sha256| !sha256.is_empty());
     let code = sha256.map(|sha256| {
-        let uri = json!({"uri": of.url.as_str(), "cluster": "_", "timeout": duration(times.fetch)});
+        let uri =
+            json!({"uri": plugin.url.as_str(), "cluster": "_", "timeout": duration(times.fetch)});
         json!({"remote": {"http_uri": uri, "sha256": sha256}})
     });
     let wasm = any_message(
         "envoy.extensions.filters.http.wasm.v3.Wasm",
         json!({"config": {
             "name": name,
-            "root_id": of.plugin_name.as_str(),
-            "fail_open": of.fail_open,
+            "root_id": plugin.plugin_name.as_str(),
+            "fail_open": plugin.fail_open,
             "vm_config": {
-                "vm_id": of.url.as_str(),
+                "vm_id": plugin.url.as_str(),
                 "runtime": "envoy.wasm.runtime.wasmtime",
                 "code": code,
             },

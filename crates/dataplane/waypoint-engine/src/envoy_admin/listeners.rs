@@ -9,8 +9,10 @@ use ambit_rt::{metrics::METRICS_PATHS, readiness::READY_PATH};
 use serde_json::{Map, Value, json};
 
 use super::{
-    names::{BLACK_HOLE, ClusterKey, ClusterNames, MAIN_INTERNAL, ProxyKind, route_configuration},
-    shape::{
+    names::{
+        BLACK_HOLE, ClusterKey, ClusterNames, MAIN_INTERNAL, ProxyKind, route_configuration_name,
+    },
+    proto_json::{
         ambit_metadata, any_message, merge_fields, remove_empty_fields, socket_address, type_url,
     },
     snapshot::ServedPort,
@@ -19,9 +21,9 @@ use crate::config::Config;
 
 /// Name of the listener that terminates HBONE tunnels.
 pub(super) const CONNECT_TERMINATE: &str = "connect_terminate";
-/// Message type of a listener.
+/// Protobuf message type of Envoy's listeners.
 const LISTENER: &str = "envoy.config.listener.v3.Listener";
-/// Message type of Envoy's HTTP connection manager.
+/// Protobuf message type of Envoy's HTTP connection manager.
 const HTTP_CONNECTION_MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
@@ -55,7 +57,7 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
             "common_tls_context": {
                 "alpn_protocols": ["h2"],
                 "tls_certificate_sds_secret_configs": [secret(super::secrets::OWN_CERTIFICATE)],
-                "validation_context_sds_secret_config": secret(super::secrets::ROOTS),
+                "validation_context_sds_secret_config": secret(super::secrets::ROOT_CERTIFICATES),
             },
         }),
     );
@@ -84,10 +86,10 @@ pub(super) fn process_listeners(config: &Config) -> [Value; 2] {
 
 /// Renders the filter chains for connections to a service port.
 pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<Value> {
-    let is_either = port.kinds.len() > 1;
+    let is_either = port.proxy_kinds.len() > 1;
     let mut chains = Vec::new();
     if port.is_http() {
-        let name = route_configuration(&port.service.hostname, port.port, None);
+        let name = route_configuration_name(&port.service.hostname, port.port, None);
         let routes = json!({"rds": {"route_config_name": name, "config_source": {"ads": {}}}});
         let protocols = if is_either {
             json!(["http/1.1", "h2c"])
@@ -101,7 +103,7 @@ pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPo
             port,
         ));
     }
-    if port.kinds.contains(&ProxyKind::Tcp) {
+    if port.proxy_kinds.contains(&ProxyKind::Tcp) {
         chains.extend(stream_chains(names, network, port));
     }
     chains
@@ -143,7 +145,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
         ),
         // Connections without a matching TLSRoute are refused.
         None if !chains.is_empty() => return chains,
-        None => (itself.clone(), cluster(&itself)),
+        None => (itself.clone(), cluster_field(&itself)),
     };
     let selects = filter_chain_match(network, port, json!({}));
     let filter = tcp_filter(&itself, destination);
@@ -151,7 +153,7 @@ fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<
     chains
 }
 
-fn cluster(name: &str) -> Map<String, Value> {
+fn cluster_field(name: &str) -> Map<String, Value> {
     [("cluster".to_owned(), name.into())].into_iter().collect()
 }
 
@@ -169,9 +171,9 @@ fn destination(names: &ClusterNames, route: &StreamRoute) -> Map<String, Value> 
     let weighted = route.backends.iter().filter(|backend| backend.weight > 0);
     let backends: Vec<_> = weighted.collect();
     match backends.as_slice() {
-        _ if route.unsupported.is_some() => cluster(BLACK_HOLE),
-        [] => cluster(BLACK_HOLE),
-        [one] => cluster(&name(one)),
+        _ if route.unsupported.is_some() => cluster_field(BLACK_HOLE),
+        [] => cluster_field(BLACK_HOLE),
+        [one] => cluster_field(&name(one)),
         several => {
             let clusters = several
                 .iter()
@@ -195,7 +197,7 @@ fn filter_chain(name: &str, selects: Value, filter: Value, port: &ServedPort) ->
 
 /// Renders the filter-chain match on a service port's addresses in the waypoint's network. A service without an address
 /// in this network is called by name only.
-fn filter_chain_match(network: &str, port: &ServedPort, more: Value) -> Value {
+fn filter_chain_match(network: &str, port: &ServedPort, extra_fields: Value) -> Value {
     let Service {
         vips, cidr_vips, ..
     } = &*port.service;
@@ -215,7 +217,7 @@ fn filter_chain_match(network: &str, port: &ServedPort, more: Value) -> Value {
         "destination_port": port.port,
         "prefix_ranges": vips.chain(prefixes).collect::<Value>(),
     });
-    merge_fields(&mut selects, more);
+    merge_fields(&mut selects, extra_fields);
     selects
 }
 

@@ -45,7 +45,7 @@ pub(super) struct ClusterNames {
 }
 
 impl ClusterNames {
-    /// Creates the naming for a waypoint that serves these services.
+    /// Creates the names of clusters for a waypoint that serves these services.
     pub(super) fn new(served: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let served = served.into_iter().collect();
         Self { served }
@@ -71,9 +71,9 @@ impl ClusterNames {
     }
 }
 
-/// Returns the name of a service port's route configuration: that for clients of a namespace with consumer routes, or
-/// that for all other clients.
-pub(super) fn route_configuration(host: &str, port: u16, clients: Option<&str>) -> String {
+/// Returns the name of the route configuration of a service port. With `clients`, it is the configuration for clients
+/// of a namespace with consumer routes, otherwise the one for all other clients.
+pub(super) fn route_configuration_name(host: &str, port: u16, clients: Option<&str>) -> String {
     let name = format!("inbound-vip|{port}|http|{host}");
     match clients {
         None => name,

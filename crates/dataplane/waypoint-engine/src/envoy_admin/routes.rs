@@ -11,8 +11,8 @@ use ambit_model::{HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
 use serde_json::{Map, Value, json};
 
 use super::{
-    names::{ClusterNames, ProxyKind, route_configuration},
-    shape::{any_message, remove_empty_fields},
+    names::{ClusterNames, ProxyKind, route_configuration_name},
+    proto_json::{any_message, remove_empty_fields},
     snapshot::ServedPort,
 };
 
@@ -26,7 +26,7 @@ pub(super) fn configuration(
     any_message(
         "envoy.config.route.v3.RouteConfiguration",
         json!({
-            "name": route_configuration(host, port.port, clients),
+            "name": route_configuration_name(host, port.port, clients),
             "virtual_hosts": [{
                 "name": format!("{host}:{}", port.port),
                 "domains": ["*"],
@@ -71,26 +71,30 @@ fn route(
     };
     let default = HttpRouteRule::default();
     let record = records.iter().find(is_record);
-    let record = record.and_then(|record| record.rules.get(rule.index));
+    let record = record.and_then(|record| record.rules.get(rule.rule_index));
     let record = record.unwrap_or(&default);
     let everything = HttpRouteMatch::default();
-    let matched = record.matches.get(of.index).unwrap_or(&everything);
+    let matched = record.matches.get(of.match_index).unwrap_or(&everything);
     let name = match &rule.name {
         Some(name) => format!("{}/{name}", rule.route),
-        None => format!("{}/{}", rule.route, rule.index),
+        None => format!("{}/{}", rule.route, rule.rule_index),
     };
     let mut fields = Map::new();
     fields.insert("name".to_owned(), name.into());
     fields.insert("match".to_owned(), matching::route_match(matched));
     fields.insert("metadata".to_owned(), metadata(&rule.route, record));
     fields.extend(filters::route_fields(&record.filters));
-    fields.extend(action::action(names, record, rule.unsupported.as_deref()));
+    fields.extend(action::action(
+        names,
+        record,
+        rule.rejection_reason.as_deref(),
+    ));
     remove_empty_fields(fields.into())
 }
 
-/// Renders the metadata that names the route object: a `VirtualService` by its name; other kinds in the form of the
-/// `VirtualService` that Istio generates from an `HTTPRoute`, since `istioctl` knows no other kind there. No
-/// `VirtualService` can have such a name.
+/// Renders the metadata that names the route object. A `VirtualService` has its own name. Other kinds have the name of
+/// the `VirtualService` that Istio would generate from an `HTTPRoute`, since `istioctl` knows no other kind there; no
+/// real `VirtualService` can have such a name.
 fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {
     let RouteName {
         kind,

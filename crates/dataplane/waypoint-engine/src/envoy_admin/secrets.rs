@@ -5,17 +5,17 @@ use ambit_certificates::{CertificateDump, CertificateEntry};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::shape::{any_message, merge_fields, remove_empty_fields};
+use super::proto_json::{any_message, merge_fields, remove_empty_fields};
 
 /// Name of the secret with the waypoint's own certificate, as in Istio.
 pub(super) const OWN_CERTIFICATE: &str = "default";
 /// Name of the secret with the mesh's root certificates, as in Istio.
-pub(super) const ROOTS: &str = "ROOTCA";
+pub(super) const ROOT_CERTIFICATES: &str = "ROOTCA";
 
-/// Message type of a secret.
+/// Protobuf message type of Envoy's TLS secrets.
 const SECRET: &str = "envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Secrets that the waypoint has received, and those that it waits for.
+/// Secrets section of the dump: secrets that the waypoint has received (active), and those that it waits for (warming).
 #[derive(Debug, Default)]
 pub(super) struct Secrets {
     pub(super) active: Vec<Value>,
@@ -45,7 +45,7 @@ impl Secrets {
             let roots = data_source(&of.root_certs).filter(|_| of.identity == own);
             secrets.active.extend(roots.map(|roots| {
                 let fields = json!({"validation_context": {"trusted_ca": roots}});
-                secret(ROOTS, fields, since)
+                secret(ROOT_CERTIFICATES, fields, since)
             }));
         }
         secrets

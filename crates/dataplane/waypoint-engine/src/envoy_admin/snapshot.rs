@@ -34,18 +34,18 @@ pub(super) struct Snapshot {
     pub(super) clusters: Vec<Cluster>,
 }
 
-/// One port of a service that the waypoint serves.
+/// Port of a service that the waypoint serves.
 #[derive(Clone, Debug)]
 pub(super) struct ServedPort {
     pub(super) served: Arc<ServedService>,
     pub(super) service: Arc<Service>,
     pub(super) port: u16,
-    /// Envoy filters for connections of clients without consumer routes: both kinds if the first bytes of a connection
-    /// decide.
-    pub(super) kinds: &'static [ProxyKind],
+    /// Envoy filters that proxy connections of clients without consumer routes: HTTP, TCP, or both if the protocol is
+    /// detected from the first bytes.
+    pub(super) proxy_kinds: &'static [ProxyKind],
 }
 
-/// Destination of requests or connections: a service port, or a subset at that port.
+/// Envoy cluster to which requests or connections are forwarded: a service port, or a subset at that port.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
@@ -63,7 +63,7 @@ pub(super) struct Endpoint {
     /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub(super) ejected_for: Option<Duration>,
     /// Number of active requests, if the load-balancing policy counts them.
-    pub(super) requests: Option<u32>,
+    pub(super) active_requests: Option<u32>,
 }
 
 impl Snapshot {
@@ -88,10 +88,11 @@ impl Snapshot {
 impl ServedPort {
     /// Whether the HTTP connection manager serves the port.
     pub(super) fn is_http(&self) -> bool {
-        self.kinds.contains(&ProxyKind::Http)
+        self.proxy_kinds.contains(&ProxyKind::Http)
     }
 
-    /// Returns the cluster of the port's own service, which receives what no route forwards elsewhere.
+    /// Returns the key of the cluster for the port's own service. The cluster receives the traffic that no route
+    /// forwards elsewhere.
     pub(super) fn own_cluster(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),
@@ -145,7 +146,7 @@ impl Cluster {
                 workload: endpoint.workload.to_model(),
                 port: endpoint.port,
                 ejected_for: state.and_then(|state| state.ejected_for),
-                requests: state.map(|state| state.requests),
+                active_requests: state.map(|state| state.active_requests),
             }
         };
         all.into_iter().map(view).collect()
@@ -162,7 +163,7 @@ fn served_ports(waypoint: &Waypoint, served: &Arc<ServedService>) -> Vec<ServedP
         served: served.clone(),
         service: service.clone(),
         port,
-        kinds: proxy_kinds(waypoint, served, &service, port),
+        proxy_kinds: proxy_kinds(waypoint, served, &service, port),
     };
     ports.into_keys().map(of_port).collect()
 }
@@ -193,7 +194,7 @@ fn proxy_kinds(
 fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKey> {
     let mut keys = BTreeSet::new();
     for port in ports {
-        for kind in port.kinds {
+        for kind in port.proxy_kinds {
             keys.insert(port.own_cluster(*kind));
             let rule = waypoint.published.destination(&port.served.name);
             let subsets = rule.iter().flat_map(|rule| rule.record().subsets.keys());
@@ -203,7 +204,11 @@ fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKe
                 ..port.own_cluster(*kind)
             }));
         }
-        let of_requests = port.served.http_routes().iter().flat_map(http_backends);
+        let of_requests = port
+            .served
+            .http_routes()
+            .iter()
+            .flat_map(backend_and_mirror_keys);
         let routes = port.served.tls_routes().iter();
         let routes = routes.chain(port.served.tcp_routes());
         let of_connections = routes.flat_map(|route| {
@@ -222,7 +227,7 @@ fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKe
     keys
 }
 
-fn http_backends(route: &HttpRoute) -> impl Iterator<Item = ClusterKey> {
+fn backend_and_mirror_keys(route: &HttpRoute) -> impl Iterator<Item = ClusterKey> {
     let rules = || route.rules.iter();
     let backends = || rules().flat_map(|rule| &rule.backends);
     let filters = rules().flat_map(|rule| &rule.filters);
@@ -245,7 +250,7 @@ pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     })
 }
 
-/// Returns the cluster key of a mirror.
+/// Returns the cluster key of a mirror's service and port.
 pub(super) fn mirror_key(mirror: &HttpMirror) -> ClusterKey {
     ClusterKey {
         service: mirror.service.clone(),

@@ -17,30 +17,30 @@ use tokio::{
 use super::{Plugin, PluginChain, PluginCounters, PluginState};
 pub(crate) use context::{CallCause, OpenStreamFn, PluginContext, StreamEventHandler};
 
-/// Maximum time for which a request waits for a starting instance.
+/// Maximum time for which a request waits until a plugin instance has started.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 /// Initial delay before a failed instance is restarted; it doubles up to the maximum.
 const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
-/// Uptime after which a failure is followed by the initial restart delay again.
+/// Uptime of a plugin instance after which a failure is again followed by the initial restart delay.
 const STABLE_UPTIME: Duration = Duration::from_secs(60);
 
 /// Wakers of the tasks that wait for a plugin to resume their request.
 #[derive(Debug, Default)]
 pub(crate) struct WakeSignal(Mutex<Vec<Waker>>);
 
-/// Request whose context is open in an instance.
+/// Request for which a plugin instance has an open context.
 #[derive(Debug)]
 struct OpenRequest {
     signal: Arc<WakeSignal>,
     cause: CallCause,
 }
 
-/// Open gRPC stream of an instance, reset on drop.
+/// gRPC stream that a plugin instance has opened. Dropping it resets the stream.
 #[derive(Debug)]
 pub(super) struct OpenPluginStream {
-    /// Queue of messages to send, bounded by the instance's limits.
-    pub(super) send: mpsc::UnboundedSender<GrpcStreamMessage>,
+    /// Queue of messages to send on the stream. The instance's limits bound the unsent bytes.
+    pub(super) outgoing_messages: mpsc::UnboundedSender<GrpcStreamMessage>,
     pub(super) _task: AbortOnDrop<()>,
 }
 
@@ -62,7 +62,7 @@ impl WakeSignal {
     }
 }
 
-/// Plugins of one worker, by the numbers of their versions.
+/// Plugins of one worker, by the unique number of each plugin version.
 #[derive(Debug, Default)]
 pub(crate) struct PluginSlots(Mutex<HashMap<u64, SlotEntry>>);
 
@@ -70,7 +70,7 @@ pub(crate) struct PluginSlots(Mutex<HashMap<u64, SlotEntry>>);
 #[derive(Debug)]
 struct SlotEntry {
     slot: Arc<PluginSlot>,
-    _keeping: AbortOnDrop<()>,
+    _run_task: AbortOnDrop<()>,
 }
 
 /// Plugin on one worker, with its instance once it has started. Only the worker's thread takes the lock.
@@ -79,17 +79,17 @@ struct PluginSlot {
     plugin: Arc<Plugin>,
     plugin_context: PluginContext,
     inner: Mutex<Inner>,
-    changed: watch::Sender<()>,
-    died: Notify,
+    stage_changed: watch::Sender<()>,
+    instance_failed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     stage: InstanceStage,
-    /// Number of instances started so far; calls to an earlier instance fail.
+    /// Number of instances started so far. Calls through a handle to an earlier instance fail.
     generation: u64,
     requests: HashMap<ContextId, OpenRequest>,
-    queues: Vec<u32>,
+    shared_queues: Vec<u32>,
     /// Open gRPC streams of the instance.
     streams: HashMap<CallId, OpenPluginStream>,
 }
@@ -110,10 +110,10 @@ pub(crate) struct PluginInstance {
 }
 
 impl PluginSlots {
-    /// Returns a plugin's running instance; waits while it starts.
+    /// Returns the running instance of a plugin; waits while it starts.
     ///
     /// # Errors
-    /// With the reason, when there is none.
+    /// When no instance runs; the error is the reason.
     pub(crate) async fn instance(
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
@@ -121,7 +121,7 @@ impl PluginSlots {
     ) -> Result<PluginInstance, String> {
         let slot = self.slot(plugin_context, plugin);
         let deadline = Instant::now() + START_TIMEOUT;
-        let mut changed = slot.changed.subscribe();
+        let mut changed = slot.stage_changed.subscribe();
         loop {
             changed.mark_unchanged();
             {
@@ -152,29 +152,30 @@ impl PluginSlots {
         plugin: &Arc<Plugin>,
     ) -> Arc<PluginSlot> {
         let mut slots = self.0.lock();
-        if let Some(entry) = slots.get(&plugin.number) {
+        if let Some(entry) = slots.get(&plugin.version_id) {
             return entry.slot.clone();
         }
         let slot = Arc::new(PluginSlot {
             plugin: plugin.clone(),
             plugin_context: plugin_context(),
             inner: Mutex::default(),
-            changed: watch::Sender::new(()),
-            died: Notify::new(),
+            stage_changed: watch::Sender::new(()),
+            instance_failed: Notify::new(),
         });
         let keeping = ambit_rt::spawn_abortable("plugin", run_with_restarts(slot.clone()));
         let entry = SlotEntry {
             slot: slot.clone(),
-            _keeping: keeping,
+            _run_task: keeping,
         };
-        slots.insert(plugin.number, entry);
+        slots.insert(plugin.version_id, entry);
         slot
     }
 
-    /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep their instances.
+    /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep the instances that they
+    /// use.
     pub(crate) fn reconcile(&self, plugin_context: &PluginContext, chain: Option<&PluginChain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
-        let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
+        let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.version_id == *number);
         let gone: Vec<_> = {
             let mut slots = self.0.lock();
             let gone = slots.extract_if(|number, _| !is_there(number));
@@ -196,7 +197,7 @@ async fn run_with_restarts(slot: Arc<PluginSlot>) {
         };
         let (settings, shared) = (
             slot.plugin.settings.clone(),
-            slot.plugin_context.shared.clone(),
+            slot.plugin_context.shared_data.clone(),
         );
         let metrics = slot.plugin.metrics.clone();
         let start = move || Vm::start(&module, settings, shared, metrics);
@@ -220,7 +221,7 @@ async fn run_with_restarts(slot: Arc<PluginSlot>) {
 }
 
 async fn wait_until_loaded(plugin: &Plugin) -> Option<ambit_wasm::Module> {
-    let mut state = plugin.watch();
+    let mut state = plugin.watch_state();
     let is_ready = |state: &PluginState| matches!(state, PluginState::Ready(_));
     let found = state.wait_for(is_ready).await.ok()?;
     match &*found {
@@ -236,7 +237,7 @@ impl PluginSlot {
         inner.stage = InstanceStage::Running(Box::new(vm));
         let generation = inner.generation;
         drop(inner);
-        self.changed.send_replace(());
+        self.stage_changed.send_replace(());
         // Performs the effects of the start.
         let instance = PluginInstance {
             slot: self.clone(),
@@ -252,7 +253,7 @@ impl PluginSlot {
             slot: self.clone(),
             generation,
         };
-        let mut queues = self.plugin_context.queues.subscribe();
+        let mut queues = self.plugin_context.queue_signal.subscribe();
         // Timers and queues take at most a tenth of the worker's time.
         let mut rest = Duration::ZERO;
         loop {
@@ -268,7 +269,7 @@ impl PluginSlot {
             };
             // Failures are counted where they happen.
             let began = tokio::select! {
-                () = self.died.notified() => return,
+                () = self.instance_failed.notified() => return,
                 () = tick => {
                     let began = Instant::now();
                     let _ticked = instance.run_callback(Vm::on_tick);
@@ -294,15 +295,15 @@ impl PluginSlot {
         let requests = {
             let mut inner = self.inner.lock();
             inner.stage = InstanceStage::Failed;
-            inner.queues.clear();
+            inner.shared_queues.clear();
             inner.streams.clear();
             std::mem::take(&mut inner.requests)
         };
         for request in requests.into_values() {
             request.signal.wake();
         }
-        self.changed.send_replace(());
-        self.died.notify_one();
+        self.stage_changed.send_replace(());
+        self.instance_failed.notify_one();
     }
 }
 
@@ -323,7 +324,7 @@ impl PluginInstance {
         Ok((id, signal))
     }
 
-    /// Ends the instance's context for a request.
+    /// Deletes the instance's context of a request that has ended.
     pub(crate) fn delete_context(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();
@@ -367,7 +368,7 @@ impl PluginInstance {
     fn perform_effects(&self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::OutcomeChanged(id) => {
+                Effect::StreamDecisionChanged(id) => {
                     let inner = self.slot.inner.lock();
                     let signal = inner.requests.get(&id).map(|one| one.signal.clone());
                     drop(inner);
@@ -377,14 +378,14 @@ impl PluginInstance {
                 }
                 Effect::StartCall(token, call) => {
                     let instance = self.clone();
-                    let cause = self.cause(call.context);
+                    let cause = self.call_cause(call.context);
                     let outstanding = call.permit();
                     ambit_rt::spawn("plugin call", async move {
                         let _outstanding = outstanding;
                         let kind = call.kind;
                         let slot = &instance.slot;
                         let plugin = slot.plugin.clone();
-                        let response = (slot.plugin_context.calls)(plugin, *call, cause).await;
+                        let response = (slot.plugin_context.make_call)(plugin, *call, cause).await;
                         let _ended =
                             instance.run_callback(|vm| vm.on_call_response(token, kind, response));
                     });
@@ -394,34 +395,35 @@ impl PluginInstance {
                 // The response of a cancelled call is discarded.
                 Effect::CancelCall(token) => self.end_stream(token),
                 Effect::SubscribeQueue(queue) => {
-                    let queues = &mut self.slot.inner.lock().queues;
+                    let queues = &mut self.slot.inner.lock().shared_queues;
                     if !queues.contains(&queue) {
                         queues.push(queue);
                     }
                 }
-                Effect::MessageEnqueued(_) => self.slot.plugin_context.queues.send_replace(()),
+                Effect::MessageEnqueued(_) => {
+                    self.slot.plugin_context.queue_signal.send_replace(())
+                }
             }
         }
     }
 
-    /// Returns the cause of a plugin's call: the request of the context that makes it, or the plugin itself.
-    fn cause(&self, context: ContextId) -> CallCause {
+    /// Returns what causes a plugin's call: the request of the calling context, or the plugin itself.
+    fn call_cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
         request.map_or(CallCause::PLUGIN_ITSELF, |request| request.cause.clone())
     }
 
-    /// Calls the queue callback of the instance for each message in its shared queues, as long as the instance dequeues
-    /// them.
+    /// Calls the instance's queue callback for each message in its shared queues, until the instance stops dequeueing.
     fn notify_queues(&self) {
-        let queues = self.slot.inner.lock().queues.clone();
+        let queues = self.slot.inner.lock().shared_queues.clone();
         for queue in queues {
-            let mut waiting = self.slot.plugin_context.shared.queued_messages(queue);
+            let mut waiting = self.slot.plugin_context.shared_data.queued_messages(queue);
             while waiting > 0 {
                 if self.run_callback(|vm| vm.on_queue_ready(queue)).is_err() {
                     return;
                 }
-                let left = self.slot.plugin_context.shared.queued_messages(queue);
+                let left = self.slot.plugin_context.shared_data.queued_messages(queue);
                 if left >= waiting {
                     break;
                 }

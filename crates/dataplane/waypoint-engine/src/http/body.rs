@@ -1,4 +1,4 @@
-//! Wrappers of request and response bodies that count, time out, hold, replay or copy frames.
+//! Wrappers of request and response bodies that count, delay, buffer, replay or copy frames, or limit their idle time.
 
 pub(super) mod count;
 pub(super) mod idle;

@@ -1,6 +1,6 @@
-//! HTTP connections of clients: timeouts, memory of their requests, and how they are closed.
+//! Downstream HTTP connections: timeouts, memory charges for requests, and closing.
 
-pub(super) mod charged;
+pub(super) mod charged_body;
 pub(super) mod failure;
 pub(super) mod half_close;
 pub(super) mod header_block;

@@ -3,7 +3,7 @@
 //! exchange when the last part of the response has been sent.
 
 mod first_response;
-mod version;
+mod upstream_version;
 
 use std::{pin::pin, sync::Arc};
 
@@ -33,13 +33,13 @@ use super::{
     normalized_target::{self, NormalizedTarget, is_grpc},
     reply::Reply,
     report::record::RequestRecord,
-    request_headers::{add_generated, sanitize},
+    request_headers::{add_generated_headers, sanitize},
     response_body::{ApplicationBody, ResponseBody},
     response_headers,
     routing::{
         backend_authorization::authorize_backend,
         client_route::{ChangedRequest, OriginalRequest},
-        routed::{CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply, route},
+        route_selection::{CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply, route},
     },
     send::{self, Failure, SendOptions, UpstreamResponse, outgoing, retry_state::RetryPolicy},
     upgrade::{self, PendingUpgrade, Upgrade},
@@ -52,15 +52,15 @@ use crate::{
     session::Session,
 };
 use first_response::{FirstResponse, first_response};
-use version::upstream_version;
+use upstream_version::upstream_version;
 
-/// Handles a request and returns its response. With `refused`, the request was rejected before, and only the rejection
-/// is recorded. `unread` is notified when the client does not read the response.
+/// Handles a request and returns its response. `refused` is the reply to a request that was already rejected: only the
+/// rejection is recorded. `unread` is notified when the client does not read the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
     mut refused: Option<Reply>,
-    pacing: &RequestProgress,
+    progress: &RequestProgress,
     unread: &Arc<Notify>,
 ) -> Response<Body> {
     // A request with an invalid host is refused below.
@@ -72,7 +72,7 @@ pub(super) async fn respond(
         }
     }
     let (mut exchange, request) = Exchange::begin(session, request);
-    pacing.set_body_counter(exchange.record.received.clone());
+    progress.set_body_counter(exchange.record.received_body.clone());
     let outcome = match refused {
         Some(reply) => Err(EarlyResponse::Rejected(reply)),
         None => Box::pin(exchange.run(request)).await,
@@ -116,7 +116,7 @@ struct NormalizedRequest {
     request: Request<Incoming>,
     normalized: NormalizedTarget,
     upgrade: Option<Upgrade>,
-    idle: IdleTimeout,
+    idle_timeout: IdleTimeout,
     hops: Hops,
     retry_mark: RetryMark,
     /// Whether the client waits for `100 Continue` before it sends the body.
@@ -126,33 +126,33 @@ struct NormalizedRequest {
 /// Result of a request's authorization, by policies and by an authorization provider.
 struct AdmittedRequest {
     admission: Admission,
-    external: ExternalAuthorization,
+    external_authorization: ExternalAuthorization,
 }
 
-/// Request in the form in which it is sent to an endpoint.
+/// Request as it is sent to an endpoint.
 struct OutboundRequest {
     request: Request<Body>,
     hops: Hops,
     retry_mark: RetryMark,
-    mirroring: MirrorCancellation,
-    /// Notified when the endpoint does not read the request body.
-    unread: Arc<Notify>,
-    awaited: ResponseContext,
+    mirror_cancellation: MirrorCancellation,
+    /// Signal that the endpoint does not read the request body.
+    request_stalled: Arc<Notify>,
+    response_context: ResponseContext,
 }
 
-/// Properties of a sent request that its response depends on.
+/// Properties of a forwarded request that determine how its response is handled.
 struct ResponseContext {
     version: Version,
     upgrade: Option<Upgrade>,
-    idle: IdleTimeout,
+    idle_timeout: IdleTimeout,
     expectation: Option<ContinueExpectation>,
     deadline: Option<Instant>,
 }
 
 /// Response of an endpoint whose headers have been received.
 struct ReceivedResponse {
-    sent: UpstreamResponse,
-    awaited: ResponseContext,
+    upstream_response: UpstreamResponse,
+    response_context: ResponseContext,
 }
 
 impl Exchange {
@@ -164,7 +164,7 @@ impl Exchange {
         let is_grpc = is_grpc(&request);
         let record = RequestRecord::new(&session, &request, is_grpc);
         if request.body().is_end_stream() {
-            record.received.mark_complete();
+            record.received_body.mark_complete();
         }
         let exchange = Self {
             plugins: RequestPlugins::for_request(&session, is_grpc),
@@ -206,13 +206,14 @@ impl Exchange {
         let upgrade = upgrade::parse_requested(&request, &config.upgrades);
         let idle_timeout = config.streams.idle_timeout;
         let idle = IdleTimeout::new(idle_timeout, request.headers(), upgrade.is_some());
-        let hops = Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
-        let retry_mark = RetryMark::take(request.headers_mut());
+        let hops =
+            Hops::take_from_headers(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
+        let retry_mark = RetryMark::take_from_headers(request.headers_mut());
         let expects_continue = interim::expects_continue(&request);
         // Removed first, so that the authorized form is the forwarded one.
         sanitize(&mut request)?;
         if let Some(upgrade) = &upgrade {
-            upgrade.write(request.headers_mut());
+            upgrade.write_headers(request.headers_mut());
         }
         self.record.write_trace_context(request.headers_mut());
         Ok(NormalizedRequest {
@@ -220,7 +221,7 @@ impl Exchange {
             request,
             normalized,
             upgrade,
-            idle,
+            idle_timeout: idle,
             hops,
             retry_mark,
             expects_continue,
@@ -260,11 +261,12 @@ impl Exchange {
         }
         Ok(AdmittedRequest {
             admission,
-            external,
+            external_authorization: external,
         })
     }
 
-    /// Authorizes the request in its current form, after changes by the provider and by plugins so far.
+    /// Authorizes the request in its current form, including changes that the authorization provider and plugins have
+    /// made.
     fn authorize(
         &mut self,
         accepted: &NormalizedRequest,
@@ -288,7 +290,7 @@ impl Exchange {
             request,
             normalized,
             hops,
-            idle,
+            idle_timeout: idle,
             ..
         } = accepted;
         let (session, record) = (&self.session, &mut self.record);
@@ -303,8 +305,8 @@ impl Exchange {
         }
     }
 
-    /// Runs the plugins up to a phase (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may have changed the
-    /// request.
+    /// Runs the plugins of all phases up to the given one (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may
+    /// have changed the request.
     async fn run_plugins(
         &mut self,
         upto: ExtensionPhase,
@@ -359,7 +361,7 @@ impl Exchange {
         .await
     }
 
-    /// Applies the route's filters, after the original request has been authorized and routed, and authorizes the
+    /// Applies the route's filters after the original request has been authorized and routed. Then authorizes the
     /// changed request for the backend.
     async fn apply_route_filters(
         &mut self,
@@ -402,7 +404,7 @@ impl Exchange {
         admitted: &AdmittedRequest,
         deadline: Option<Instant>,
     ) -> Result<(), Reply> {
-        let Some(injected) = selected.fault() else {
+        let Some(injected) = selected.draw_fault() else {
             return Ok(());
         };
         let admission = &admitted.admission;
@@ -427,7 +429,7 @@ impl Exchange {
             mut request,
             normalized,
             upgrade,
-            idle,
+            idle_timeout: idle,
             hops,
             retry_mark,
             expects_continue,
@@ -436,23 +438,23 @@ impl Exchange {
         let session = &self.session;
         let destination = &selected.destination;
         let version = upstream_version(session, destination, upgrade.as_ref(), request.version());
-        add_generated(session, &mut request, &normalized);
+        add_generated_headers(session, &mut request, &normalized);
         let (parts, incoming) = request.into_parts();
         self.record.record_forwarded_headers(&parts.headers);
         let AdmittedRequest {
             admission,
-            external,
+            external_authorization: external,
         } = admitted;
         // A client whose body a provider has read has already received `100 Continue`.
         let asks_application =
             expects_continue && version == Version::Http1 && !external.has_body();
         let expectation =
             (asks_application && self.plugins.is_none()).then(ContinueExpectation::default);
-        let incoming = external.body(incoming);
-        let received = self.record.received.clone();
+        let incoming = external.take_body(incoming);
+        let received = self.record.received_body.clone();
         let (admitted, trailers) = (admission.clone(), TrailersDirection::Request);
         let body = AuthorizedBody::wrap(incoming, received, admitted, trailers, None, ());
-        let body = interim::hold_body(idle.wrap_request(body), expectation.as_ref());
+        let body = interim::hold_until_continue(idle.wrap_request(body), expectation.as_ref());
         let unread = Arc::new(Notify::new());
         let mut body = session.shard.stalls.watch(body, &unread);
         if let (Some(plugins), None) = (&self.plugins, &upgrade) {
@@ -460,7 +462,7 @@ impl Exchange {
         }
         // The stream after an upgrade has no requests to mirror.
         let mirrors = match upgrade {
-            None => selected.mirrors(),
+            None => selected.draw_mirrors(),
             Some(_) => Vec::new(),
         };
         let source = MirrorSource {
@@ -488,12 +490,12 @@ impl Exchange {
             request,
             hops,
             retry_mark,
-            mirroring,
-            unread,
-            awaited: ResponseContext {
+            mirror_cancellation: mirroring,
+            request_stalled: unread,
+            response_context: ResponseContext {
                 version,
                 upgrade,
-                idle,
+                idle_timeout: idle,
                 expectation,
                 deadline,
             },
@@ -510,20 +512,20 @@ impl Exchange {
             request,
             hops,
             retry_mark,
-            mirroring,
-            unread,
-            awaited,
+            mirror_cancellation: mirroring,
+            request_stalled: unread,
+            response_context: awaited,
         } = outbound;
         let sending = SendOptions {
             hops,
             attempt_timeout: selected.timeouts().backend_request,
-            again: match selected.retry() {
+            retry_policy: match selected.retry() {
                 _ if retry_mark.is_set() => RetryPolicy::OnlyUnsent,
                 Some(rule) => RetryPolicy::RoutePolicy(rule),
                 None => RetryPolicy::OnlySafe,
             },
             retry_mark,
-            sticky: selected.sticky(),
+            session_endpoint: selected.session_endpoint(),
         };
         let (session, destination) = (self.session.clone(), &selected.destination);
         let sending = send::send(&session, destination, awaited.version, sending, request);
@@ -532,9 +534,12 @@ impl Exchange {
         let first = first_response(sending, awaited.deadline, &unread, plugins).await;
         mirroring.detach();
         match first {
-            FirstResponse::Upstream(Ok(sent)) => Ok(ReceivedResponse { sent, awaited }),
+            FirstResponse::Upstream(Ok(sent)) => Ok(ReceivedResponse {
+                upstream_response: sent,
+                response_context: awaited,
+            }),
             FirstResponse::Upstream(Err(failure)) => {
-                let reply = awaited.idle.timeout_reply();
+                let reply = awaited.idle_timeout.timeout_reply();
                 Err(EarlyResponse::Rejected(
                     reply.unwrap_or_else(|| self.record_failure(failure)),
                 ))
@@ -551,10 +556,13 @@ impl Exchange {
         admitted: AdmittedRequest,
         selected: &SelectedRoute,
     ) -> Result<Response<ResponseBody>, Reply> {
-        let ReceivedResponse { sent, awaited } = arrived;
+        let ReceivedResponse {
+            upstream_response: sent,
+            response_context: awaited,
+        } = arrived;
         let UpstreamResponse {
             mut response,
-            chosen,
+            selected_endpoint: chosen,
             flags,
         } = sent;
         let (session, version) = (&self.session, awaited.version);
@@ -578,28 +586,32 @@ impl Exchange {
                 response,
             )?;
             // The stream after the switch is not a part of the response.
-            self.record.sent.mark_complete();
+            self.record.sent_body.mark_complete();
             return Ok(switched.map(ResponseBody::Generated));
         }
         response_headers::sanitize(session, &mut response)?;
         let headers = response.headers_mut();
-        admitted.external.change_response(session, headers);
+        admitted
+            .external_authorization
+            .change_response(session, headers);
         selected.change_response(headers);
         Ok(response.map(|incoming| {
             ResponseBody::Streamed(ApplicationBody {
                 incoming,
                 admission: admitted.admission,
                 deadline: awaited.deadline,
-                early: ContinueExpectation::record_final_response(awaited.expectation.as_ref()),
-                idle: awaited.idle,
+                early_response: ContinueExpectation::record_final_response(
+                    awaited.expectation.as_ref(),
+                ),
+                idle_timeout: awaited.idle_timeout,
             })
         }))
     }
 
     /// Records the failure of a request to which no endpoint responded, and returns the reply to the client.
     fn record_failure(&mut self, failure: Failure) -> Reply {
-        if self.record.received.is_broken() {
-            return Reply::refused("the request's body is not what HTTP allows", "body");
+        if self.record.received_body.is_aborted() {
+            return Reply::bad_request("the request's body is not what HTTP allows", "body");
         }
         self.record.upstream_failure = Some(failure.details);
         failure.reply
@@ -634,8 +646,8 @@ impl Exchange {
         let body = match body {
             ResponseBody::Generated(body) => body,
             ResponseBody::Streamed(body) => {
-                let sent = record.sent.clone();
-                let keep = (record, body.early);
+                let sent = record.sent_body.clone();
+                let keep = (record, body.early_response);
                 let incoming = AuthorizedBody::wrap(
                     body.incoming,
                     sent,
@@ -645,7 +657,7 @@ impl Exchange {
                     keep,
                 );
                 let stalls = &session.shard.stalls;
-                stalls.watch(body.idle.wrap_response(incoming), unread)
+                stalls.watch(body.idle_timeout.wrap_response(incoming), unread)
             }
         };
         let body = match &plugins {

@@ -2,7 +2,7 @@
 //! configuration, without sending or counting anything. Plugins are not run, providers and rate-limit services not
 //! called.
 
-mod words;
+mod step_texts;
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use ambit_l7::{
 use ambit_mesh_json::explain::{
     EvaluatedObject, ExplainedResult, Explanation, Peer, Step, StepKind, StepResult,
 };
-use ambit_model::Share;
+use ambit_model::RequestFraction;
 use ambit_proxy::{LocalPod, explain as shared};
 use ambit_resilience::PickRequest;
 use ambit_route::Route;
@@ -36,7 +36,7 @@ use super::{
     routing::{
         backend_authorization::authorize_backend,
         client_route::{ChangedRequest, OriginalRequest},
-        routed::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply},
+        route_selection::{self, CorsHeaders, RoutingResult, SelectedRoute, misdirected_reply},
     },
     send::Failure,
 };
@@ -54,11 +54,11 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
     let mut walk = ExplanationBuilder {
         session: Arc::new(session),
         steps: Vec::new(),
-        seen: ObservedDecisions::default(),
+        decisions: ObservedDecisions::default(),
     };
     let end = match walk.run(&mut request).await {
         Ok(end) => end,
-        Err(reply) => words::response_end(&reply.clone().into_response(is_grpc), &reply.text),
+        Err(reply) => step_texts::response_end(&reply.clone().into_response(is_grpc), &reply.text),
     };
     Explanation {
         steps: walk.steps,
@@ -70,10 +70,10 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
 struct ExplanationBuilder {
     session: Arc<Session>,
     steps: Vec<Step>,
-    seen: ObservedDecisions,
+    decisions: ObservedDecisions,
 }
 
-/// Decisions that the functions of the data path report while they evaluate the predicted request.
+/// Decisions about the predicted request, reported by the functions of the data path.
 #[derive(Default)]
 struct ObservedDecisions {
     unauthenticated: Option<RejectionReason>,
@@ -128,7 +128,7 @@ impl ExplanationBuilder {
             };
             if let Err(reply) = original.attachments(&self.session, sent) {
                 let why = "tokens or plugins of the service that the route forwards to were not applied to the request";
-                self.push(StepKind::BackendAuthorization, StepResult::Refused, why);
+                self.push_step(StepKind::BackendAuthorization, StepResult::Refused, why);
                 return Err(reply);
             }
         }
@@ -136,7 +136,7 @@ impl ExplanationBuilder {
         self.explain_destination(&selected.destination).await
     }
 
-    fn push(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
+    fn push_step(&mut self, step: StepKind, result: StepResult, why: impl Into<String>) {
         self.steps.push(Step::new(step, result, why));
     }
 
@@ -146,9 +146,11 @@ impl ExplanationBuilder {
         match &normalized {
             Ok(normalized) => {
                 let why = format!("host {:?}, path {:?}", normalized.host, normalized.path);
-                self.push(StepKind::RequestValidity, StepResult::Passed, why);
+                self.push_step(StepKind::RequestValidity, StepResult::Passed, why);
             }
-            Err(reply) => self.push(StepKind::RequestValidity, StepResult::Refused, &*reply.text),
+            Err(reply) => {
+                self.push_step(StepKind::RequestValidity, StepResult::Refused, &*reply.text)
+            }
         }
         normalized
     }
@@ -165,8 +167,8 @@ impl ExplanationBuilder {
         }
         headers::join_cookies(request.headers_mut());
         let normalized = NormalizedTarget::from_request(&self.session, request)?;
-        Hops::take(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
-        let _mark = RetryMark::take(request.headers_mut());
+        Hops::take_from_headers(request.headers_mut()).ok_or_else(Reply::routing_loop)?;
+        let _mark = RetryMark::take_from_headers(request.headers_mut());
         sanitize(request)?;
         Ok(normalized)
     }
@@ -177,7 +179,7 @@ impl ExplanationBuilder {
         };
         let plugins = chain.plugins_for(&self.session.attachments());
         let seeing = plugins.iter().map(|plugin| &plugin.config);
-        let seeing = seeing.filter(|one| !self.session.caller.acts_for(&one.namespace));
+        let seeing = seeing.filter(|one| !self.session.caller.calls_on_behalf_of(&one.namespace));
         let considered: Vec<_> = seeing
             .map(|one| EvaluatedObject {
                 object: format!("{}/{}", one.namespace, one.name),
@@ -201,7 +203,7 @@ impl ExplanationBuilder {
         match authorizer::required_check(&self.session, request, normalized) {
             RequiredCheck::NotRequired => Ok(ExternalAuthorization::default()),
             RequiredCheck::Denied(why) => {
-                self.push(StepKind::ExternalAuthorization, StepResult::Refused, why);
+                self.push_step(StepKind::ExternalAuthorization, StepResult::Refused, why);
                 Err(authorizer::missing_provider_reply())
             }
             RequiredCheck::CheckBy(provider, rule) => {
@@ -233,10 +235,10 @@ impl ExplanationBuilder {
         let all = self.session.shard.waypoint.published.authentications();
         let attachments = self.session.attachments();
         let applied: Vec<_> = all.attached_policies(attachments.services()).collect();
-        let outcome = authenticate(&self.session, request, normalized, &mut self.seen);
+        let outcome = authenticate(&self.session, request, normalized, &mut self.decisions);
         if !applied.is_empty() {
-            let denial = self.seen.unauthenticated.as_ref();
-            let step = words::authentication(&applied, outcome.as_ref().ok(), denial);
+            let denial = self.decisions.unauthenticated.as_ref();
+            let step = step_texts::authentication(&applied, outcome.as_ref().ok(), denial);
             self.steps.push(step);
         }
         outcome
@@ -251,7 +253,7 @@ impl ExplanationBuilder {
     ) -> Result<Admission, Reply> {
         let facts = RequestAttributes::received(request, normalized);
         let explanation = Admission::explain(&self.session, facts, proved.clone());
-        let seen = &mut self.seen;
+        let seen = &mut self.decisions;
         let admission = authorize(&self.session, request, normalized, proved, external, seen);
         self.explain_policy_decision(StepKind::Authorization, explanation, admission.is_ok());
         admission
@@ -264,9 +266,9 @@ impl ExplanationBuilder {
         explanation: HttpExplanation,
         is_allowed: bool,
     ) {
-        let decision = self.seen.decision.take();
+        let decision = self.decisions.decision.take();
         let decision = decision.unwrap_or(explanation.decision);
-        let step = words::authorization(step, &decision, &explanation.policies, is_allowed);
+        let step = step_texts::authorization(step, &decision, &explanation.policies, is_allowed);
         self.steps.push(step);
     }
 
@@ -276,19 +278,19 @@ impl ExplanationBuilder {
         normalized: &NormalizedTarget,
     ) -> Result<RoutingResult, Reply> {
         let mut cors_headers = CorsHeaders::default();
-        let routed = routed::route(
+        let routed = route_selection::route(
             &self.session,
             request,
             normalized,
-            &mut self.seen,
+            &mut self.decisions,
             &mut cors_headers,
         );
         let considered = self.considered_rules(request, normalized);
         let is_answered = matches!(&routed, Ok(RoutingResult::Responded(_)));
-        let step = match (&self.seen.rule, &routed) {
+        let step = match (&self.decisions.rule, &routed) {
             (Some(rule), result) => {
                 let refused = result.as_ref().err().map(|reply| &*reply.text);
-                let step = words::route(rule, refused, is_answered);
+                let step = step_texts::route(rule, refused, is_answered);
                 step.with_evaluated_objects(considered)
             }
             (None, Ok(_)) => {
@@ -314,13 +316,13 @@ impl ExplanationBuilder {
         request: &Request<()>,
         normalized: &NormalizedTarget,
     ) -> Vec<EvaluatedObject> {
-        let Ok(Some(table)) = routed::route_table(&self.session) else {
+        let Ok(Some(table)) = route_selection::route_table(&self.session) else {
             return Vec::new();
         };
         let request = normalized.route_request(request);
         let considered = table.explain_candidates(&request).take(MAX_EXPLAINED_RULES);
         considered
-            .map(|(rule, mismatch)| words::considered_rule(rule, mismatch.as_ref()))
+            .map(|(rule, mismatch)| step_texts::considered_rule(rule, mismatch.as_ref()))
             .collect()
     }
 
@@ -330,8 +332,8 @@ impl ExplanationBuilder {
             Some(location) => format!("the route redirects to {location}"),
             None => "the route answers the preflight request itself".to_owned(),
         };
-        self.push(StepKind::Filters, StepResult::Responded, &*why);
-        words::response_end(response, &why)
+        self.push_step(StepKind::Filters, StepResult::Responded, &*why);
+        step_texts::response_end(response, &why)
     }
 
     fn explain_rate_limits(&mut self) {
@@ -341,7 +343,7 @@ impl ExplanationBuilder {
         let limits = limits.for_services(self.session.attachments().services());
         let considered: Vec<_> = limits
             .iter()
-            .map(|limiter| words::considered_limit(&limiter.config))
+            .map(|limiter| step_texts::considered_limit(&limiter.config))
             .collect();
         if !considered.is_empty() {
             let why = "rate limits count the request, and answer 429 above the limit; it is not counted here";
@@ -351,12 +353,14 @@ impl ExplanationBuilder {
     }
 
     fn explain_filters(&mut self, selected: &SelectedRoute, refused: Option<&Reply>) {
-        let names = selected.applied().map(|applied| applied.filter_names());
+        let names = selected
+            .effective_filters()
+            .map(|applied| applied.filter_names());
         let names = names.unwrap_or_default().join(", ");
         match refused {
-            Some(reply) => self.push(StepKind::Filters, StepResult::Refused, &*reply.text),
+            Some(reply) => self.push_step(StepKind::Filters, StepResult::Refused, &*reply.text),
             None if names.is_empty() => {}
-            None => self.push(StepKind::Filters, StepResult::Passed, names),
+            None => self.push_step(StepKind::Filters, StepResult::Passed, names),
         }
     }
 
@@ -371,7 +375,13 @@ impl ExplanationBuilder {
         let sent = selected.changes_request().then(sent);
         let explanation =
             admission.explain_backend(&selected.destination, selected.route_owner(), sent);
-        let admission = authorize_backend(admission, selected, request, normalized, &mut self.seen);
+        let admission = authorize_backend(
+            admission,
+            selected,
+            request,
+            normalized,
+            &mut self.decisions,
+        );
         if let Some(explanation) = explanation {
             let is_allowed = admission.is_ok();
             self.explain_policy_decision(StepKind::BackendAuthorization, explanation, is_allowed);
@@ -381,18 +391,18 @@ impl ExplanationBuilder {
 
     fn explain_fault(&mut self, selected: &SelectedRoute) -> Result<(), Reply> {
         let fault = selected
-            .applied()
+            .effective_filters()
             .and_then(|applied| applied.configured_fault());
         let Some(fault) = fault else {
             return Ok(());
         };
-        let is_certain = |share: Share| share.numerator >= share.denominator;
+        let is_certain = |share: RequestFraction| share.numerator >= share.denominator;
         let aborts = fault.abort.filter(|(_, share)| is_certain(*share));
         let result = match aborts {
             Some(_) => StepResult::Responded,
             None => StepResult::NotEvaluated,
         };
-        self.push(StepKind::Filters, result, words::fault(fault));
+        self.push_step(StepKind::Filters, result, step_texts::fault(fault));
         aborts.map_or(Ok(()), |(status, _)| Err(fault::abort_reply(status)))
     }
 
@@ -402,18 +412,25 @@ impl ExplanationBuilder {
     ) -> Result<ExplainedResult, Reply> {
         if let Destination::Host(host) = destination {
             let why = format!("{host} is outside of the mesh; its name is not looked up here");
-            self.push(StepKind::Endpoint, StepResult::NotEvaluated, &*why);
+            self.push_step(StepKind::Endpoint, StepResult::NotEvaluated, &*why);
             return Ok(ExplainedResult::Delivered {
                 address: host.to_string(),
             });
         }
-        let Some(own) = self.session.shard.waypoint.local.wait_until_known().await else {
+        let Some(own) = self
+            .session
+            .shard
+            .waypoint
+            .local
+            .wait_until_published()
+            .await
+        else {
             return Err(Failure::without_own_workload().reply);
         };
         match Box::pin(self.explain_endpoint(destination, &own)).await {
             Ok(route) => Ok(self.explain_forwarding(&route, &own)),
             Err(failure) => {
-                self.push(StepKind::Endpoint, StepResult::Refused, failure.details);
+                self.push_step(StepKind::Endpoint, StepResult::Refused, failure.details);
                 Err(failure.reply)
             }
         }
@@ -434,18 +451,18 @@ impl ExplanationBuilder {
         }
         let Some(port) = destination.destination_rule_port(&session) else {
             if let Destination::Subset(service, _, subset) = destination {
-                return Err(NoUpstream::Subset(service.to_string(), subset.clone()).into());
+                return Err(NoUpstream::UnusableSubset(service.to_string(), subset.clone()).into());
             }
             let route = destination.route(&session, own, &[]).await;
             return route.map_err(|error| NoUpstream::from(error).into());
         };
-        let step = words::destination(destination, &port);
+        let step = step_texts::destination(destination, &port);
         self.steps.push(step);
         port.check_supported()?;
         let wish = PickRequest {
             hash: None,
-            failed: &[],
-            preferred: None,
+            tried_uids: &[],
+            preferred_uid: None,
         };
         // The lease ends immediately, and no outcome is reported.
         let request = destination.backend_request(&session, own, &[]);
@@ -471,13 +488,13 @@ impl ExplanationBuilder {
         };
         let Some(hop) = shared::next_hop(route, sender) else {
             let why = "the endpoint is known by name only; its name is not looked up here";
-            self.push(StepKind::Endpoint, StepResult::NotEvaluated, why);
+            self.push_step(StepKind::Endpoint, StepResult::NotEvaluated, why);
             return ExplainedResult::Delivered {
                 address: "a host outside of the mesh".to_owned(),
             };
         };
-        let why = words::endpoint(&hop);
-        self.push(StepKind::Endpoint, StepResult::Passed, why);
+        let why = step_texts::endpoint(&hop);
+        self.push_step(StepKind::Endpoint, StepResult::Passed, why);
         ExplainedResult::Forwarded(hop)
     }
 }

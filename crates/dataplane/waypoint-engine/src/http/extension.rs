@@ -1,4 +1,4 @@
-//! Runs plugins on one request: in order for the request, and in reverse order for its response.
+//! Runs the plugins on a request in order, and on its response in reverse order.
 //!
 //! When a plugin fails or has no module, its fail strategy decides whether the request is rejected (503) or bypasses
 //! the plugin. Changes that a plugin makes are normalized again, and never set headers that identify a caller or frame
@@ -34,23 +34,23 @@ use crate::{
 };
 use body::FilteredBody;
 use local_reply::LocalReply;
-use stream_context::{FAILED, PluginError, StreamContext};
+use stream_context::{FAILED_DETAILS, PluginError, StreamContext};
 
-/// Plugins of one request: those that have not run yet, and those that have.
+/// Plugins of one request: those still to run, and those that have run.
 pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
     /// Plugins that have not run yet, in reverse order: the next one is last.
-    waiting: Vec<Arc<Plugin>>,
-    called: Vec<Arc<StreamContext>>,
-    answered: Arc<LocalReply>,
+    pending_plugins: Vec<Arc<Plugin>>,
+    stream_contexts: Vec<Arc<StreamContext>>,
+    local_reply: Arc<LocalReply>,
     /// Number of waypoints that the request has passed.
     hops: Hops,
     /// Caller on whose behalf plugins make calls for this request.
     initiator: Arc<CallInitiator>,
 }
 
-/// Result of the plugins of one phase.
+/// Result of running the plugins of one phase on a request.
 pub(super) enum PluginsOutcome {
     /// No plugin has run, so that the request is unchanged.
     Unchanged,
@@ -66,22 +66,22 @@ impl RequestPlugins {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.plugins_for(&session.attachments());
         // A plugin's own calls would call the plugin again.
-        waiting.retain(|plugin| !session.caller.acts_for(&plugin.config.namespace));
+        waiting.retain(|plugin| !session.caller.calls_on_behalf_of(&plugin.config.namespace));
         waiting.reverse();
         (!waiting.is_empty()).then(|| {
             Box::new(Self {
                 session: session.clone(),
                 is_grpc,
-                waiting,
-                called: Vec::new(),
-                answered: Arc::default(),
+                pending_plugins: waiting,
+                stream_contexts: Vec::new(),
+                local_reply: Arc::default(),
                 hops: session.hops,
                 initiator: Arc::new(session.initiator()),
             })
         })
     }
 
-    /// Sets the number of waypoints that the request has passed, for calls of plugins.
+    /// Sets the number of waypoints that the request has passed, which calls of plugins carry on.
     pub(super) fn set_hops(&mut self, hops: Hops) {
         self.hops = hops;
     }
@@ -94,12 +94,15 @@ impl RequestPlugins {
         normalized: &mut NormalizedTarget,
     ) -> Result<PluginsOutcome, Reply> {
         let mut seen = PluginsOutcome::Unchanged;
-        while let Some(plugin) = self.waiting.pop_if(|next| next.config.phase <= upto) {
+        while let Some(plugin) = self
+            .pending_plugins
+            .pop_if(|next| next.config.phase <= upto)
+        {
             match self.run_plugin(&plugin, request, normalized).await {
                 Ok(None) => seen = PluginsOutcome::MayHaveChanged,
                 Ok(Some(response)) => return Ok(PluginsOutcome::Responded(Box::new(response))),
                 Err(PluginError::Failed(why)) => apply_fail_strategy(&plugin, &why)?,
-                Err(PluginError::Refused(reply)) => return Err(reply),
+                Err(PluginError::InvalidChange(reply)) => return Err(reply),
             }
         }
         Ok(seen)
@@ -124,12 +127,12 @@ impl RequestPlugins {
             plugin: plugin.clone(),
             instance,
             id,
-            signal,
-            hold: shard.waypoint.config.plugins.hold,
+            wake_signal: signal,
+            max_pause: shard.waypoint.config.plugins.hold,
         });
         let is_end = request.body().is_end_stream();
         let head = HeaderSection {
-            pseudo: vec![
+            pseudo_headers: vec![
                 (":method", request.method().to_string()),
                 (":scheme", "http".to_owned()),
                 (":authority", normalized.host.clone()),
@@ -145,19 +148,19 @@ impl RequestPlugins {
             .await?
         {
             StreamDecision::LocalResponse(response) => {
-                self.called.push(running);
+                self.stream_contexts.push(running);
                 return Ok(Some(self.local_response(response)));
             }
-            StreamDecision::Reset => return Err(PluginError::Refused(closed_reply())),
+            StreamDecision::Reset => return Err(PluginError::InvalidChange(stream_closed_reply())),
             _ => {}
         }
         let head = running.instance.run_callback(|vm| {
             vm.take_head(Direction::Request, id)
                 .ok_or(VmError::InstanceFailed)
         })?;
-        self.called.push(running);
+        self.stream_contexts.push(running);
         self.apply_changed_headers(head, request, normalized)
-            .map_err(PluginError::Refused)?;
+            .map_err(PluginError::InvalidChange)?;
         Ok(None)
     }
 
@@ -168,7 +171,7 @@ impl RequestPlugins {
         request: &mut Request<Incoming>,
         normalized: &mut NormalizedTarget,
     ) -> Result<(), Reply> {
-        let method = head.take_pseudo(":method").unwrap_or_default();
+        let method = head.take_pseudo_header(":method").unwrap_or_default();
         if method != request.method().as_str() {
             let method = Method::from_bytes(method.as_bytes());
             let method = method.map_err(|_| malformed_reply("the method"))?;
@@ -177,8 +180,8 @@ impl RequestPlugins {
             }
             *request.method_mut() = method;
         }
-        let host = head.take_pseudo(":authority").unwrap_or_default();
-        let path = head.take_pseudo(":path").unwrap_or_default();
+        let host = head.take_pseudo_header(":authority").unwrap_or_default();
+        let path = head.take_pseudo_header(":path").unwrap_or_default();
         if host != normalized.host || path != normalized.target.as_str() {
             *normalized =
                 NormalizedTarget::from_plugin(&self.session, request.method(), host, &path)?;
@@ -190,7 +193,7 @@ impl RequestPlugins {
         headers::remove_mesh_only_headers(&mut all);
         headers::restore_client_address_headers(&mut all, request.headers());
         // The number of passed waypoints is known already.
-        let _forged = Hops::take(&mut all);
+        let _forged = Hops::take_from_headers(&mut all);
         // Headers of a requested upgrade are kept.
         for kept in headers::UPGRADE_REQUEST_HEADERS {
             for value in request.headers().get_all(&kept) {
@@ -204,9 +207,9 @@ impl RequestPlugins {
     /// Wraps the request body so that it passes through the plugins.
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
-        for running in &self.called {
+        for running in &self.stream_contexts {
             let memory = &self.session.memory;
-            body = FilteredBody::new(Direction::Request, memory, running, &self.answered, body);
+            body = FilteredBody::wrap(Direction::Request, memory, running, &self.local_reply, body);
         }
         body
     }
@@ -214,8 +217,8 @@ impl RequestPlugins {
     /// Waits until a plugin responds in place of the application, while the request body is being sent.
     pub(super) async fn wait_for_response(&self) -> Response<ResponseBody> {
         loop {
-            self.answered.notify.notified().await;
-            if let Some(response) = self.answered.response.lock().take() {
+            self.local_reply.notify.notified().await;
+            if let Some(response) = self.local_reply.response.lock().take() {
                 return self.local_response(response);
             }
         }
@@ -224,7 +227,7 @@ impl RequestPlugins {
     /// Takes the response that a plugin has given in place of the application, if any, after sending the request has
     /// failed.
     pub(super) fn take_response(&self) -> Option<Response<ResponseBody>> {
-        let response = self.answered.response.lock().take()?;
+        let response = self.local_reply.response.lock().take()?;
         Some(self.local_response(response))
     }
 
@@ -235,7 +238,7 @@ impl RequestPlugins {
         record: &mut RequestRecord,
     ) -> Response<ResponseBody> {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            match self.response(&mut response).await {
+            match self.run_response_headers(&mut response).await {
                 Ok(None) => {}
                 Ok(Some(own)) => response = own,
                 Err(reply) => {
@@ -254,7 +257,7 @@ impl RequestPlugins {
 
     /// Passes the response headers to the plugins that have handled the request; returns a plugin's own response, if it
     /// gives one.
-    async fn response(
+    async fn run_response_headers(
         &self,
         response: &mut Response<ResponseBody>,
     ) -> Result<Option<Response<ResponseBody>>, Reply> {
@@ -262,9 +265,9 @@ impl RequestPlugins {
             ResponseBody::Generated(body) => body.is_end_stream(),
             ResponseBody::Streamed(body) => body.incoming.is_end_stream(),
         };
-        for running in self.called.iter().rev() {
+        for running in self.stream_contexts.iter().rev() {
             let head = HeaderSection {
-                pseudo: vec![(":status", response.status().as_str().to_owned())],
+                pseudo_headers: vec![(":status", response.status().as_str().to_owned())],
                 headers: response.headers().clone(),
             };
             let id = running.id;
@@ -283,7 +286,7 @@ impl RequestPlugins {
                 Ok(StreamDecision::LocalResponse(response)) => {
                     return Ok(Some(self.local_response(response)));
                 }
-                Ok(StreamDecision::Reset) => return Err(closed_reply()),
+                Ok(StreamDecision::Reset) => return Err(stream_closed_reply()),
                 Ok(_) => running
                     .instance
                     .run_callback(|vm| {
@@ -296,7 +299,7 @@ impl RequestPlugins {
             match head {
                 Ok(head) => change_response(running, head, response)?,
                 Err(PluginError::Failed(why)) => apply_fail_strategy(&running.plugin, &why)?,
-                Err(PluginError::Refused(reply)) => return Err(reply),
+                Err(PluginError::InvalidChange(reply)) => return Err(reply),
             }
         }
         Ok(None)
@@ -305,9 +308,15 @@ impl RequestPlugins {
     /// Wraps the response body so that it passes through the plugins.
     pub(super) fn response_body(&self, body: Body) -> Body {
         let mut body = body;
-        for running in self.called.iter().rev() {
+        for running in self.stream_contexts.iter().rev() {
             let memory = &self.session.memory;
-            body = FilteredBody::new(Direction::Response, memory, running, &self.answered, body);
+            body = FilteredBody::wrap(
+                Direction::Response,
+                memory,
+                running,
+                &self.local_reply,
+                body,
+            );
         }
         body
     }
@@ -320,7 +329,7 @@ impl RequestPlugins {
 /// Applies the fail strategy of a failed plugin: rejects the request, or bypasses the plugin.
 fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
     if plugin.config.fail_open {
-        PluginCounters::increment(&plugin.counts.passed);
+        PluginCounters::increment(&plugin.counts.bypassed_requests);
         tracing::debug!(
             plugin = plugin.key,
             why,
@@ -328,7 +337,7 @@ fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
         );
         return Ok(());
     }
-    PluginCounters::increment(&plugin.counts.refused);
+    PluginCounters::increment(&plugin.counts.rejected_requests);
     tracing::debug!(
         plugin = plugin.key,
         why,
@@ -340,12 +349,12 @@ fn apply_fail_strategy(plugin: &Plugin, why: &str) -> Result<(), Reply> {
 fn failed_reply() -> Reply {
     Reply::for_plugin(
         StatusCode::SERVICE_UNAVAILABLE,
-        FAILED,
+        FAILED_DETAILS,
         ResponseFlags::default(),
     )
 }
 
-fn closed_reply() -> Reply {
+fn stream_closed_reply() -> Reply {
     Reply::for_plugin(
         StatusCode::SERVICE_UNAVAILABLE,
         "wasm_close_stream",
@@ -375,11 +384,11 @@ fn remove_forbidden_headers(all: &mut HeaderMap) -> Result<(), ()> {
 }
 
 fn change_response<B>(
-    running: &StreamContext,
+    context: &StreamContext,
     mut head: HeaderSection,
     response: &mut Response<B>,
 ) -> Result<(), Reply> {
-    let status = head.take_pseudo(":status").unwrap_or_default();
+    let status = head.take_pseudo_header(":status").unwrap_or_default();
     if status != response.status().as_str() {
         let status = status.parse::<u16>().ok();
         let status = status.and_then(|status| StatusCode::from_u16(status).ok());
@@ -389,7 +398,7 @@ fn change_response<B>(
     let mut all = head.headers;
     remove_forbidden_headers(&mut all).map_err(|()| malformed_reply("the headers"))?;
     all.remove(CONTENT_LENGTH);
-    let wants_body = running
+    let wants_body = context
         .instance
         .run_callback(|vm| Ok(vm.has_body_callback(Direction::Response)));
     if !wants_body.unwrap_or(false) {
@@ -406,7 +415,7 @@ fn change_response<B>(
 fn build_local_response(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let LocalResponse {
         status,
-        details,
+        response_code_details: details,
         mut headers,
         body,
         grpc_status,

@@ -14,11 +14,11 @@ use super::{
 const ABORT_BODY: &str = "fault filter abort";
 const ABORT_DETAILS: &str = "fault_filter_abort";
 
-/// Injects a fault: delays the request, aborts it, or both. A policy change that denies the request, or its timeout,
-/// ends the delay early.
+/// Injects a fault: delays the request, aborts it, or both. A policy change that denies the request, or the request
+/// timeout, ends the delay early.
 ///
 /// # Errors
-/// The reply to a request that is aborted, denied, or out of time.
+/// When the request is aborted, denied or out of time; the error is the reply to the client.
 pub(super) async fn inject(
     injected: InjectedFault,
     admission: &Admission,
@@ -63,7 +63,7 @@ fn status_code(status: u16) -> StatusCode {
     StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// Maps a gRPC status to HTTP, as Envoy does.
+/// Maps a gRPC status code to an HTTP status, as Envoy does.
 fn http_status(grpc: u8) -> u16 {
     match grpc {
         0 => 200,

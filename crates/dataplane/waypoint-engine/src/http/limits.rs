@@ -1,4 +1,4 @@
-//! Rate limits of a request: first local ones, then those of rate-limit services.
+//! Enforces rate limits on a request: local limits first, then those of rate-limit services.
 
 mod global;
 mod key;
@@ -27,19 +27,19 @@ use super::{
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 use key::key_value;
 
-/// Response body and response-code details for a request over a local rate limit, as in Envoy.
-const LOCAL_LIMITED: &str = "local_rate_limited";
-const GLOBAL_LIMITED: &str = "request_rate_limited";
-const SERVICE_ERROR: &str = "rate_limiter_error";
+/// Response body and response-code details of a request rejected by a local rate limit, as in Envoy.
+const LOCAL_LIMIT_DETAILS: &str = "local_rate_limited";
+const GLOBAL_LIMIT_DETAILS: &str = "request_rate_limited";
+const SERVICE_ERROR_DETAILS: &str = "rate_limiter_error";
 
 /// Rate-limit headers (`x-ratelimit-*`, `Retry-After`) to add to the response.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitHeaders {
-    /// Limit with the fewest remaining requests, among the limits that report to clients (`tellClients`).
+    /// Limit with the fewest remaining requests, among the rate limits whose state clients may see (`tellClients`).
     nearest_limit: Option<EvaluatedLimit>,
-    is_refused: bool,
+    is_rejected: bool,
     /// Time after which the client may retry (`Retry-After`).
-    after: Option<Duration>,
+    retry_after: Option<Duration>,
     /// Response headers that rate-limit services have returned.
     headers_to_add: Vec<HeaderMutation>,
 }
@@ -48,13 +48,13 @@ pub(super) struct RateLimitHeaders {
 #[derive(Clone, Copy, Debug)]
 struct EvaluatedLimit {
     requests: u32,
-    per: Duration,
+    period: Duration,
     remaining: u32,
     reset: Duration,
 }
 
 impl RateLimitHeaders {
-    fn record(&mut self, evaluated: EvaluatedLimit) {
+    fn record_limit(&mut self, evaluated: EvaluatedLimit) {
         let is_tighter = |known: &EvaluatedLimit| {
             (evaluated.remaining, known.reset) < (known.remaining, evaluated.reset)
         };
@@ -66,12 +66,12 @@ impl RateLimitHeaders {
     /// Adds the rate-limit headers to a response.
     pub(super) fn change_response(&self, headers: &mut HeaderMap) {
         changes::apply_header_changes(headers, &self.headers_to_add);
-        if self.is_refused {
+        if self.is_rejected {
             headers.insert(RATE_LIMITED, HeaderValue::from_static("true"));
         }
         // Format of Envoy (draft-polli-ratelimit-headers-03).
         if let Some(evaluated) = &self.nearest_limit {
-            let window = seconds(evaluated.per);
+            let window = seconds(evaluated.period);
             let lines = [
                 (
                     "x-ratelimit-limit",
@@ -86,15 +86,15 @@ impl RateLimitHeaders {
                 }
             }
         }
-        if let Some(after) = self.after {
+        if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds(after).max(1)));
         }
     }
 }
 
-/// Returns the seconds of a duration, rounded up.
-fn seconds(of: Duration) -> u64 {
-    of.as_secs() + u64::from(of.subsec_nanos() > 0)
+/// Converts a duration to whole seconds, rounded up.
+fn seconds(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
 }
 
 /// Request in its original or forwarded form, and the services whose rate limits count it.
@@ -104,11 +104,11 @@ pub(super) struct CountedRequest<'a> {
     pub(super) request: RouteRequest<'a>,
 }
 
-/// Counts a request against each rate limit of the services. A limit that has counted the request in its previous form
-/// `before` does not count it again. Fails when a policy change denies the request meanwhile.
+/// Counts a request against each rate limit of the services. A limit does not count the request again if it has already
+/// counted `before`, the request before its last change.
 ///
 /// # Errors
-/// The response, if a limit rejects the request.
+/// When a limit rejects the request, or a policy change denies it meanwhile; the error is the reply to the client.
 pub(super) async fn enforce(
     session: &Session,
     counted: CountedRequest<'_>,
@@ -139,7 +139,7 @@ pub(super) async fn enforce(
             continue;
         };
         // The call would cause itself.
-        if session.caller.acts_for(&one.config.key.namespace) {
+        if session.caller.calls_on_behalf_of(&one.config.key.namespace) {
             continue;
         }
         let question = global::build_query(session, one, global, &counted.request, before(one));
@@ -173,21 +173,21 @@ fn enforce_local(
         let parts = of.bucket_keys.iter();
         parts.map(|key| key_value(session, request, key)).collect()
     };
-    for (of, decision) in limiter.take(request, before, key, Instant::now()) {
+    for (of, decision) in limiter.count_request(request, before, key, Instant::now()) {
         if config.sends_headers && !config.dry_run {
-            limit_headers.record(EvaluatedLimit {
+            limit_headers.record_limit(EvaluatedLimit {
                 requests: of.requests,
-                per: of.per,
+                period: of.per,
                 remaining: decision.remaining,
-                reset: decision.reset,
+                reset: decision.full_after,
             });
         }
         if let Some(after) = decision.retry_after {
             let reply = Reply {
-                details: Some(LOCAL_LIMITED),
+                details: Some(LOCAL_LIMIT_DETAILS),
                 ..Reply::new(
                     StatusCode::TOO_MANY_REQUESTS,
-                    LOCAL_LIMITED,
+                    LOCAL_LIMIT_DETAILS,
                     ResponseFlag::RateLimited,
                 )
             };
@@ -207,7 +207,7 @@ fn apply_decision(
     let decided = match decided {
         Ok(decided) => decided,
         Err(global::LimitError::Call(CheckError::BudgetExhausted(exhausted))) => {
-            count(session, config, "global", "no_memory");
+            count_outcome(session, config, "global", "no_memory");
             return Err(Reply::overloaded(exhausted));
         }
         Err(error) => {
@@ -218,8 +218,8 @@ fn apply_decision(
         }
     };
     if config.dry_run {
-        if decided.is_over {
-            count(session, config, "global", "dry_run");
+        if decided.is_over_limit {
+            count_outcome(session, config, "global", "dry_run");
         }
         return Ok(());
     }
@@ -231,27 +231,27 @@ fn apply_decision(
     let headers = decided.response_headers.into_iter();
     limit_headers.headers_to_add.extend(headers.map(header));
     if let Some(evaluated) = decided.nearest_limit.filter(|_| config.sends_headers) {
-        limit_headers.record(EvaluatedLimit {
+        limit_headers.record_limit(EvaluatedLimit {
             requests: evaluated.requests,
-            per: evaluated.per,
+            period: evaluated.per,
             remaining: evaluated.remaining,
-            reset: evaluated.reset,
+            reset: evaluated.reset_after,
         });
     }
-    if !decided.is_over {
-        count(session, config, "global", "passed");
+    if !decided.is_over_limit {
+        count_outcome(session, config, "global", "passed");
         return Ok(());
     }
     let text = String::from_utf8_lossy(&decided.body).into_owned();
     let reply = Reply {
-        details: Some(GLOBAL_LIMITED),
+        details: Some(GLOBAL_LIMIT_DETAILS),
         ..Reply::new(
             StatusCode::TOO_MANY_REQUESTS,
             text,
             ResponseFlag::RateLimited,
         )
     };
-    let after = decided.nearest_limit.map(|evaluated| evaluated.reset);
+    let after = decided.nearest_limit.map(|evaluated| evaluated.reset_after);
     reject(session, config, "global", reply, after, limit_headers)
 }
 
@@ -261,17 +261,17 @@ fn reject(
     config: &RateLimit,
     kind: &'static str,
     reply: Reply,
-    after: Option<Duration>,
+    retry_after: Option<Duration>,
     limit_headers: &mut RateLimitHeaders,
 ) -> Result<(), Reply> {
     if config.dry_run {
         tracing::debug!(limit = %config.key, "a request is over a rate limit that is a dry run");
-        count(session, config, kind, "dry_run");
+        count_outcome(session, config, kind, "dry_run");
         return Ok(());
     }
-    count(session, config, kind, "refused");
-    limit_headers.is_refused = true;
-    limit_headers.after = after.filter(|_| config.sends_headers);
+    count_outcome(session, config, kind, "refused");
+    limit_headers.is_rejected = true;
+    limit_headers.retry_after = retry_after.filter(|_| config.sends_headers);
     Err(reply)
 }
 
@@ -283,22 +283,22 @@ fn apply_failure_mode(
     outcome: &'static str,
     may_fail_open: bool,
 ) -> Result<(), Reply> {
-    count(session, config, kind, outcome);
+    count_outcome(session, config, kind, outcome);
     if config.dry_run {
         return Ok(());
     }
     if config.fail_open && may_fail_open {
-        count(session, config, kind, "failed_open");
+        count_outcome(session, config, kind, "failed_open");
         return Ok(());
     }
     let flag = ResponseFlag::RateLimiterServiceError;
     Err(Reply {
-        details: Some(SERVICE_ERROR),
+        details: Some(SERVICE_ERROR_DETAILS),
         ..Reply::new(StatusCode::INTERNAL_SERVER_ERROR, "", flag)
     })
 }
 
-fn count(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'static str) {
+fn count_outcome(session: &Session, config: &RateLimit, kind: &'static str, outcome: &'static str) {
     let metrics = &session.shard.waypoint.http_metrics;
     metrics.count_rate_limit_decision(&config.key, kind, outcome);
 }
@@ -310,7 +310,7 @@ mod tests {
     fn evaluated(remaining: u32, reset: u64) -> EvaluatedLimit {
         EvaluatedLimit {
             requests: 10,
-            per: Duration::from_secs(60),
+            period: Duration::from_secs(60),
             remaining,
             reset: Duration::from_secs(reset),
         }
@@ -326,10 +326,10 @@ mod tests {
             evaluated(2, 8),
             evaluated(3, 60),
         ] {
-            limit_headers.record(one);
+            limit_headers.record_limit(one);
         }
-        limit_headers.after = Some(Duration::from_millis(1500));
-        limit_headers.is_refused = true;
+        limit_headers.retry_after = Some(Duration::from_millis(1500));
+        limit_headers.is_rejected = true;
         let mut headers = HeaderMap::new();
         limit_headers.change_response(&mut headers);
         for (name, value) in [

@@ -1,5 +1,5 @@
-//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, and the original request
-//! never waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
+//! Mirrored requests, which clients cannot observe: the mirror's response is discarded, and the original request never
+//! waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
 //!
 //! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
 //! Envoy, so that applications can tell these requests from others.
@@ -37,8 +37,8 @@ use crate::{
 /// Timeout for a mirror to respond after the whole request was sent.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Handle to the mirrored requests of one request. If it is dropped before the original request has a response, because
-/// the client has disconnected, the mirrored requests are cancelled.
+/// Handle to the mirrored requests of one original request. Dropping the handle before the original request has a
+/// response, when its client disconnects, cancels the mirrored requests.
 #[derive(Debug)]
 pub(super) struct MirrorCancellation(watch::Sender<bool>);
 
@@ -51,8 +51,8 @@ impl MirrorCancellation {
 }
 
 /// Completes when the original request is cancelled before it has a response.
-async fn wait_for_cancellation(mut is_over: watch::Receiver<bool>) {
-    if is_over.wait_for(|is_over| *is_over).await.is_ok() {
+async fn wait_for_cancellation(mut original_ended: watch::Receiver<bool>) {
+    if original_ended.wait_for(|is_over| *is_over).await.is_ok() {
         std::future::pending().await
     }
 }
@@ -68,8 +68,25 @@ pub(super) struct MirrorSource<'a> {
     pub(super) hops: Hops,
 }
 
-/// Sends copies of a request to its mirrors. Returns the body for the original request, which is copied to the mirrors
-/// while it streams.
+/// Builds a mirrored request; `None` if the request's target cannot be expressed in the HTTP version of the mirror.
+fn mirrored_request(
+    source: &MirrorSource<'_>,
+    body: Body,
+    host: &str,
+    version: Version,
+) -> Option<Request<Body>> {
+    let mut request = Request::new(body);
+    request.method_mut().clone_from(&source.head.method);
+    request.headers_mut().clone_from(&source.head.headers);
+    if let Ok(value) = HeaderValue::from_str(host) {
+        request.headers_mut().insert(HOST, value);
+    }
+    outgoing::set_request_target(&mut request, host, &source.normalized.target, version).ok()?;
+    Some(request)
+}
+
+/// Sends copies of a request to its mirrors. Returns the body for the original request, whose frames are copied to the
+/// mirrors as they stream.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
@@ -87,7 +104,7 @@ pub(super) fn mirror(
     for to in mirrors {
         match state.acquire() {
             Some(slot) => begun.push((to, slot)),
-            None => metrics.count_mirrored_request(MirrorOutcome::Busy),
+            None => metrics.count_mirrored_request(MirrorOutcome::LimitReached),
         }
     }
     let (body, copies) = tee::tee(body, begun.len(), &state.buffered, &session.memory);
@@ -99,22 +116,14 @@ pub(super) fn mirror(
             _ => outgoing::default_upstream_version(source.head.version),
         };
         let host = shadow_host(&source.normalized.host);
-        let mut request = Request::new(copy);
-        request.method_mut().clone_from(&source.head.method);
-        request.headers_mut().clone_from(&source.head.headers);
-        if let Ok(value) = HeaderValue::from_str(&host) {
-            request.headers_mut().insert(HOST, value);
-        }
-        if outgoing::set_request_target(&mut request, &host, &source.normalized.target, version)
-            .is_err()
-        {
+        let Some(request) = mirrored_request(&source, copy, &host, version) else {
             metrics.count_mirrored_request(MirrorOutcome::Failed);
             continue;
-        }
+        };
         // The copy's headers are charged while it is in flight.
         let bytes = headers::header_memory_bytes(request.headers());
-        let Ok(held) = session.memory.take(ChargePurpose::Headers, bytes) else {
-            metrics.count_mirrored_request(MirrorOutcome::Busy);
+        let Ok(held) = session.memory.charge_request(ChargePurpose::Headers, bytes) else {
+            metrics.count_mirrored_request(MirrorOutcome::LimitReached);
             continue;
         };
         let there = destination_attachments::find(session, &destination, source.route_owner);
@@ -127,7 +136,7 @@ pub(super) fn mirror(
             continue;
         }
         let counted = there.map(|there| MirroredRequest {
-            there,
+            attachments: there,
             host: source.normalized.host.clone(),
             target: source.normalized.target.clone(),
             headers: request.headers().clone(),
@@ -152,9 +161,9 @@ pub(super) fn mirror(
         let sending = SendOptions {
             hops: source.hops.for_mirror(),
             attempt_timeout: None,
-            again: RetryPolicy::Never,
+            retry_policy: RetryPolicy::Never,
             retry_mark: RetryMark::MIRROR,
-            sticky: None,
+            session_endpoint: None,
         };
         let (session, hops, is_over) = (session.clone(), source.hops, is_over.clone());
         ambit_rt::spawn("mirror", async move {
@@ -162,7 +171,10 @@ pub(super) fn mirror(
             let mut drain = session.shard.waypoint.lifecycle.drain_watcher();
             let answering = async {
                 if let Some(counted) = &counted
-                    && counted.limit(&session, &admission, hops).await.is_err()
+                    && counted
+                        .enforce_limits(&session, &admission, hops)
+                        .await
+                        .is_err()
                 {
                     return MirrorOutcome::Denied;
                 }
@@ -189,7 +201,7 @@ pub(super) fn mirror(
 /// Mirrored request of a consumer route, which counts against the rate limits of the mirror's service like a client's
 /// request.
 struct MirroredRequest {
-    there: Arc<Attachments>,
+    attachments: Arc<Attachments>,
     host: String,
     target: PathAndQuery,
     headers: HeaderMap,
@@ -197,7 +209,7 @@ struct MirroredRequest {
 }
 
 impl MirroredRequest {
-    async fn limit(
+    async fn enforce_limits(
         &self,
         session: &Session,
         admission: &Admission,
@@ -211,7 +223,7 @@ impl MirroredRequest {
             headers: &self.headers,
         };
         let counted = CountedRequest {
-            services: self.there.services(),
+            services: self.attachments.services(),
             request,
         };
         limits::enforce(
@@ -231,10 +243,10 @@ async fn send_mirrored_request(
     session: &Session,
     destination: &Destination,
     version: Version,
-    sending: SendOptions<'_>,
+    options: SendOptions<'_>,
     request: Request<Body>,
 ) -> MirrorOutcome {
-    match send::send(session, destination, version, sending, request).await {
+    match send::send(session, destination, version, options, request).await {
         Ok(sent) => {
             let mut body = sent.response.into_body();
             while !body.is_end_stream() {
@@ -255,9 +267,9 @@ async fn send_mirrored_request(
 
 /// Completes when the mirror is too slow: it lags too far behind the body, or has not responded [`RESPONSE_TIMEOUT`]
 /// after the end of the body.
-async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
-    if let Ok(CopyOutcome::TooSlow) = copied.await {
-        return MirrorOutcome::TooSlow;
+async fn mirror_timed_out(copy_outcome: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
+    if let Ok(CopyOutcome::TooSlow) = copy_outcome.await {
+        return MirrorOutcome::BodyTimeout;
     }
     tokio::time::sleep(RESPONSE_TIMEOUT).await;
     MirrorOutcome::Late

@@ -25,18 +25,19 @@ pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
 #[derive(Debug)]
 pub(super) struct NormalizedTarget {
     pub(super) host: String,
-    /// Path without the query.
+    /// Normalized path without the query string.
     pub(super) path: String,
     pub(super) target: PathAndQuery,
 }
 
 impl NormalizedTarget {
-    /// Returns the path and query for rewrites, with the number of bytes that the rule's match consumed as prefix.
+    /// Returns the path and query to be rewritten. `prefix` is the number of bytes of the path that the rule matched as
+    /// prefix.
     pub(super) fn matched_path(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
             path: &self.path,
             query: self.target.query(),
-            prefix,
+            prefix_len: prefix,
         }
     }
 
@@ -56,14 +57,14 @@ impl NormalizedTarget {
         self.target.path()
     }
 
-    /// Normalizes a request that a plugin has changed, like a received one.
+    /// Normalizes a request that a plugin has changed, by the same rules as a received request.
     pub(super) fn from_plugin(
         session: &Session,
         method: &Method,
         host: String,
         path: &str,
     ) -> Result<Self, Reply> {
-        check_host(&host).map_err(|error| Reply::refused(error, "host"))?;
+        check_host(&host).map_err(|error| Reply::bad_request(error, "host"))?;
         Self::normalize(session, method, host, path)
     }
 
@@ -71,14 +72,14 @@ impl NormalizedTarget {
     pub(super) fn from_request<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
-            let reply = Reply::refused(text, "connect_protocol");
+            let reply = Reply::bad_request(text, "connect_protocol");
             return Err(reply.with_status(StatusCode::NOT_IMPLEMENTED));
         }
         if *request.method() == Method::CONNECT {
-            let reply = Reply::refused("CONNECT is not supported", "method");
+            let reply = Reply::bad_request("CONNECT is not supported", "method");
             return Err(reply.with_status(StatusCode::METHOD_NOT_ALLOWED));
         }
-        let host = request_host(request).map_err(|error| Reply::refused(error, "host"))?;
+        let host = request_host(request).map_err(|error| Reply::bad_request(error, "host"))?;
         let pass_through = request.uri().path_and_query();
         let pass_through = pass_through.map_or("/", PathAndQuery::as_str);
         Self::normalize(session, request.method(), host, pass_through)
@@ -97,9 +98,10 @@ impl NormalizedTarget {
             .gateway()
             .path_normalization;
         let normal = path::normalize_request_target(method, pass_through, mode);
-        let normal = normal.map_err(|error| Reply::refused(error.to_string(), error.reason()))?;
+        let normal =
+            normal.map_err(|error| Reply::bad_request(error.to_string(), error.reason()))?;
         let target = PathAndQuery::try_from(normal.as_str());
-        let target = target.map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+        let target = target.map_err(|error| Reply::bad_request(error.to_string(), "path_form"))?;
         Ok(Self {
             host,
             path: normal.path().to_owned(),

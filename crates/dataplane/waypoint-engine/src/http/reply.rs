@@ -19,12 +19,12 @@ pub(crate) struct Reply {
     /// Response flags for the access log.
     pub(crate) flags: ResponseFlags,
     /// Label of the rejection counter, for a request that violates HTTP or is ambiguous.
-    pub(crate) refused: Option<&'static str>,
+    pub(crate) rejection_label: Option<&'static str>,
     /// gRPC status, if it differs from the one to which the HTTP status maps.
     pub(crate) grpc_status: Option<u8>,
-    /// Challenge for `WWW-Authenticate` (RFC 6750).
+    /// Value of `WWW-Authenticate` for a request without a valid token (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
-    /// Response-code details for the access log.
+    /// Response-code details that the access log shows.
     pub(crate) details: Option<&'static str>,
 }
 
@@ -34,7 +34,7 @@ impl Reply {
             status,
             text: text.into(),
             flags: flag.into(),
-            refused: None,
+            rejection_label: None,
             grpc_status: None,
             challenge: None,
             details: None,
@@ -47,7 +47,7 @@ impl Reply {
             status: StatusCode::FORBIDDEN,
             text: "RBAC: access denied".to_owned(),
             flags: ResponseFlags::default(),
-            refused: None,
+            rejection_label: None,
             grpc_status: None,
             challenge: None,
             details: None,
@@ -64,7 +64,7 @@ impl Reply {
             status,
             text: String::new(),
             flags,
-            refused: None,
+            rejection_label: None,
             grpc_status: None,
             challenge: None,
             details: Some(details),
@@ -72,10 +72,10 @@ impl Reply {
     }
 
     /// Returns the reply to a request that violates HTTP or is ambiguous (400).
-    pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
+    pub(crate) fn bad_request(text: impl Into<String>, reason: &'static str) -> Self {
         let flag = ResponseFlag::DownstreamProtocolError;
         Self {
-            refused: Some(reason),
+            rejection_label: Some(reason),
             ..Self::new(StatusCode::BAD_REQUEST, text, flag)
         }
     }
@@ -88,7 +88,7 @@ impl Reply {
             BudgetScope::Process => "memory_budget_process",
         };
         Self {
-            refused: Some(reason),
+            rejection_label: Some(reason),
             ..Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "overloaded: requests under way hold as much memory as they may",
@@ -97,7 +97,7 @@ impl Reply {
         }
     }
 
-    /// Returns the reply to a request in a routing loop.
+    /// Returns the reply to a request that has passed too many waypoints (508).
     pub(crate) fn routing_loop() -> Self {
         let text = "the routes of waypoints form a loop";
         Self::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)

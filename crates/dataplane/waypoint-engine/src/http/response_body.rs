@@ -9,7 +9,7 @@ use super::{
 };
 use crate::message::Body;
 
-/// Body of a response.
+/// Body of a response, generated here or streamed from the application.
 pub(super) enum ResponseBody {
     /// Body that the waypoint itself, a plugin or an authorization provider has generated.
     Generated(Body),
@@ -22,6 +22,6 @@ pub(super) struct ApplicationBody {
     pub(super) incoming: Incoming,
     pub(super) admission: Admission,
     pub(super) deadline: Option<Instant>,
-    pub(super) early: EarlyResponseGuard,
-    pub(super) idle: IdleTimeout,
+    pub(super) early_response: EarlyResponseGuard,
+    pub(super) idle_timeout: IdleTimeout,
 }

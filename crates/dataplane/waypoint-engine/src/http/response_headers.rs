@@ -1,4 +1,4 @@
-//! Headers of endpoints' responses.
+//! Validates and sanitizes the response headers of endpoints.
 
 use ambit_telemetry::http::ResponseFlag;
 use http::{Response, StatusCode};
@@ -9,7 +9,7 @@ use crate::{headers, session::Session};
 /// Validates an endpoint's response, and removes hop-by-hop headers and those that only proxies of the mesh may send.
 ///
 /// # Errors
-/// With the reply that replaces a response with too many fields, or one that violates HTTP.
+/// When the response has too many fields or violates HTTP; the error is the reply that replaces the response.
 pub(super) fn sanitize<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     let all = response.headers_mut();

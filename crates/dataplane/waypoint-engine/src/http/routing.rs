@@ -2,4 +2,4 @@
 
 pub(super) mod backend_authorization;
 pub(super) mod client_route;
-pub(super) mod routed;
+pub(super) mod route_selection;

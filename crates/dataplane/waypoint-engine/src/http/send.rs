@@ -30,10 +30,10 @@ use crate::{
     hops::Hops,
     memory::{BudgetExhausted, ChargePurpose, MemoryPermit},
     message::{self, Body, Version},
-    origination::TlsUpstream,
     retry_mark::RetryMark,
     session::Session,
     target::Target,
+    tls_origination::TlsUpstream,
     upstream::{
         Checkout, ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, RequestGuard,
         ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot, Upstream, UpstreamError,
@@ -47,18 +47,19 @@ pub(super) struct SelectedEndpoint {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
-    /// Host below the target's wildcard that the client has named.
-    pub(super) remote: Option<ArcStr>,
+    /// Host below the wildcard hostname of the target that the client has requested.
+    pub(super) wildcard_host: Option<ArcStr>,
     /// SAN of the endpoint's certificate, verified by TLS that the waypoint originates.
     pub(super) remote_identity: Option<ArcStr>,
-    /// Leases under the destination's rule, released when the response ends.
-    held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
-    /// Slot of a shared HTTP/2 connection, on which the request counts as active.
-    stream: Option<StreamSlot>,
+    /// Leases on the endpoint and on the limits of the destination's rule, released when the response ends.
+    leases: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
+    /// Slot of the request on a shared HTTP/2 connection, which limits concurrent requests.
+    stream_slot: Option<StreamSlot>,
     /// Guard of a pooled HTTP/1 connection, which aborts the request on drop.
     guard: Option<RequestGuard>,
-    /// Memory permit for the bytes of an HTTP/2 response that the endpoint may send before they are read.
-    window: Option<Arc<MemoryPermit>>,
+    /// Memory permit for the receive window of an HTTP/2 response: bytes that the endpoint may send before they are
+    /// read.
+    window_permit: Option<Arc<MemoryPermit>>,
 }
 
 impl SelectedEndpoint {
@@ -68,15 +69,15 @@ impl SelectedEndpoint {
             endpoint: upstream.endpoint(),
             workload: upstream.workload().cloned(),
             service: destination.service(session),
-            remote: match destination {
+            wildcard_host: match destination {
                 Destination::Host(host) => Some(host.clone()),
                 _ => None,
             },
             remote_identity: None,
-            held: None,
-            stream: None,
+            leases: None,
+            stream_slot: None,
             guard: None,
-            window: None,
+            window_permit: None,
         }
     }
 }
@@ -87,18 +88,18 @@ pub(super) struct SendOptions<'a> {
     pub(super) hops: Hops,
     /// Timeout of one attempt (`backendRequest` in a route's timeouts).
     pub(super) attempt_timeout: Option<Duration>,
-    pub(super) again: RetryPolicy<'a>,
-    /// Mark that a previous waypoint retries the request.
+    pub(super) retry_policy: RetryPolicy<'a>,
+    /// Mark of a request that is itself a retry by a previous waypoint.
     pub(super) retry_mark: RetryMark,
-    /// Endpoint of the request's sticky session, which is preferred.
-    pub(super) sticky: Option<&'a BackendEndpoint>,
+    /// Preferred endpoint: the one of the request's sticky session.
+    pub(super) session_endpoint: Option<&'a BackendEndpoint>,
 }
 
-/// Response headers of an endpoint, with the body to stream.
+/// Response of an endpoint: its headers have been received, its body is still to be streamed.
 #[derive(Debug)]
 pub(super) struct UpstreamResponse {
     pub(super) response: Response<Incoming>,
-    pub(super) chosen: SelectedEndpoint,
+    pub(super) selected_endpoint: SelectedEndpoint,
     /// Response flags collected while the request was forwarded.
     pub(super) flags: ResponseFlags,
 }
@@ -107,7 +108,7 @@ impl UpstreamResponse {
     fn new(response: Response<Incoming>, chosen: SelectedEndpoint) -> Self {
         Self {
             response,
-            chosen,
+            selected_endpoint: chosen,
             flags: ResponseFlags::default(),
         }
     }
@@ -137,7 +138,7 @@ fn tls_upstream<'a>(
 }
 
 /// Returns the PROXY protocol header of connections to endpoints, if the destination's rule requires one.
-fn preamble(
+fn proxy_protocol_header(
     session: &Session,
     decision: Option<&DestinationDecision>,
     upstream: &Upstream,
@@ -151,19 +152,19 @@ pub(super) async fn send(
     session: &Session,
     destination: &Destination,
     version: Version,
-    sending: SendOptions<'_>,
+    options: SendOptions<'_>,
     request: Request<Body>,
 ) -> Result<UpstreamResponse, Failure> {
-    let Some(own) = session.shard.waypoint.local.wait_until_known().await else {
+    let Some(own) = session.shard.waypoint.local.wait_until_published().await else {
         return Err(Failure::without_own_workload());
     };
     let SendOptions {
         hops,
         attempt_timeout,
-        again,
+        retry_policy: again,
         mut retry_mark,
-        sticky,
-    } = sending;
+        session_endpoint: sticky,
+    } = options;
     let decision = destination.apply_rule(session, version, request.headers(), request.uri());
     let decision = decision.await?;
     let ruled = decision.as_ref();
@@ -195,13 +196,13 @@ pub(super) async fn send(
         // Where the next waypoint chooses the endpoint, that waypoint originates TLS.
         let over = tls_upstream.filter(|_| held.is_some() || !to.is_waypoint());
         if let Some(over) = over {
-            chosen.remote = Some(host.clone());
-            chosen.remote_identity = over.identity();
+            chosen.wildcard_host = Some(host.clone());
+            chosen.remote_identity = over.accepted_sans();
             if version == Version::Http2 {
                 message::set_https_scheme(&mut request);
             }
         }
-        let preamble = preamble(session, decision.as_deref(), to);
+        let preamble = proxy_protocol_header(session, decision.as_deref(), to);
         let opening = ConnectOptions {
             limits: &limits,
             tls: over,
@@ -213,12 +214,12 @@ pub(super) async fn send(
             Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
         };
         report_outcome(session, held.as_ref(), outcome.as_ref(), has_body);
-        chosen.window.clone_from(&window);
-        chosen.held = held.zip(decision.clone()).map(Arc::new);
+        chosen.window_permit.clone_from(&window);
+        chosen.leases = held.zip(decision.clone()).map(Arc::new);
         let AttemptResult {
-            mut ended,
-            is_reason,
-            unsent,
+            result: mut ended,
+            permits_retry: is_reason,
+            unsent_request: unsent,
         } = AttemptResult::new(outcome, chosen, &retrying, decision.as_deref());
         // An unsent request is no load on the endpoint.
         let is_burden = unsent.is_none();
@@ -229,7 +230,7 @@ pub(super) async fn send(
             add_flag(&mut ended, ResponseFlag::RetryLimitExceeded);
             return ended;
         };
-        retry_mark = retry_mark.or(is_burden);
+        retry_mark = retry_mark.with_retry(is_burden);
         if is_burden {
             // The previous attempt has ended.
             drop(retry_permit.take());
@@ -283,29 +284,31 @@ fn reserve_window(
     if bytes == 0 {
         return Ok(None);
     }
-    let permit = session.memory.take(ChargePurpose::Upstream, bytes)?;
+    let permit = session
+        .memory
+        .charge_request(ChargePurpose::Upstream, bytes)?;
     Ok(Some(Arc::new(permit)))
 }
 
 /// Writes the hop count and the retry mark, if the next hop is a waypoint.
 fn add_waypoint_headers(
     request: &mut Request<Body>,
-    to: &Upstream,
+    upstream: &Upstream,
     hops: Hops,
     retry_mark: RetryMark,
 ) {
-    let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
+    let (headers, is_next) = (request.headers_mut(), upstream.is_waypoint());
     hops.write(headers, is_next);
     retry_mark.write(headers, is_next);
 }
 
 /// Result of one attempt, with the request if it may be sent again.
 struct AttemptResult {
-    ended: Result<UpstreamResponse, Failure>,
-    /// Whether the outcome permits a retry.
-    is_reason: bool,
-    /// Request of which nothing was sent, so that another endpoint may receive it.
-    unsent: Option<Request<Body>>,
+    result: Result<UpstreamResponse, Failure>,
+    /// Whether the retry policy permits a retry after this outcome.
+    permits_retry: bool,
+    /// Request to be sent to another endpoint, if nothing of it was sent.
+    unsent_request: Option<Request<Body>>,
 }
 
 impl AttemptResult {
@@ -324,7 +327,7 @@ impl AttemptResult {
             }
             Some(Ok(mut response)) => {
                 let extensions = response.extensions_mut();
-                chosen.stream = extensions.remove();
+                chosen.stream_slot = extensions.remove();
                 chosen.guard = extensions.remove();
                 if let Some(decision) = decision {
                     decision.add_cookie(response.headers_mut());
@@ -334,27 +337,27 @@ impl AttemptResult {
                 (is_reason, Ok(UpstreamResponse::new(response, chosen)))
             }
             Some(Err(FailedAttempt {
-                broken,
-                unsent: whole,
+                upstream_failure: broken,
+                unsent_request: whole,
             })) => {
                 let endpoint = chosen.endpoint;
-                tracing::debug!(%endpoint, error = broken.text, "an endpoint did not answer a request");
+                tracing::debug!(%endpoint, error = broken.details, "an endpoint did not answer a request");
                 unsent = whole.filter(|_| retrying.may_try_other_endpoint());
-                let is_untouched = broken.is_untouched;
+                let is_untouched = broken.is_unprocessed;
                 let is_reason = retrying.should_retry(&AttemptOutcome::Failed { is_untouched });
                 (is_reason, Err(Failure::from_upstream_failure(broken)))
             }
         };
         Self {
-            ended,
-            is_reason,
-            unsent,
+            result: ended,
+            permits_retry: is_reason,
+            unsent_request: unsent,
         }
     }
 }
 
-fn add_flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
-    match ended {
+fn add_flag(result: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
+    match result {
         Ok(sent) => sent.flags.insert(flag),
         Err(failure) => failure.reply.flags.insert(flag),
     }
@@ -363,28 +366,31 @@ fn add_flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
 /// Reports the outcome of an attempt to the outlier detection of the destination's rule.
 fn report_outcome(
     session: &Session,
-    held: Option<&EndpointLease>,
+    lease: Option<&EndpointLease>,
     outcome: Option<&Result<Response<Incoming>, FailedAttempt>>,
     has_body: bool,
 ) {
     let seen = match outcome {
         Some(outcome) => {
             let status = outcome.as_ref().map(Response::status);
-            endpoint::outlier_outcome(status.map_err(|attempt| &attempt.broken), has_body)
+            endpoint::outlier_outcome(
+                status.map_err(|attempt| &attempt.upstream_failure),
+                has_body,
+            )
         }
         // A timeout is only the endpoint's failure without a body: the client may send the body slowly.
         None => (!has_body).then_some(ambit_resilience::EndpointOutcome::Failed),
     };
-    if let (Some(held), Some(seen)) = (held, seen) {
+    if let (Some(held), Some(seen)) = (lease, seen) {
         held.report(session.shard.waypoint.rule_context(), seen);
     }
 }
 
 /// Attempt that ended without a response.
 struct FailedAttempt {
-    broken: UpstreamFailure,
-    /// Request of which nothing was sent, so that it can be retried.
-    unsent: Option<Request<Body>>,
+    upstream_failure: UpstreamFailure,
+    /// Request to be retried, if nothing of it was sent.
+    unsent_request: Option<Request<Body>>,
 }
 
 async fn attempt(
@@ -400,11 +406,11 @@ async fn attempt(
     let caller = &session.caller;
     let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
     let applied = upstream.applied_services(session.target.service_name());
-    let key = key.with_applied(applied.clone());
+    let key = key.with_applied_services(applied.clone());
     let pool = &session.shard.upstreams.http;
     let sent = |error| FailedAttempt {
-        broken: UpstreamFailure::request_failure(&error, version),
-        unsent: None,
+        upstream_failure: UpstreamFailure::request_failure(&error, version),
+        unsent_request: None,
     };
     // Only extended CONNECT requests are sent.
     let is_connect = *request.method() == Method::CONNECT;
@@ -412,11 +418,11 @@ async fn attempt(
     while let Some(pooled) = if is_connect {
         None
     } else {
-        pool.take(&key, options.limits)
+        pool.check_out(&key, options.limits)
     } {
         match pooled.send(pool, request, Some(&session.share)).await {
             Ok(response) => return Ok(response),
-            Err(error) => match error.unsent {
+            Err(error) => match error.unsent_request {
                 Some(unsent) => request = unsent,
                 None => return Err(sent(error.error)),
             },
@@ -425,10 +431,10 @@ async fn attempt(
     let reader = caller.identity.as_ref().map(|one| &*one.namespace);
     let connect = ConnectParameters {
         upstream,
-        own,
+        own_pod: own,
         // Callers share HTTP connections, so that tunnels name none of them.
         forwarded: &forwarded_for_waypoint(own),
-        applied: &applied,
+        applied_services: &applied,
         options,
         hops: None,
         identity: None,
@@ -438,14 +444,14 @@ async fn attempt(
         Ok(checkout) => checkout,
         Err(error) => {
             return Err(FailedAttempt {
-                broken: UpstreamFailure::connect_failure(&*error, reader),
-                unsent: Some(request),
+                upstream_failure: UpstreamFailure::connect_failure(&*error, reader),
+                unsent_request: Some(request),
             });
         }
     };
     let responded = checkout.send(pool, request, Some(&session.share)).await;
     responded.map_err(|error| FailedAttempt {
-        unsent: error.unsent,
+        unsent_request: error.unsent_request,
         ..sent(error.error)
     })
 }
@@ -481,7 +487,9 @@ impl From<NoUpstream> for Failure {
                 "upstream connect error or disconnect/reset before headers. reset reason: overflow",
                 ResponseFlag::UpstreamOverflow,
             ),
-            NoUpstream::Ejected(_) | NoUpstream::Subset(..) | NoUpstream::Route(_) => Reply::new(
+            NoUpstream::AllEndpointsEjected(_)
+            | NoUpstream::UnusableSubset(..)
+            | NoUpstream::Route(_) => Reply::new(
                 unavailable,
                 "no healthy upstream",
                 ResponseFlag::NoHealthyUpstream,
@@ -516,7 +524,7 @@ impl Failure {
             status,
             flag,
             body,
-            text,
+            details: text,
             ..
         } = broken;
         Self {
@@ -538,10 +546,10 @@ impl Failure {
     }
 
     /// Returns the failure of a request when a memory budget has no room for its response.
-    fn overloaded(full: BudgetExhausted) -> Self {
+    fn overloaded(exhausted: BudgetExhausted) -> Self {
         Self {
-            details: full.to_string(),
-            reply: Reply::overloaded(full),
+            details: exhausted.to_string(),
+            reply: Reply::overloaded(exhausted),
         }
     }
 

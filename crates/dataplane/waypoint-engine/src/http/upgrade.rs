@@ -42,9 +42,9 @@ use crate::{
     tunnel_windows,
 };
 
-/// GUID of the WebSocket handshake (RFC 6455, section 1.3).
+/// GUID that RFC 6455, section 1.3, defines for the WebSocket handshake.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
-/// Bytes of a key (RFC 6455, section 4.1).
+/// Length of a decoded `Sec-WebSocket-Key`, in bytes (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
 /// Protocol upgrade that a client requests.
@@ -53,11 +53,11 @@ pub(super) struct Upgrade {
     protocol: HeaderValue,
     /// Key for the WebSocket handshake with an HTTP/1.1 application (`Sec-WebSocket-Key`).
     key: Option<WebSocketKey>,
-    /// Whether the request is an extended CONNECT.
-    is_extended: bool,
+    /// Whether the client requests the upgrade by an extended CONNECT (HTTP/2, RFC 8441).
+    is_extended_connect: bool,
 }
 
-/// Value of `Sec-WebSocket-Key`: sixteen bytes in base64.
+/// Value of `Sec-WebSocket-Key`: sixteen bytes, base64-encoded.
 #[derive(Clone, Debug)]
 struct WebSocketKey(HeaderValue);
 
@@ -145,7 +145,7 @@ pub(super) fn parse_requested(request: &Request<Incoming>, upgrades: &[ArcStr]) 
     is_upgrade.then_some(Upgrade {
         protocol,
         key,
-        is_extended,
+        is_extended_connect: is_extended,
     })
 }
 
@@ -169,7 +169,7 @@ impl Upgrade {
     }
 
     /// Adds the upgrade headers to the forwarded request.
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
+    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
     }
@@ -177,14 +177,14 @@ impl Upgrade {
     /// Returns the HTTP version in which the upgrade is sent to an application with this declared protocol.
     pub(super) fn version(&self, declared: AppProtocol) -> Version {
         match declared {
-            AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended => Version::Http2,
+            AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended_connect => Version::Http2,
             _ => Version::Http1,
         }
     }
 
     /// Converts an upgrade received as extended CONNECT for a connection of this HTTP version.
     pub(super) fn convert_for(&self, version: Version, request: &mut Request<Body>) {
-        let Some(WebSocketKey(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
+        let Some(WebSocketKey(key)) = self.key.as_ref().filter(|_| self.is_extended_connect) else {
             return;
         };
         let headers = request.headers_mut();
@@ -203,7 +203,7 @@ impl Upgrade {
     /// Whether the application's response accepts the requested upgrade.
     ///
     /// # Errors
-    /// When a response would switch protocols for the client, and is invalid.
+    /// When the response violates the upgrade protocol; the error is the reply to the client.
     pub(super) fn is_accepted_by(
         &self,
         version: Version,
@@ -212,7 +212,7 @@ impl Upgrade {
         let status = answer.status();
         let headers = answer.headers();
         let is_accepted = || self.key.as_ref().is_none_or(|key| key.is_accepted(headers));
-        if !self.is_extended {
+        if !self.is_extended_connect {
             let is_switched = status == StatusCode::SWITCHING_PROTOCOLS;
             let is_requested = |to| is_protocol(to, self.protocol.as_bytes());
             if is_switched && !(single_protocol(headers).is_some_and(is_requested) && is_accepted())
@@ -241,7 +241,7 @@ impl WebSocketKey {
         (bytes.len() == KEY_BYTES && keys.next().is_none()).then(|| Self(key.clone()))
     }
 
-    /// Whether the response accepts this key (`Sec-WebSocket-Accept`).
+    /// Whether the response accepts this key by its `Sec-WebSocket-Accept` header.
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
         let concatenated = [self.0.as_bytes(), WEBSOCKET_GUID].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
@@ -255,7 +255,7 @@ impl WebSocketKey {
 
 /// Bytes charged for an upgraded connection: a copy buffer and a buffered prefix on either side. Windows of HTTP/2
 /// streams are charged separately.
-const COPY_BYTES: usize = 4 * (8 << 10);
+const UPGRADED_CONNECTION_BYTES: usize = 4 * (8 << 10);
 
 /// Returns the reply for an application that violates the upgrade protocol (502).
 fn violation_reply() -> Reply {
@@ -274,12 +274,12 @@ pub(super) fn switch_protocols(
 ) -> Result<Response<Body>, Reply> {
     let upgrade = upgrade.ok_or_else(violation_reply)?;
     // An HTTP/1 client's tunnel is no longer charged once hyper has ended its connection.
-    let tunnel = if upgrade.is_extended {
+    let tunnel = if upgrade.is_extended_connect {
         0
     } else {
         tunnel_windows::TUNNEL_COST_BYTES
     };
-    let bytes = COPY_BYTES + tunnel + window_bytes(version);
+    let bytes = UPGRADED_CONNECTION_BYTES + tunnel + window_bytes(version);
     let taken = session.memory.charge_tunnel(bytes);
     let permit = taken.map_err(Reply::overloaded)?;
     let client = pending_upgrade.0.take().ok_or_else(violation_reply)?;
@@ -287,11 +287,11 @@ pub(super) fn switch_protocols(
     let all = response.headers_mut();
     headers::remove_hop_by_hop(all).map_err(|_| violation_reply())?;
     headers::remove_mesh_only_response_headers(all);
-    if upgrade.is_extended {
+    if upgrade.is_extended_connect {
         all.remove(SEC_WEBSOCKET_ACCEPT);
         *response.status_mut() = StatusCode::OK;
     } else {
-        upgrade.write(all);
+        upgrade.write_headers(all);
     }
     let session = session.clone();
     let share = session.share.clone();

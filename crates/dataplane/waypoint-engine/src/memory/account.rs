@@ -28,7 +28,7 @@ impl BudgetScope {
     }
 }
 
-/// Error of a charge for which a memory account has no room.
+/// Error of a charge that exceeds the limit of a memory account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct BudgetExhausted(pub(crate) BudgetScope);
@@ -43,8 +43,8 @@ struct AccountNode {
     limit: usize,
     /// Part of the limit that only nested accounts with few charged bytes may use.
     reserve: usize,
-    held: AtomicUsize,
-    above: Option<MemoryAccount>,
+    charged_bytes: AtomicUsize,
+    parent: Option<MemoryAccount>,
 }
 
 impl MemoryAccount {
@@ -64,17 +64,17 @@ impl MemoryAccount {
             scope,
             limit,
             reserve,
-            held: AtomicUsize::new(0),
-            above,
+            charged_bytes: AtomicUsize::new(0),
+            parent: above,
         }))
     }
 
-    /// Charges bytes, which are released when the returned permit is dropped.
+    /// Charges bytes to the account. Dropping the returned permit releases them.
     ///
     /// # Errors
-    /// When this budget or an enclosing one has no room.
+    /// When the limit of this account or of an enclosing one is reached.
     pub(crate) fn charge(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
-        self.add(bytes, 0)?;
+        self.add_to_chain(bytes, 0)?;
         Ok(MemoryPermit {
             account: self.clone(),
             bytes,
@@ -83,7 +83,7 @@ impl MemoryAccount {
 
     /// Returns the number of bytes that are currently charged.
     pub(crate) fn charged_bytes(&self) -> usize {
-        self.0.held.load(Relaxed)
+        self.0.charged_bytes.load(Relaxed)
     }
 
     /// Returns the limit of the account in bytes.
@@ -98,7 +98,7 @@ impl MemoryAccount {
 
     /// Returns the number of bytes that may still be charged to the outermost account.
     pub(crate) fn free_bytes_at_root(&self) -> usize {
-        let above = self.0.above.as_ref();
+        let above = self.0.parent.as_ref();
         above.map_or_else(|| self.free_bytes(), Self::free_bytes_at_root)
     }
 
@@ -108,14 +108,14 @@ impl MemoryAccount {
     }
 
     /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
-    /// account from which the charge comes, which decides whether it may use the reserve.
-    fn add(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
+    /// account through which the charge arrives; it decides whether the charge may use the reserve.
+    fn add_to_chain(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
         let AccountNode {
             scope,
             limit,
             reserve,
-            held,
-            above,
+            charged_bytes: held,
+            parent: above,
         } = &*self.0;
         let may_use_all = below <= limit / 64;
         let limit = if may_use_all { *limit } else { limit - reserve };
@@ -124,7 +124,9 @@ impl MemoryAccount {
         let added = if sum > limit {
             Err(BudgetExhausted(*scope))
         } else {
-            above.as_ref().map_or(Ok(()), |above| above.add(bytes, sum))
+            above
+                .as_ref()
+                .map_or(Ok(()), |above| above.add_to_chain(bytes, sum))
         };
         if added.is_err() {
             held.fetch_sub(bytes, Relaxed);
@@ -133,14 +135,14 @@ impl MemoryAccount {
     }
 
     fn subtract(&self, bytes: usize) {
-        self.0.held.fetch_sub(bytes, Relaxed);
-        if let Some(above) = &self.0.above {
+        self.0.charged_bytes.fetch_sub(bytes, Relaxed);
+        if let Some(above) = &self.0.parent {
             above.subtract(bytes);
         }
     }
 }
 
-/// Charged bytes, released on drop.
+/// Permit for bytes charged to a memory account, which are released on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryPermit {
     account: MemoryAccount,
@@ -151,14 +153,14 @@ impl MemoryPermit {
     /// Charges more bytes to the permit.
     ///
     /// # Errors
-    /// When there is no room; the permit stays unchanged.
+    /// When the account has no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
-        self.account.add(bytes, 0)?;
+        self.account.add_to_chain(bytes, 0)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Returns the bytes that are charged.
+    /// Returns the number of bytes that the permit covers.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

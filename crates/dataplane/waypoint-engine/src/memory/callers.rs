@@ -1,4 +1,4 @@
-//! Memory budgets of callers, by identity and address, and metrics of charges that found no room.
+//! Memory budgets of callers, by identity and address. Metrics count the charges for which a budget has no room.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::{
     account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit},
 };
 
-/// Number of callers in the table from which callers without charged memory are removed.
+/// Minimum number of callers in the table at which callers without charged memory are removed.
 const MIN_SWEPT_CALLERS: usize = 1024;
 
 /// Divisors of the free budgets of a caller and of the process, whose quotients bound the receive windows of a new
@@ -19,33 +19,33 @@ const MIN_SWEPT_CALLERS: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowDivisors {
     /// Divisor of the caller's free budget.
-    pub(crate) of_caller: usize,
+    pub(crate) caller: usize,
     /// Divisor of the process's free budget.
-    pub(crate) of_process: usize,
+    pub(crate) process: usize,
 }
 
-/// Purpose of a charge, which is the reason label in metrics.
+/// Purpose of a memory charge. Metrics of failed charges have it as reason label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ChargePurpose {
-    /// Windows and buffers of a connection, or of a tunnel in it.
+    /// Receive windows and buffers of a connection, or of a tunnel in it.
     Connection,
     /// Header section of a request, and the memory of handling it.
     Headers,
-    /// Incomplete header section, or unread trailers.
+    /// Header section that is incomplete, or trailers that have not been read.
     HeaderBlock,
     /// Request body that is buffered for retries.
     RetryBody,
     /// Prefix of a request body that is buffered for an authorization provider.
     AuthorizationBody,
-    /// Part of a body that a plugin has paused.
+    /// Part of a body that a plugin holds back while it is paused.
     PluginBody,
     /// Request body that is buffered for a mirror that lags.
     MirrorBody,
     /// Response data that the client has not read.
     ResponseBody,
-    /// Windows and buffers of connections to endpoints that are opened for the caller.
+    /// Receive windows and buffers of connections to endpoints that are opened for the caller.
     Upstream,
-    /// Call of the waypoint on behalf of a request: the call's request and its response.
+    /// Request and response of a call that the waypoint makes on behalf of a client's request.
     Call,
 }
 
@@ -76,7 +76,7 @@ struct CallerKey {
 /// Memory accounts of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
-    all: MemoryAccount,
+    total: MemoryAccount,
     connections: MemoryAccount,
 }
 
@@ -84,15 +84,15 @@ impl CallerAccounts {
     /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
         // The caller's account has the account of its connections as part.
-        self.connections.reference_count() > 1 || self.all.reference_count() > 2
+        self.connections.reference_count() > 1 || self.total.reference_count() > 2
     }
 }
 
 #[derive(Debug, Default)]
 struct CallerTable {
-    known: HashMap<CallerKey, CallerAccounts>,
+    accounts: HashMap<CallerKey, CallerAccounts>,
     /// Number of callers at which unused accounts are removed next.
-    sweep_at: usize,
+    sweep_threshold: usize,
 }
 
 /// Memory accounts of the process and of its callers.
@@ -107,7 +107,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(limits: MemoryLimits, metrics: Arc<HttpMetrics>) -> Self {
         Self {
-            process: MemoryAccount::root(BudgetScope::Process, limits.process),
+            process: MemoryAccount::root(BudgetScope::Process, limits.process_bytes),
             limits,
             callers: Mutex::default(),
             metrics,
@@ -119,20 +119,26 @@ impl Memory {
         self.process.charged_bytes()
     }
 
-    /// Returns the limit of all callers together, in bytes.
+    /// Returns the limit of the memory charged for all callers, in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.process.limit()
     }
 
-    /// Creates the accounts of a caller's new connection.
+    /// Creates the memory accounts of a new connection of a caller.
     pub(crate) fn connection(
         &self,
         identity: Option<&Identity>,
         address: IpAddr,
     ) -> ConnectionMemory {
-        let CallerAccounts { all, connections } = self.caller(identity, address);
+        let CallerAccounts {
+            total: all,
+            connections,
+        } = self.caller(identity, address);
         ConnectionMemory {
-            requests: all.nested(BudgetScope::Connection, self.limits.requests),
+            requests: all.nested(
+                BudgetScope::Connection,
+                self.limits.connection_requests_bytes,
+            ),
             connections,
             metrics: self.metrics.clone(),
         }
@@ -144,18 +150,23 @@ impl Memory {
             address,
         };
         let mut callers = self.callers.lock();
-        if callers.known.len() >= callers.sweep_at.max(MIN_SWEPT_CALLERS) {
-            callers.known.retain(|_, one| one.is_used());
-            callers.sweep_at = callers.known.len() * 2;
+        if callers.accounts.len() >= callers.sweep_threshold.max(MIN_SWEPT_CALLERS) {
+            callers.accounts.retain(|_, one| one.is_used());
+            callers.sweep_threshold = callers.accounts.len() * 2;
         }
         let new = || {
-            let all = self.process.nested(BudgetScope::Caller, self.limits.caller);
+            let all = self
+                .process
+                .nested(BudgetScope::Caller, self.limits.caller_bytes);
             CallerAccounts {
-                connections: all.nested(BudgetScope::Connection, self.limits.connections),
-                all,
+                connections: all.nested(
+                    BudgetScope::Connection,
+                    self.limits.caller_connections_bytes,
+                ),
+                total: all,
             }
         };
-        callers.known.entry(key).or_insert_with(new).clone()
+        callers.accounts.entry(key).or_insert_with(new).clone()
     }
 }
 
@@ -173,8 +184,8 @@ impl ConnectionMemory {
     /// Charges bytes for a request on the connection.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
-    pub(crate) fn take(
+    /// When the budget has no room; metrics count the failure.
+    pub(crate) fn charge_request(
         &self,
         of: ChargePurpose,
         bytes: usize,
@@ -182,10 +193,10 @@ impl ConnectionMemory {
         self.count_exhausted(of, self.requests.charge(bytes))
     }
 
-    /// Charges further bytes to a permit of [`Self::take`].
+    /// Charges further bytes to the permit of a request.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn grow(
         &self,
         of: ChargePurpose,
@@ -195,11 +206,12 @@ impl ConnectionMemory {
         self.count_exhausted(of, permit.grow(bytes))
     }
 
-    /// Charges the HTTP receive windows of the connection: a share of the caller's remaining budget between `least` and
-    /// `most`, so that a caller with few connections has large windows, and one with many has small ones.
+    /// Charges the HTTP receive windows of the connection. Their size is the caller's remaining budget divided by
+    /// `share`, between `least` and `most`, so that a caller with few connections has large windows, and one with many
+    /// has small ones.
     ///
     /// # Errors
-    /// When not even the minimum has room, which is counted.
+    /// When the budget has no room for `least` bytes; metrics count the failure.
     pub(crate) fn charge_window(
         &self,
         share: usize,
@@ -210,18 +222,19 @@ impl ConnectionMemory {
         self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
 
-    /// Returns the bytes that the windows of a new connection may share: small parts of the free budgets of its caller
-    /// and of the process, so that neither many connections of one caller nor many callers with one each exhaust them.
-    pub(crate) fn window_bytes(&self, shares: WindowDivisors) -> usize {
-        let by_caller = self.connections.free_bytes() / shares.of_caller.max(1);
-        let by_process = self.connections.free_bytes_at_root() / shares.of_process.max(1);
+    /// Returns the number of bytes that the receive windows of a new connection may have together. It is a small part
+    /// of the free budgets of the caller and of the process, so that neither many connections of one caller nor many
+    /// callers with one connection each exhaust them.
+    pub(crate) fn window_bytes(&self, divisors: WindowDivisors) -> usize {
+        let by_caller = self.connections.free_bytes() / divisors.caller.max(1);
+        let by_process = self.connections.free_bytes_at_root() / divisors.process.max(1);
         by_caller.min(by_process)
     }
 
     /// Charges a connection to an endpoint that is opened for the caller.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn charge_upstream_tunnel(
         &self,
         bytes: usize,
@@ -232,7 +245,7 @@ impl ConnectionMemory {
     /// Charges a tunnel of the connection.
     ///
     /// # Errors
-    /// When the budget has no room, which is counted.
+    /// When the budget has no room; metrics count the failure.
     pub(crate) fn charge_tunnel(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
         self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
@@ -270,17 +283,28 @@ mod tests {
         let first = memory.connection(Some(&web), ip(1));
         let again = memory.connection(Some(&web), ip(1));
         let held: Vec<_> = [&first, &again]
-            .map(|one| one.take(ChargePurpose::Headers, 64 * MIB).unwrap())
+            .map(|one| {
+                one.charge_request(ChargePurpose::Headers, 64 * MIB)
+                    .unwrap()
+            })
             .into();
         let third = memory.connection(Some(&web), ip(1));
-        let refused = third.take(ChargePurpose::Headers, 1).unwrap_err();
+        let refused = third.charge_request(ChargePurpose::Headers, 1).unwrap_err();
         assert_eq!(refused, BudgetExhausted(BudgetScope::Caller));
         for (identity, address) in [(Some(&web), ip(2)), (Some(&other), ip(1)), (None, ip(1))] {
             let beside = memory.connection(identity, address);
-            assert!(beside.take(ChargePurpose::Headers, 64 * MIB).is_ok());
+            assert!(
+                beside
+                    .charge_request(ChargePurpose::Headers, 64 * MIB)
+                    .is_ok()
+            );
         }
         drop(held);
-        assert!(third.take(ChargePurpose::Headers, 64 * MIB).is_ok());
+        assert!(
+            third
+                .charge_request(ChargePurpose::Headers, 64 * MIB)
+                .is_ok()
+        );
         assert_eq!(memory.charged_bytes(), 0);
     }
 
@@ -305,23 +329,31 @@ mod tests {
         );
         // Connections leave the other half of the budget to requests.
         let requests = memory.connection(None, ip(1));
-        assert!(requests.take(ChargePurpose::Headers, 60 * MIB).is_ok());
+        assert!(
+            requests
+                .charge_request(ChargePurpose::Headers, 60 * MIB)
+                .is_ok()
+        );
     }
 
     #[test]
     fn callers_without_charges_are_forgotten() {
         let memory = memory();
         let stays = memory.connection(None, ip(0));
-        let held = stays.take(ChargePurpose::Headers, 1).unwrap();
+        let held = stays.charge_request(ChargePurpose::Headers, 1).unwrap();
         drop(stays);
         for number in 1..5000 {
             drop(memory.connection(None, ip(number)));
         }
-        assert!(memory.callers.lock().known.len() <= 2 * MIN_SWEPT_CALLERS);
+        assert!(memory.callers.lock().accounts.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
-        let taken = again.take(ChargePurpose::Headers, 64 * MIB);
+        let taken = again.charge_request(ChargePurpose::Headers, 64 * MIB);
         let other = memory.connection(None, ip(0));
-        assert!(other.take(ChargePurpose::Headers, 64 * MIB).is_err());
+        assert!(
+            other
+                .charge_request(ChargePurpose::Headers, 64 * MIB)
+                .is_err()
+        );
         drop((held, taken));
     }
 }

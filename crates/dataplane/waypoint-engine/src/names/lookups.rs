@@ -25,10 +25,10 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time for which an answer is cached, even if its TTL is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
 pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
-/// Time for which a failed lookup is cached.
+/// Time for which a failed DNS lookup is cached.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Cached result of a lookup: at least one address, or the failure.
+/// Cached result of a DNS lookup: at least one address, or the failure.
 pub(crate) type CachedLookup = Result<Arc<[IpAddr]>, ResolveError>;
 
 /// Error of a caller that has too many lookups in flight.
@@ -39,25 +39,25 @@ pub(crate) struct TooManyLookups;
 /// Identity and address of a caller.
 pub(crate) type Caller = (Option<Identity>, IpAddr);
 
-/// Cache and limits of one group of names: those of objects, or those that clients choose.
+/// Cache and limits of DNS lookups for one group of names: those in Kubernetes objects, or those that clients choose.
 #[derive(Debug)]
 pub(super) struct LookupCache {
-    known: Mutex<HashMap<ArcStr, (Instant, CachedLookup)>>,
-    in_flight: Mutex<HashMap<ArcStr, InFlight>>,
+    cached: Mutex<HashMap<ArcStr, (Instant, CachedLookup)>>,
+    in_flight: Mutex<HashMap<ArcStr, SharedLookup>>,
     slots: Semaphore,
     callers: CallerLookupCounts,
 }
 
-/// Number of lookups in flight for each caller.
+/// Number of DNS lookups in flight for each caller.
 #[derive(Clone, Debug, Default)]
 struct CallerLookupCounts(Arc<Mutex<HashMap<Caller, usize>>>);
 
-/// Lookup in flight, which counts towards the limit of the caller that started it.
+/// DNS lookup in flight, which counts towards the limit of the caller that started it.
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, CachedLookup)>,
-    /// Slot in the caller's limit, released on drop.
-    _of_caller: Option<CallerSlot>,
+    /// Slot within the caller's lookup limit, released on drop.
+    _caller_slot: Option<CallerSlot>,
 }
 
 #[derive(Debug)]
@@ -92,15 +92,15 @@ impl Drop for CallerSlot {
     }
 }
 
-/// Lookup in flight, and the number of requests that wait for it. The number is apart from the references to the
-/// lookup, which requests drop only after they have left the lock.
+/// Shared lookup of one host, and the number of requests that wait for it. The number is kept apart from the reference
+/// count of the lookup: requests drop their references only after they have left the lock.
 #[derive(Debug)]
-struct InFlight {
+struct SharedLookup {
     lookup: Arc<Lookup>,
-    waiting: usize,
+    waiting_requests: usize,
 }
 
-/// Request that waits for a lookup. The lookup is cancelled when the last one is dropped.
+/// Request that waits for a DNS lookup. When the last waiting request is dropped, the lookup is cancelled.
 struct LookupWaiter<'a> {
     lookups: &'a LookupCache,
     host: &'a str,
@@ -117,8 +117,8 @@ impl Drop for LookupWaiter<'_> {
         let Some(own) = own else {
             return;
         };
-        own.waiting = own.waiting.saturating_sub(1);
-        if own.waiting == 0 || self.lookup.outcome.initialized() {
+        own.waiting_requests = own.waiting_requests.saturating_sub(1);
+        if own.waiting_requests == 0 || self.lookup.outcome.initialized() {
             in_flight.remove(self.host);
         }
     }
@@ -127,7 +127,7 @@ impl Drop for LookupWaiter<'_> {
 impl LookupCache {
     pub(super) fn new() -> Self {
         Self {
-            known: Mutex::default(),
+            cached: Mutex::default(),
             in_flight: Mutex::default(),
             slots: Semaphore::new(MAX_LOOKUPS),
             callers: CallerLookupCounts::default(),
@@ -148,7 +148,7 @@ impl LookupCache {
     where
         F: Future<Output = io::Result<(Vec<IpAddr>, Instant)>>,
     {
-        if let Some((until, known)) = self.known.lock().get(host)
+        if let Some((until, known)) = self.cached.lock().get(host)
             && Instant::now() < *until
         {
             return Ok(known.clone());
@@ -165,7 +165,7 @@ impl LookupCache {
         Ok(known.clone())
     }
 
-    /// Waits with others for the host's lookup in flight, or starts one.
+    /// Waits for the host's lookup in flight, together with other requests, or starts a lookup.
     fn join<'a>(
         &'a self,
         host: &'a str,
@@ -174,18 +174,18 @@ impl LookupCache {
         let mut in_flight = self.in_flight.lock();
         let lookup = match in_flight.get_mut(host) {
             Some(entry) => {
-                entry.waiting += 1;
+                entry.waiting_requests += 1;
                 entry.lookup.clone()
             }
             None => {
                 let of_caller = caller.map(|caller| self.callers.acquire(caller));
                 let lookup = Arc::new(Lookup {
                     outcome: OnceCell::new(),
-                    _of_caller: of_caller.transpose()?,
+                    _caller_slot: of_caller.transpose()?,
                 });
-                let entry = InFlight {
+                let entry = SharedLookup {
                     lookup: lookup.clone(),
-                    waiting: 1,
+                    waiting_requests: 1,
                 };
                 in_flight.insert(host.into(), entry);
                 lookup
@@ -232,7 +232,7 @@ impl LookupCache {
 
     /// Caches the result of a lookup. A full cache evicts the name that expires first.
     fn cache_result(&self, host: ArcStr, until: Instant, known: CachedLookup) {
-        let mut all = self.known.lock();
+        let mut all = self.cached.lock();
         if all.len() >= MAX_NAMES {
             let first = all.iter().min_by_key(|(_, (until, _))| *until);
             let first = first.map(|(host, _)| host.clone());
@@ -258,7 +258,7 @@ mod tests {
         Ok((vec![ip.into()], Instant::now() + MAX_TTL))
     }
 
-    /// Polls a future once to start it.
+    /// Polls a future once, so that it starts.
     async fn poll_once<F: Future + Unpin>(future: &mut F) {
         let once = std::future::poll_fn(|cx| {
             let polled = std::pin::Pin::new(&mut *future).poll(cx);
@@ -299,7 +299,8 @@ mod tests {
         assert!(again.await.is_ok());
     }
 
-    /// Tests two requests of different threads: the first has left the lock, but not yet dropped its reference.
+    /// Simulates two requests on different threads: the first has left the lock, but not yet dropped its reference to
+    /// the lookup.
     #[test]
     fn lookup_ends_with_requests_that_are_cancelled_at_once() {
         let lookups = LookupCache::new();
@@ -360,7 +361,7 @@ mod tests {
             let known = Ok(Arc::from([IpAddr::from([127, 0, 0, 1])]));
             lookups.cache_result(arcstr::format!("{number}"), until, known);
         }
-        let known = lookups.known.lock();
+        let known = lookups.cached.lock();
         assert_eq!(known.len(), MAX_NAMES);
         assert!(!known.contains_key("9") && known.contains_key("10"));
     }

@@ -1,5 +1,5 @@
-//! Calls that plugins make to services of the mesh, under the identity that is reserved for calls of their namespace
-//! ([`crate::calls`]): to services of that namespace, and to those that ReferenceGrants allow.
+//! Calls that plugins make to services of the mesh, under the identity reserved for calls of the plugin's namespace
+//! ([`crate::calls`]). Plugins may call services of their own namespace, and those that ReferenceGrants allow.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use http::{
 use http_body_util::{BodyExt as _, Full, Limited};
 
 use crate::{
-    calls::{self, CallCharge, CallError, CallIdentity, Callee, CollectError},
+    calls::{self, CallCharge, CallError, CallIdentity, CallResponseError, Callee},
     extensions::CallCause,
     headers,
     in_flight_checks::{CheckPermit, CheckService},
@@ -25,7 +25,7 @@ use crate::{
 
 /// Maximum size of the response to a plugin's call, in bytes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 1 << 20;
-/// Timeout of a plugin's call that sets none.
+/// Timeout of a plugin's call for which the plugin sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// gRPC status UNAVAILABLE, for calls that failed.
 pub(super) const UNAVAILABLE: u32 = 14;
@@ -37,7 +37,7 @@ pub(super) enum CallFailure {
     #[error(
         "{0:?} is no upstream: give outbound|<port>||<host>, <host>:<port> or <namespace>/<host>:<port>"
     )]
-    Upstream(String),
+    InvalidUpstream(String),
     #[error(
         "{service} is not of the plugin's namespace {namespace}; add a ReferenceGrant from WasmPlugin of {namespace} in the service's"
     )]
@@ -120,7 +120,7 @@ async fn try_call(
     let response = calls::request(shard, callee, version, request).await?;
     let (parts, body) = response.into_parts();
     let collected = match &mut counted {
-        Some((_, charge)) => charge.collect(body, MAX_RESPONSE_BYTES).await?,
+        Some((_, charge)) => charge.read_response(body, MAX_RESPONSE_BYTES).await?,
         None => {
             let collected = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
             collected.map_err(|_| CallFailure::InvalidResponse)?
@@ -129,7 +129,7 @@ async fn try_call(
     let trailers = collected.trailers().cloned().unwrap_or_default();
     let body = collected.to_bytes();
     let head = HeaderSection {
-        pseudo: vec![(":status", parts.status.as_str().to_owned())],
+        pseudo_headers: vec![(":status", parts.status.as_str().to_owned())],
         headers: parts.headers,
     };
     Ok(match kind {
@@ -143,8 +143,8 @@ async fn try_call(
     })
 }
 
-/// Counts a call as in flight and charges it to the caller of the causing request, until the returned permits are
-/// dropped; `None` for a call that the plugin makes on its own.
+/// Counts a plugin's call as check in flight, and charges it to the caller of the request behind it, until the returned
+/// permits are dropped; `None` for a call that the plugin makes on its own.
 pub(super) fn acquire_permits(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -163,11 +163,11 @@ pub(super) fn acquire_permits(
     Ok(Some((permit, charge)))
 }
 
-impl From<CollectError> for CallFailure {
-    fn from(from: CollectError) -> Self {
+impl From<CallResponseError> for CallFailure {
+    fn from(from: CallResponseError) -> Self {
         match from {
-            CollectError::TooLargeOrTruncated => Self::InvalidResponse,
-            CollectError::BudgetExhausted(exhausted) => Self::BudgetExhausted(exhausted),
+            CallResponseError::TooLargeOrTruncated => Self::InvalidResponse,
+            CallResponseError::BudgetExhausted(exhausted) => Self::BudgetExhausted(exhausted),
         }
     }
 }
@@ -185,16 +185,16 @@ pub(super) fn build_request(
         kind,
         ..
     } = call;
-    let method = head.take_pseudo(":method").unwrap_or_default();
+    let method = head.take_pseudo_header(":method").unwrap_or_default();
     let method = Method::from_bytes(method.as_bytes()).map_err(|_| CallFailure::InvalidRequest)?;
     if method == Method::CONNECT {
         return Err(CallFailure::InvalidRequest);
     }
     let path = head
-        .take_pseudo(":path")
+        .take_pseudo_header(":path")
         .filter(|path| path.starts_with('/'));
     let path = path.ok_or(CallFailure::InvalidRequest)?;
-    let host = head.take_pseudo(":authority");
+    let host = head.take_pseudo_header(":authority");
     let host = host.unwrap_or_else(|| format!("{}:{port}", service.hostname));
     let mut all = head.headers;
     if headers::remove_hop_by_hop(&mut all).is_err() {
@@ -233,7 +233,7 @@ pub(super) fn build_request(
     Ok(request)
 }
 
-/// Adds the gRPC length prefix to a message.
+/// Prepends gRPC's length prefix to a message.
 pub(super) fn add_grpc_prefix(message: &[u8]) -> Option<Bytes> {
     grpc_frame::encode_grpc_frame(message).map(Bytes::from)
 }
@@ -246,14 +246,16 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
 }
 
 /// Parses the gRPC status in headers or trailers, if they contain one.
-pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
-    let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
-    let text = of.get("grpc-message").and_then(|text| text.to_str().ok());
+pub(super) fn grpc_status(headers: &HeaderMap) -> Option<(u32, String)> {
+    let status = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
+    let text = headers
+        .get("grpc-message")
+        .and_then(|text| text.to_str().ok());
     Some((status, text.unwrap_or_default().to_owned()))
 }
 
-/// Converts a unary gRPC response: its single message, and the status from the trailers, or from the headers of a
-/// response without body.
+/// Converts a unary gRPC response to the plugin's form: its single message, and the status from the trailers, or from
+/// the headers of a response without body.
 fn grpc_response(head: HeaderSection, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
@@ -290,8 +292,11 @@ pub(super) fn resolve_callee(
 }
 
 /// Parses the upstream that a plugin names: Istio's cluster name, or a host and port.
-fn parse_upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), CallFailure> {
-    let wrong = || CallFailure::Upstream(text.chars().take(200).collect());
+fn parse_upstream(
+    text: &str,
+    own_namespace: &str,
+) -> Result<(NamespacedHostname, u16), CallFailure> {
+    let wrong = || CallFailure::InvalidUpstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();
     let (host, port) = match parts[..] {
         ["outbound", port, _, host] => (host, port),
@@ -311,7 +316,7 @@ fn parse_upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Ca
             let named = (labels.next(), labels.next(), labels.next());
             match named {
                 (Some(_), Some(namespace), Some("svc")) => (namespace, host),
-                _ => (own, host),
+                _ => (own_namespace, host),
             }
         }
     };

@@ -6,7 +6,7 @@ use ambit_wasm::{PropertySource, PropertyValue};
 
 use crate::{session::Session, target::Target};
 
-/// Values of the attributes of one request.
+/// Source of the attribute values of one request.
 pub(crate) struct RequestProperties {
     session: Arc<Session>,
     version: http::Version,

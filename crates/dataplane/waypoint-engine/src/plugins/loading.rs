@@ -41,10 +41,10 @@ pub async fn load_modules(waypoint: Arc<Waypoint>, fetcher: Arc<ModuleFetcher>) 
             shared.remove_vm(gone);
         }
         keys = present;
-        loading.retain(|number, _| desired.iter().any(|plugin| plugin.number == *number));
+        loading.retain(|number, _| desired.iter().any(|plugin| plugin.version_id == *number));
         for plugin in &desired {
             let is_new = matches!(plugin.state(), PluginState::Loading);
-            if !is_new || loading.contains_key(&plugin.number) {
+            if !is_new || loading.contains_key(&plugin.version_id) {
                 continue;
             }
             // The engine is only created when there are plugins.
@@ -53,7 +53,7 @@ pub async fn load_modules(waypoint: Arc<Waypoint>, fetcher: Arc<ModuleFetcher>) 
                 Ok(engine) => engine.clone(),
                 Err(error) => {
                     tracing::error!(%error, "plugins cannot be run");
-                    plugin.set(PluginState::Failed(error.to_string().into()));
+                    plugin.set_state(PluginState::Failed(error.to_string().into()));
                     published.rebuild_plugin_chain();
                     continue;
                 }
@@ -68,7 +68,7 @@ pub async fn load_modules(waypoint: Arc<Waypoint>, fetcher: Arc<ModuleFetcher>) 
                 plugin.clone(),
             );
             loading.insert(
-                plugin.number,
+                plugin.version_id,
                 ambit_rt::spawn_abortable("plugin module", work),
             );
         }
@@ -88,7 +88,7 @@ pub async fn load_modules(waypoint: Arc<Waypoint>, fetcher: Arc<ModuleFetcher>) 
 
 /// Advances the engine's clock, which interrupts callbacks that exceed their timeout.
 async fn run_epoch_clock(engine: Engine) {
-    let mut ticks = tokio::time::interval(Engine::TICK);
+    let mut ticks = tokio::time::interval(Engine::TICK_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     loop {
         ticks.tick().await;
@@ -119,7 +119,7 @@ async fn load_until_ready(
                     url = plugin.config.url.as_str(),
                     "a plugin's module is ready"
                 );
-                plugin.set(PluginState::Ready(module));
+                plugin.set_state(PluginState::Ready(module));
                 return waypoint.published.rebuild_plugin_chain();
             }
             Err(why) => {
@@ -131,7 +131,7 @@ async fn load_until_ready(
                     fail_open,
                     "a plugin's module cannot be had: requests are decided by its fail strategy, or by its last version"
                 );
-                plugin.set(PluginState::Failed(why.into()));
+                plugin.set_state(PluginState::Failed(why.into()));
                 waypoint.published.rebuild_plugin_chain();
             }
         }

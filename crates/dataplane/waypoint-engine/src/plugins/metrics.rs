@@ -32,12 +32,14 @@ impl Collector for PluginMetrics {
         // A name has one kind, that of its first definition.
         let mut all: BTreeMap<String, Vec<(&Plugin, MetricValue)>> = BTreeMap::new();
         for plugin in &plugins {
-            for (name, value) in plugin.metrics.all() {
+            for (name, value) in plugin.metrics.named_values() {
                 let of = all.entry(metric_name(&name)).or_default();
                 let is_same = of.first().is_none_or(|(_, first)| {
                     std::mem::discriminant(first) == std::mem::discriminant(&value)
                 });
-                let is_there = of.iter().any(|(known, _)| known.number == plugin.number);
+                let is_there = of
+                    .iter()
+                    .any(|(known, _)| known.version_id == plugin.version_id);
                 if is_same && !is_there {
                     of.push((plugin, value));
                 }
@@ -79,7 +81,9 @@ fn encode_counters(encoder: &mut DescriptorEncoder<'_>, plugins: &[Arc<Plugin>])
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for plugin in plugins {
         let PluginCounters {
-            refused, passed, ..
+            rejected_requests: refused,
+            bypassed_requests: passed,
+            ..
         } = &*plugin.counts;
         for (outcome, count) in [("refused", refused), ("passed", passed)] {
             let labels = [("plugin", plugin.key.as_str()), ("outcome", outcome)];
@@ -145,8 +149,8 @@ fn encode_custom_metric(
 
 /// Converts a counter to the value of a sample.
 #[expect(clippy::cast_precision_loss, reason = "scrapes carry floating numbers")]
-fn as_f64(of: u64) -> f64 {
-    of as f64
+fn as_f64(count: u64) -> f64 {
+    count as f64
 }
 
 /// Converts the name of a module's metric to Envoy's form: with the prefix `envoy_wasmcustom`, and invalid characters

@@ -13,7 +13,7 @@ use crate::{upstream::UpstreamError, upstream_lookup, waypoint::Waypoint};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
     #[error(transparent)]
-    Mesh(#[from] UpstreamError),
+    UnknownOwner(#[from] UpstreamError),
     #[error(
         "{ip} is an address of {owner}: add a ReferenceGrant from WasmPlugin of {namespace} in its namespace"
     )]
@@ -24,7 +24,7 @@ pub(crate) enum SourceError {
     },
 }
 
-/// Namespace wildcard among the callees of a plugin, which the control plane sets for plugins of the root namespace.
+/// Namespace wildcard in a plugin's list of callees. The control plane sets it for plugins of the root namespace.
 const ALL_NAMESPACES: &str = "*";
 
 /// Whether a plugin belongs to the mesh's administrator, so that its module may be fetched from Services and pods of
@@ -42,7 +42,7 @@ pub(super) struct ModuleEgress {
 }
 
 impl ModuleEgress {
-    /// Returns the egress check for a plugin; `None` if the plugin belongs to the mesh's administrator.
+    /// Returns the egress check for the module of a plugin; `None` if the plugin belongs to the mesh's administrator.
     pub(super) fn new(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
         (!is_mesh_wide(plugin)).then(|| Self {
             waypoint: waypoint.clone(),
@@ -54,8 +54,8 @@ impl ModuleEgress {
 impl Admission for ModuleEgress {
     type Error = SourceError;
 
-    /// Checks that the module may be fetched from an address; fails also if the control plane does not report to whom
-    /// the address belongs.
+    /// Checks that the module may be fetched from an address. Fails also if the control plane does not report which
+    /// workload or service has the address.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
         let at = upstream_lookup::request_address_record(&self.waypoint, ip).await?;
         may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)

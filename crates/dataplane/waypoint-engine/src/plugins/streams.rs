@@ -24,25 +24,25 @@ use crate::{
     waypoint::Shard,
 };
 
-/// gRPC status of a stream that the server ends without a status, or with an invalid one.
+/// gRPC status UNKNOWN, for a stream that the server ends without a valid status.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
-/// Opens a stream, and relays its messages until either side closes it.
+/// Opens a plugin's gRPC stream, and relays its messages until either side closes it.
 pub(super) async fn run_stream(
     shard: &Shard,
     plugin: &WaypointExtension,
     call: Call,
     cause: CallCause,
     messages: mpsc::UnboundedReceiver<GrpcStreamMessage>,
-    tell: &StreamEventHandler,
+    on_event: &StreamEventHandler,
 ) {
     let upstream = call.upstream.clone();
     let sent = OutgoingMessages::new(messages);
     let _cleared = QueueGuard(sent.messages.clone());
     let opened = Box::pin(open_stream(shard, plugin, call, &cause, sent)).await;
     let (status, text) = match opened {
-        Ok((head, body, _counted)) => match relay_server_messages(head, body, tell).await {
+        Ok((head, body, _counted)) => match relay_server_messages(head, body, on_event).await {
             Some(end) => end,
             None => return,
         },
@@ -57,7 +57,7 @@ pub(super) async fn run_stream(
             "a plugin's stream failed"
         );
     }
-    tell(GrpcStreamEvent::Closed(status, text));
+    on_event(GrpcStreamEvent::Closed(status, text));
 }
 
 async fn open_stream(
@@ -65,11 +65,11 @@ async fn open_stream(
     plugin: &WaypointExtension,
     call: Call,
     cause: &CallCause,
-    sent: OutgoingMessages,
+    messages: OutgoingMessages,
 ) -> Result<(http::HeaderMap, Incoming, Option<impl Sized + use<>>), CallFailure> {
     let (service, port) = calls::resolve_callee(plugin, &call.upstream)?;
     let (parts, _) = calls::build_request(call, &service, port)?.into_parts();
-    let body: Body = sent.boxed_unsync();
+    let body: Body = messages.boxed_unsync();
     let request = Request::from_parts(parts, body);
     let callee = Callee {
         service: &service,
@@ -89,17 +89,17 @@ async fn open_stream(
 async fn relay_server_messages(
     head: http::HeaderMap,
     mut body: Incoming,
-    tell: &StreamEventHandler,
+    on_event: &StreamEventHandler,
 ) -> Option<(u32, String)> {
     let mut end = grpc_status(&head);
-    if !tell(GrpcStreamEvent::Headers(head)) {
+    if !on_event(GrpcStreamEvent::Headers(head)) {
         return None;
     }
     let mut waiting = BytesMut::new();
     // Callbacks take at most a tenth of the worker's time, regardless of the number of messages.
     let tell = async |event| {
         let began = Instant::now();
-        let goes_on = tell(event);
+        let goes_on = on_event(event);
         tokio::time::sleep(began.elapsed() * 10).await;
         goes_on
     };
@@ -137,8 +137,8 @@ async fn relay_server_messages(
 
 /// Takes the next complete message from the received bytes. The error is the gRPC status with which the stream must
 /// end.
-fn take_message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
-    let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
+fn take_message(received: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
+    let Some([packed, a, b, c, d]) = received.first_chunk::<5>().copied() else {
         return Ok(None);
     };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
@@ -150,24 +150,24 @@ fn take_message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> 
         let text = format!("a message of {length} bytes; at most {MAX_RESPONSE_BYTES}");
         return Err((RESOURCE_EXHAUSTED, text));
     }
-    if waiting.len() < 5 + length {
+    if received.len() < 5 + length {
         return Ok(None);
     }
-    waiting.advance(5);
-    Ok(Some(waiting.split_to(length).freeze()))
+    received.advance(5);
+    Ok(Some(received.split_to(length).freeze()))
 }
 
-/// Request body with the messages that the plugin sends.
+/// Request body of a gRPC stream, with the messages that the plugin sends.
 struct OutgoingMessages {
     messages: SharedMessageQueue,
-    is_over: bool,
+    has_ended: bool,
 }
 
 /// Queue of messages that the plugin sends; `None` once the stream has ended.
 type SharedMessageQueue = Arc<Mutex<Option<mpsc::UnboundedReceiver<GrpcStreamMessage>>>>;
 
-/// Guard that clears the queue when the stream ends, since the connection may keep the request body until the server
-/// reads it.
+/// Guard that clears the queue of outgoing messages when the stream ends. Otherwise the connection might keep them in
+/// the request body until the server reads it.
 struct QueueGuard(SharedMessageQueue);
 
 impl Drop for QueueGuard {
@@ -176,7 +176,7 @@ impl Drop for QueueGuard {
     }
 }
 
-/// Message with its gRPC length prefix, which counts as unsent until the connection has sent it.
+/// gRPC message with its length prefix. It counts as unsent until the connection has sent it.
 struct FramedMessage {
     bytes: Bytes,
     _message: GrpcStreamMessage,
@@ -192,7 +192,7 @@ impl OutgoingMessages {
     fn new(messages: mpsc::UnboundedReceiver<GrpcStreamMessage>) -> Self {
         Self {
             messages: Arc::new(Mutex::new(Some(messages))),
-            is_over: false,
+            has_ended: false,
         }
     }
 }
@@ -205,7 +205,7 @@ impl HttpBody for OutgoingMessages {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        while !self.is_over {
+        while !self.has_ended {
             let next = match &mut *self.messages.lock() {
                 Some(messages) => ready!(messages.poll_recv(cx)),
                 None => None,
@@ -214,7 +214,7 @@ impl HttpBody for OutgoingMessages {
                 // The sender is gone: the stream is aborted rather than ended.
                 return Poll::Ready(Some(Err("the plugin has gone".into())));
             };
-            self.is_over = message.end_of_stream;
+            self.has_ended = message.end_of_stream;
             if let Some(bytes) = message.bytes.take() {
                 let bytes = calls::add_grpc_prefix(&bytes).ok_or("a message that is too long")?;
                 let framed = FramedMessage {
@@ -228,7 +228,7 @@ impl HttpBody for OutgoingMessages {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_over
+        self.has_ended
     }
 }
 

@@ -10,11 +10,11 @@ use crate::{
     record_store::{RecordStore, RemovedRecord},
 };
 
-/// Services with a destination rule (`DestinationRule` or `BackendTLSPolicy`), and the state of their ports.
+/// Services with a `DestinationRule` or `BackendTLSPolicy`, and the state of their ports.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
     by_service: HashMap<NamespacedHostname, Arc<DestinationRuleState>>,
-    /// Service of each record, by xDS resource name.
+    /// Service of each published record, by xDS resource name.
     services: HashMap<ArcStr, NamespacedHostname>,
 }
 
@@ -27,8 +27,8 @@ impl Destinations {
 impl RecordStore for Destinations {
     type Record = WaypointDestination;
 
-    /// Whether requests wait for the initial records: without them, requests would be sent in plaintext where a rule
-    /// requires TLS.
+    /// Whether requests wait for the initial records of destination rules: without them, requests would be sent in
+    /// plaintext where a rule requires TLS.
     const BLOCKS_READINESS: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Authorization policies that apply.
+/// Store of the authorization policies for this waypoint.
 #[derive(Debug, Default)]
 pub(super) struct PolicyStore {
-    pub(super) all: Arc<Policies>,
-    /// Policy of each record, by xDS resource name.
+    pub(super) policies: Arc<Policies>,
+    /// Key of the policy in each published record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 
@@ -24,27 +24,27 @@ impl RecordStore for PolicyStore {
 
     fn put(&mut self, resource: ArcStr, record: HttpPolicy) {
         self.keys.insert(resource, record.key.clone());
-        Arc::make_mut(&mut self.all).insert(record);
+        Arc::make_mut(&mut self.policies).insert(record);
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let key = self.keys.remove(resource)?;
-        Arc::make_mut(&mut self.all).remove(&key);
+        Arc::make_mut(&mut self.policies).remove(&key);
         Some(RemovedRecord::Policy(key))
     }
 
     fn dump(&self) -> Value {
-        let mut all: Vec<_> = self.all.iter().collect();
+        let mut all: Vec<_> = self.policies.iter().collect();
         all.sort_by(|a, b| a.key.cmp(&b.key));
         to_json(&all)
     }
 }
 
-/// JWT rules that apply.
+/// Store of the JWT rules for this waypoint (RequestAuthentications).
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
-    pub(super) all: Arc<RequestAuthentications>,
-    /// JWT rule of each record, by xDS resource name.
+    pub(super) authentications: Arc<RequestAuthentications>,
+    /// Key of the JWT rule in each published record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 
@@ -55,16 +55,16 @@ impl RecordStore for AuthenticationStore {
 
     fn put(&mut self, resource: ArcStr, record: Authentication) {
         self.keys.insert(resource, record.key.clone());
-        Arc::make_mut(&mut self.all).insert(record);
+        Arc::make_mut(&mut self.authentications).insert(record);
     }
 
     fn remove(&mut self, resource: &ArcStr) -> Option<RemovedRecord> {
         let key = self.keys.remove(resource)?;
-        Arc::make_mut(&mut self.all).remove(&key);
+        Arc::make_mut(&mut self.authentications).remove(&key);
         None
     }
 
     fn dump(&self) -> Value {
-        to_json(&self.all.iter().collect::<Vec<_>>())
+        to_json(&self.authentications.iter().collect::<Vec<_>>())
     }
 }

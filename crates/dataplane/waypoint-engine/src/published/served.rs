@@ -26,11 +26,11 @@ pub struct ServedService {
     pub name: NamespacedHostname,
     /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
     pub resolves_hosts: bool,
-    /// ReferenceGrants of other namespaces that let the service's attachments apply to requests to their pods.
-    grantors: Vec<PodGrant>,
+    /// ReferenceGrants of other namespaces by which the service's attachments also apply to requests to the pods there.
+    pod_grants: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
     /// Compiled route tables, by port and client namespace.
-    tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
+    route_tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
     stream_tables: Mutex<HashMap<TableKey, Arc<StreamTable>>>,
@@ -41,9 +41,9 @@ impl ServedService {
         Self {
             name: service.service,
             resolves_hosts: service.resolves_hosts,
-            grantors: service.grantors,
+            pod_grants: service.grantors,
             routes: service.routes,
-            tables: Mutex::default(),
+            route_tables: Mutex::default(),
             tls_routes: service.tls_routes,
             tcp_routes: service.tcp_routes,
             stream_tables: Mutex::default(),
@@ -57,7 +57,7 @@ impl ServedService {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
             grant.namespace == *pod.namespace() && is_pod
         };
-        self.name.namespace == *pod.namespace() || self.grantors.iter().any(is_granted)
+        self.name.namespace == *pod.namespace() || self.pod_grants.iter().any(is_granted)
     }
 
     /// Returns the published HTTP routes.
@@ -83,7 +83,7 @@ impl ServedService {
         };
         let own = self.routes.iter().find(is_own);
         let clients = own.and_then(|route| route.clients.clone());
-        let mut tables = self.tables.lock();
+        let mut tables = self.route_tables.lock();
         let table = tables.entry((port, clients.clone()));
         table
             .or_insert_with(|| Arc::new(RouteTable::new(&self.routes, port, clients.as_deref())))
@@ -106,7 +106,7 @@ impl ServedService {
             .clone()
     }
 
-    /// Iterates over the backends and mirrors of all routes.
+    /// Iterates over the services that routes name as backends or mirrors.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);
@@ -125,11 +125,11 @@ impl ServedService {
     }
 }
 
-/// Services that the waypoint serves, by name.
+/// Store of the services that the waypoint serves, by name.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     by_name: HashMap<NamespacedHostname, Arc<ServedService>>,
-    /// Service of each record, by xDS resource name.
+    /// Service of each published record, by xDS resource name.
     names: HashMap<ArcStr, NamespacedHostname>,
 }
 
@@ -167,7 +167,7 @@ impl RecordStore for Services {
             json!({
                 "service": to_json(&served.name),
                 "resolvesHosts": served.resolves_hosts,
-                "grantors": to_json(&served.grantors),
+                "grantors": to_json(&served.pod_grants),
                 "routes": to_json(&served.routes),
                 "tlsRoutes": to_json(&served.tls_routes),
                 "tcpRoutes": to_json(&served.tcp_routes),

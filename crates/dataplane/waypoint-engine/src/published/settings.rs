@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Settings of the waypoint's Gateway.
+/// Store of the published settings of the waypoint's Gateway.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) gateway: Arc<WaypointGateway>,

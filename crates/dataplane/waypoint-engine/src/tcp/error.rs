@@ -3,7 +3,7 @@
 use ambit_l7::authz::HttpDecision;
 use http::StatusCode;
 
-use super::routed::RouteError;
+use super::routed_connection::RouteError;
 use crate::{destination::NoUpstream, session::MisdirectedHost, upstream::UpstreamError};
 
 /// Reason why the waypoint does not relay a connection.

@@ -7,34 +7,34 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Idle timeout of one connection; `None` never expires.
+/// Idle timeout of one relayed connection; `None` never expires.
 #[derive(Debug)]
 pub(super) struct IdleTimeout(Option<IdleTimer>);
 
 #[derive(Debug)]
 struct IdleTimer {
-    most: Duration,
+    timeout: Duration,
     began: Instant,
     /// Time of the last relayed byte, in milliseconds since the connection began.
-    last: AtomicU64,
+    last_byte_milliseconds: AtomicU64,
 }
 
 impl IdleTimeout {
-    /// Starts the idle timeout of a connection; without a limit it never expires.
-    pub(super) fn new(most: Option<Duration>) -> Self {
-        Self(most.map(|most| IdleTimer {
-            most,
+    /// Starts the idle timeout of a connection; `None` never expires.
+    pub(super) fn new(timeout: Option<Duration>) -> Self {
+        Self(timeout.map(|most| IdleTimer {
+            timeout: most,
             began: Instant::now(),
-            last: AtomicU64::new(0),
+            last_byte_milliseconds: AtomicU64::new(0),
         }))
     }
 
-    /// Restarts the timeout, since a byte was relayed.
+    /// Restarts the idle timeout, since a byte was relayed.
     pub(super) fn restart(&self) {
         if let Some(limited) = &self.0 {
             let since = limited.began.elapsed().as_millis();
             let since = u64::try_from(since).unwrap_or(u64::MAX);
-            limited.last.store(since, Relaxed);
+            limited.last_byte_milliseconds.store(since, Relaxed);
         }
     }
 
@@ -44,8 +44,8 @@ impl IdleTimeout {
             return std::future::pending().await;
         };
         loop {
-            let last = Duration::from_millis(limited.last.load(Relaxed));
-            let until = limited.began + last + limited.most;
+            let last = Duration::from_millis(limited.last_byte_milliseconds.load(Relaxed));
+            let until = limited.began + last + limited.timeout;
             if Instant::now() >= until {
                 return;
             }

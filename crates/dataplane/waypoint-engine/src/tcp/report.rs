@@ -9,7 +9,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use ambit_flow::{Event, Refusal};
+use ambit_flow::{FlowEventKind, Refusal};
 use ambit_model::Service;
 use ambit_observation::RequestObservation;
 use ambit_proxy::{flow::truncate_text, report::format_error_chain};
@@ -30,9 +30,9 @@ use crate::{
 pub(super) struct ConnectionReport {
     telemetry_config: Option<Arc<TelemetryConfig>>,
     began: Instant,
-    started: SystemTime,
-    received: AtomicU64,
-    sent: AtomicU64,
+    start_time: SystemTime,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
 }
 
 /// Endpoint and service of a connection, as far as they were resolved.
@@ -54,24 +54,24 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// Result of a connection for its access log.
+/// End of a connection, as its access log reports it.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionEnd {
     pub(super) flags: ResponseFlags,
     /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
     /// Reason why connecting to the endpoint failed.
-    pub(super) failure: Option<String>,
-    /// AUDIT policy that matched the connection.
+    pub(super) connect_failure: Option<String>,
+    /// Name of the AUDIT policy that matched the connection.
     pub(super) audited_by: Option<String>,
     /// Whether the waypoint rejected the connection, or a policy change closed it.
-    pub(super) is_refused: bool,
-    /// Policy that denied the connection.
+    pub(super) is_rejected: bool,
+    /// Name of the policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 
 impl ConnectionEnd {
-    /// Describes a connection that ended with this error.
+    /// Describes the end of a connection that failed with this error.
     pub(super) fn from_error(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
             flags: flag.into(),
@@ -80,19 +80,22 @@ impl ConnectionEnd {
         match error {
             TcpError::Denied(decision) => Self {
                 termination: decision.response_code_details(),
-                audited_by: decision.audits.first().map(ToString::to_string),
-                is_refused: true,
+                audited_by: decision
+                    .matched_audit_rules
+                    .first()
+                    .map(ToString::to_string),
+                is_rejected: true,
                 policy: decision.denying_policy().map(ToString::to_string),
                 ..Self::default()
             },
             TcpError::NotHttp(_) => Self {
                 termination: Some(error.to_string()),
-                is_refused: true,
+                is_rejected: true,
                 ..Self::default()
             },
             TcpError::Unauthorized(_) => Self {
                 termination: Some("ext_authz_denied".to_owned()),
-                is_refused: true,
+                is_rejected: true,
                 ..flagged(ResponseFlag::UnauthorizedExternal)
             },
             TcpError::Route(_) | TcpError::MisdirectedHost(_) => flagged(ResponseFlag::NoRoute),
@@ -105,11 +108,11 @@ impl ConnectionEnd {
             TcpError::Upstream(
                 error @ (UpstreamError::Memory(_) | UpstreamError::TooManyLookups(_)),
             ) => Self {
-                failure: Some(format_error_chain(error)),
+                connect_failure: Some(format_error_chain(error)),
                 ..flagged(ResponseFlag::OverloadManager)
             },
             TcpError::Upstream(error) => Self {
-                failure: Some(format_error_chain(error)),
+                connect_failure: Some(format_error_chain(error)),
                 ..flagged(ResponseFlag::UpstreamConnectionFailure)
             },
         }
@@ -122,23 +125,24 @@ impl ConnectionReport {
         Self {
             telemetry_config: session.telemetry_config(),
             began: Instant::now(),
-            started: SystemTime::now(),
-            received: AtomicU64::default(),
-            sent: AtomicU64::default(),
+            start_time: SystemTime::now(),
+            received_bytes: AtomicU64::default(),
+            sent_bytes: AtomicU64::default(),
         }
     }
 
     /// Counts bytes received from the client.
     pub(super) fn add_received_bytes(&self, bytes: u64) {
-        self.received.fetch_add(bytes, Relaxed);
+        self.received_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Counts bytes sent to the client.
     pub(super) fn add_sent_bytes(&self, bytes: u64) {
-        self.sent.fetch_add(bytes, Relaxed);
+        self.sent_bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Returns the metric series of the connection, with overridden labels by the attributes known when it opens.
+    /// Returns the metric series of the connection. Label overrides see the attributes that are known when the
+    /// connection opens.
     pub(super) fn traffic_series(
         &self,
         session: &Session,
@@ -157,9 +161,14 @@ impl ConnectionReport {
 
     /// Reports the opened connection to readers of flow events.
     pub(super) fn report_opened(&self, session: &Session, route: ConnectionRoute<'_>) {
-        flow::report(session, Event::Opened, route.flow_upstream(), |flow| {
-            flow::set_measurements(flow, 0, 0, self.began.elapsed());
-        });
+        flow::report(
+            session,
+            FlowEventKind::Opened,
+            route.flow_upstream(),
+            |flow| {
+                flow::set_measurements(flow, 0, 0, self.began.elapsed());
+            },
+        );
     }
 
     /// Reports the closed connection: flow event and access log.
@@ -189,18 +198,21 @@ impl ConnectionReport {
     }
 
     fn report_flow(&self, session: &Session, route: ConnectionRoute<'_>, end: &ConnectionEnd) {
-        let reason = end.termination.as_deref().or(end.failure.as_deref());
+        let reason = end
+            .termination
+            .as_deref()
+            .or(end.connect_failure.as_deref());
         let event = match reason {
-            _ if end.is_refused => Event::Refused,
+            _ if end.is_rejected => FlowEventKind::Refused,
             // Only an established connection has an endpoint.
-            _ if route.endpoint.is_some() => Event::Closed,
-            _ => Event::Failed,
+            _ if route.endpoint.is_some() => FlowEventKind::Closed,
+            _ => FlowEventKind::Failed,
         };
         flow::report(session, event, route.flow_upstream(), |flow| {
-            let flags = || (event == Event::Failed).then(|| end.flags.to_string());
+            let flags = || (event == FlowEventKind::Failed).then(|| end.flags.to_string());
             let reason = reason.map(truncate_text).or_else(flags);
             match event {
-                Event::Refused => {
+                FlowEventKind::Refused => {
                     flow.refusal = Some(Refusal {
                         policy: end.policy.clone(),
                         reason: reason.unwrap_or_default(),
@@ -208,7 +220,10 @@ impl ConnectionReport {
                 }
                 _ => flow.error = reason,
             }
-            let (received, sent) = (self.received.load(Relaxed), self.sent.load(Relaxed));
+            let (received, sent) = (
+                self.received_bytes.load(Relaxed),
+                self.sent_bytes.load(Relaxed),
+            );
             flow::set_measurements(flow, received, sent, self.began.elapsed());
         });
     }
@@ -222,15 +237,15 @@ impl ConnectionReport {
         HttpRequestReport {
             flags: end.flags,
             termination_details: end.termination.as_deref(),
-            upstream_failure: end.failure.as_deref(),
-            request_bytes: self.received.load(Relaxed),
-            response_bytes: self.sent.load(Relaxed),
+            upstream_failure: end.connect_failure.as_deref(),
+            request_bytes: self.received_bytes.load(Relaxed),
+            response_bytes: self.sent_bytes.load(Relaxed),
             upstream_host: route.endpoint,
             upstream_cluster: route.service.map(|service| service.hostname.as_str()),
             server_name: route.sni.map(str::as_bytes),
-            audited_by: end.audited_by.as_deref(),
+            audit_policy: end.audited_by.as_deref(),
             ..HttpRequestReport::new(
-                self.started,
+                self.start_time,
                 self.began.elapsed(),
                 session.caller.address,
                 session.target.address(),
@@ -250,18 +265,18 @@ fn with_observation<T>(
     let peer = session.caller.identity.as_ref().map(ToString::to_string);
     let name = report.server_name.map(String::from_utf8_lossy);
     read(&RequestObservation {
-        started: report.started,
+        start_time: report.started,
         duration: report.duration,
         method: None,
         path: None,
         protocol: None,
         authority: None,
         response_code: 0,
-        flags: &flags,
-        flag_bits: report.flags.envoy_bits(),
-        code_details: None,
+        response_flags: &flags,
+        response_flag_bits: report.flags.envoy_bits(),
+        response_code_details: None,
         termination_details: report.termination_details,
-        upstream_failure: report.upstream_failure,
+        upstream_transport_failure: report.upstream_failure,
         request_bytes: report.request_bytes,
         response_bytes: report.response_bytes,
         upstream_time: None,
@@ -269,12 +284,12 @@ fn with_observation<T>(
         is_grpc: false,
         upstream_host: report.upstream_host,
         upstream_cluster: report.upstream_cluster,
-        upstream_local: None,
-        downstream_local: report.downstream_local,
-        downstream_remote: report.downstream_remote,
+        upstream_local_address: None,
+        downstream_local_address: report.downstream_local,
+        downstream_remote_address: report.downstream_remote,
         server_name: name.as_deref(),
-        route: None,
-        peer: peer.as_deref(),
+        route_name: None,
+        downstream_spiffe_id: peer.as_deref(),
         trace_id: None,
         hostname: &session.shard.waypoint.config.own.name,
         request_headers: &none,

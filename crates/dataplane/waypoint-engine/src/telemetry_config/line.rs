@@ -22,24 +22,24 @@ impl AccessLog {
         }
         let mut line = String::with_capacity(512);
         self.format.write_line(of, &mut line);
-        let Some((queue, name)) = &self.to else {
+        let Some((queue, name)) = &self.collector else {
             if !line.ends_with('\n') {
                 line.push('\n');
             }
             return ambit_rt::logging::write_line(&line);
         };
-        let attributes = self.format.members(of);
+        let attributes = self.format.json_members(of);
         let body = match attributes.is_empty() {
             true => line.trim_end_matches('\n').to_owned(),
             false => String::new(),
         };
         let line = LogEntry {
-            time: of.started,
-            log: name.to_string(),
+            time: of.start_time,
+            log_name: name.to_string(),
             body,
             attributes,
             span,
         };
-        queue.push(metrics, ExportItem::Line(Box::new(line)));
+        queue.push(metrics, ExportItem::LogLine(Box::new(line)));
     }
 }

@@ -22,17 +22,17 @@ use tokio::sync::mpsc;
 const MAX_QUEUED_ITEMS: usize = 8192;
 /// Maximum memory of the spans and log lines that wait for one collector, including those being exported, in bytes.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
-/// Bytes counted for a span or log line in addition to its texts, and for each of its attributes.
+/// Bytes that a span or log line counts in the queue in addition to its texts, and for each of its attributes.
 const ITEM_OVERHEAD_BYTES: usize = 256;
 const ATTRIBUTE_OVERHEAD_BYTES: usize = 64;
 
-/// Span or log line for a collector.
+/// Span or log line that is exported to a collector.
 #[derive(Debug)]
 pub(crate) enum ExportItem {
     /// Finished span of a trace.
     Span(Box<Span>),
     /// Access log line.
-    Line(Box<LogEntry>),
+    LogLine(Box<LogEntry>),
 }
 
 impl ExportItem {
@@ -46,34 +46,34 @@ impl ExportItem {
                     };
                     ATTRIBUTE_OVERHEAD_BYTES + name.len() + value
                 });
-                span.name.len() + span.state.len() + attributes.sum::<usize>()
+                span.name.len() + span.trace_state.len() + attributes.sum::<usize>()
             }
-            Self::Line(line) => {
+            Self::LogLine(line) => {
                 let attributes = line.attributes.iter();
                 let attributes = attributes
                     .map(|(name, value)| ATTRIBUTE_OVERHEAD_BYTES + name.len() + value.len());
-                line.log.len() + line.body.len() + attributes.sum::<usize>()
+                line.log_name.len() + line.body.len() + attributes.sum::<usize>()
             }
         };
         ITEM_OVERHEAD_BYTES + texts
     }
 }
 
-/// Memory of one item, which counts towards the limit of its collector's queue until it is dropped.
+/// Memory of one queued item, which counts towards the limit of its collector's queue until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ItemCharge {
-    waiting: Arc<AtomicUsize>,
+    queued_bytes: Arc<AtomicUsize>,
     bytes: usize,
 }
 
 impl ItemCharge {
-    /// Counts the memory of an item; `None` if the limit of its queue is reached.
+    /// Counts the memory of an item; `None` if the queue's memory limit is reached.
     fn new(item: &ExportItem, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
         // Added first, so that two callers cannot both take the last bytes.
         let all = waiting.fetch_add(bytes, Relaxed) + bytes;
         let counted = Self {
-            waiting: waiting.clone(),
+            queued_bytes: waiting.clone(),
             bytes,
         };
         (all <= MAX_QUEUED_BYTES).then_some(counted)
@@ -82,25 +82,25 @@ impl ItemCharge {
 
 impl Drop for ItemCharge {
     fn drop(&mut self) {
-        self.waiting.fetch_sub(self.bytes, Relaxed);
+        self.queued_bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
 /// Sending half of one collector's queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Queue {
+pub(crate) struct ExportQueue {
     items: mpsc::Sender<(ExportItem, ItemCharge)>,
-    waiting: Arc<AtomicUsize>,
+    queued_bytes: Arc<AtomicUsize>,
 }
 
-impl Queue {
+impl ExportQueue {
     /// Queues an item, or drops it and counts that if the queue is full.
     pub(crate) fn push(&self, metrics: &HttpMetrics, item: ExportItem) {
         let signal = match item {
             ExportItem::Span(_) => ExportSignal::Traces,
-            ExportItem::Line(_) => ExportSignal::Logs,
+            ExportItem::LogLine(_) => ExportSignal::Logs,
         };
-        let counted = ItemCharge::new(&item, &self.waiting);
+        let counted = ItemCharge::new(&item, &self.queued_bytes);
         let is_queued = counted.is_some_and(|counted| self.items.try_send((item, counted)).is_ok());
         if !is_queued {
             metrics.count_exported(signal, ExportOutcome::Dropped, 1);
@@ -108,26 +108,26 @@ impl Queue {
     }
 }
 
-/// Receiving half of a new queue, for which an export task must be started.
+/// Receiving half of a new collector's queue, which an export task must drain.
 #[derive(Debug)]
 pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
     pub(crate) items: mpsc::Receiver<(ExportItem, ItemCharge)>,
 }
 
-/// Entry in the table of queues: a weak sender, which does not keep the queue open, and the number of queued bytes.
+/// Entry in the table of queues: number of queued bytes, and a weak sender, which does not keep the queue open.
 #[derive(Debug)]
 struct OpenQueue {
     items: mpsc::WeakSender<(ExportItem, ItemCharge)>,
-    waiting: Arc<AtomicUsize>,
+    queued_bytes: Arc<AtomicUsize>,
 }
 
-/// Export queues of all collectors, one for each.
+/// Export queues, one for each telemetry collector.
 #[derive(Debug)]
 pub(crate) struct Exporters {
-    open: Mutex<HashMap<OtlpCollector, OpenQueue>>,
-    begun: mpsc::UnboundedSender<NewQueue>,
-    waiting: Mutex<Option<mpsc::UnboundedReceiver<NewQueue>>>,
+    open_queues: Mutex<HashMap<OtlpCollector, OpenQueue>>,
+    new_queues: mpsc::UnboundedSender<NewQueue>,
+    new_queues_receiver: Mutex<Option<mpsc::UnboundedReceiver<NewQueue>>>,
     environment: Mutex<HashMap<ArcStr, ArcStr>>,
 }
 
@@ -135,9 +135,9 @@ impl Default for Exporters {
     fn default() -> Self {
         let (begun, waiting) = mpsc::unbounded_channel();
         Self {
-            open: Mutex::default(),
-            begun,
-            waiting: Mutex::new(Some(waiting)),
+            open_queues: Mutex::default(),
+            new_queues: begun,
+            new_queues_receiver: Mutex::new(Some(waiting)),
             environment: Mutex::default(),
         }
     }
@@ -145,13 +145,16 @@ impl Default for Exporters {
 
 impl Exporters {
     /// Returns the queue of a collector, which is created if no configuration has used it yet.
-    pub(super) fn queue(&self, collector: &OtlpCollector) -> Queue {
-        let mut open = self.open.lock();
+    pub(super) fn queue(&self, collector: &OtlpCollector) -> ExportQueue {
+        let mut open = self.open_queues.lock();
         open.retain(|_, queue| queue.items.strong_count() > 0);
         let known = open.get(collector).and_then(|known| {
             let items = known.items.upgrade()?;
-            let waiting = known.waiting.clone();
-            Some(Queue { items, waiting })
+            let waiting = known.queued_bytes.clone();
+            Some(ExportQueue {
+                items,
+                queued_bytes: waiting,
+            })
         });
         if let Some(known) = known {
             return known;
@@ -160,21 +163,21 @@ impl Exporters {
         let waiting = Arc::<AtomicUsize>::default();
         let queue = OpenQueue {
             items: sender.downgrade(),
-            waiting: waiting.clone(),
+            queued_bytes: waiting.clone(),
         };
         open.insert(collector.clone(), queue);
         let collector = collector.clone();
         // Sending only fails when the exporter has ended with the process.
-        drop(self.begun.send(NewQueue { collector, items }));
-        Queue {
+        drop(self.new_queues.send(NewQueue { collector, items }));
+        ExportQueue {
             items: sender,
-            waiting,
+            queued_bytes: waiting,
         }
     }
 
     /// Takes the receiver of new queues, for the task that starts exports; `None` after the first call.
     pub(crate) fn take_new_queues(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
-        self.waiting.lock().take()
+        self.new_queues_receiver.lock().take()
     }
 
     /// Returns the value of an environment variable that span tags may use.
@@ -212,9 +215,9 @@ mod tests {
     }
 
     fn long_line(bytes: usize) -> ExportItem {
-        ExportItem::Line(Box::new(LogEntry {
+        ExportItem::LogLine(Box::new(LogEntry {
             time: SystemTime::UNIX_EPOCH,
-            log: String::new(),
+            log_name: String::new(),
             body: "x".repeat(bytes),
             attributes: Vec::new(),
             span: None,
@@ -276,6 +279,6 @@ mod tests {
             waiting += 1;
         }
         assert_eq!(waiting, room);
-        assert_eq!(queue.waiting.load(Relaxed), 0);
+        assert_eq!(queue.queued_bytes.load(Relaxed), 0);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use ambit_egress::Forbidden;
+use ambit_egress::ForbiddenAddress;
 use ambit_model::ArcStr;
 use ambit_proxy::{ResolveError, dial::ConnectError};
 use ambit_route::RouteError;
 
-use crate::{memory::BudgetExhausted, names::TooManyLookups, origination::OriginationError};
+use crate::{memory::BudgetExhausted, names::TooManyLookups, tls_origination::OriginationError};
 
 /// Reason why no connection to an upstream could be opened.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub(crate) enum UpstreamError {
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
     ConnectTimeout(std::time::Duration),
     #[error(transparent)]
-    Forbidden(#[from] Forbidden),
+    Forbidden(#[from] ForbiddenAddress),
     #[error(
         "{host} resolves to {ip}, an address of the mesh, which is not called by a wildcard's hosts"
     )]

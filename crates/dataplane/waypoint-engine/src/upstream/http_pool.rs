@@ -45,25 +45,25 @@ use reuse::{ConnectionUse, MAX_STREAMS};
 
 /// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE_CONNECTIONS: usize = 128;
-/// Interval of scanning the pool for idle connections.
+/// Interval at which idle connections in the pool are checked for expiry.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
-/// Number of endpoints with request counters from which idle counters are removed.
-const MAX_IDLE_LOADS: usize = 1024;
+/// Number of counted endpoints above which the request counters of idle endpoints are removed.
+const MAX_COUNTED_ENDPOINTS: usize = 1024;
 /// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Receive window of an HTTP/2 connection: the sum of its streams' windows, so that an unread response never blocks
 /// another.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
-/// Timeout for an endpoint's HTTP/2 SETTINGS. The pool polls for them, since hyper does not report their arrival.
+/// Timeout for an endpoint's HTTP/2 SETTINGS. hyper does not report their arrival, so the pool polls for them.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// hyper's sender of requests on one connection.
+/// Sender half of hyper for requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
-    /// HTTP/1.1 sender, of one request at a time.
+    /// HTTP/1.1 connection, which carries one request at a time.
     Http1(http1::SendRequest<Body>, ConnectionActivity),
-    /// HTTP/2 sender, of concurrent requests.
+    /// HTTP/2 connection, which carries concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
 
@@ -72,25 +72,24 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// Age and number of requests of the connection, including this request; `None` if the connection is for this
-    /// request only.
-    life: Option<ConnectionUse>,
-    stream: Option<StreamSlot>,
+    /// Age and number of requests of the connection, including this request; `None` if the connection is not pooled.
+    usage: Option<ConnectionUse>,
+    stream_slot: Option<StreamSlot>,
     /// Receiver of hyper's error, if a new HTTP/2 connection fails.
-    failure: Option<oneshot::Receiver<hyper::Error>>,
+    connection_failure: Option<oneshot::Receiver<hyper::Error>>,
 }
 
 #[derive(Debug)]
 struct IdleConnection {
     sender: http1::SendRequest<Body>,
-    in_use: ConnectionActivity,
-    since: Instant,
-    life: ConnectionUse,
+    activity: ConnectionActivity,
+    idle_since: Instant,
+    usage: ConnectionUse,
 }
 
 impl IdleConnection {
     fn is_stale(&self) -> bool {
-        self.since.elapsed() >= self.life.limits.idle || self.life.is_expired()
+        self.idle_since.elapsed() >= self.usage.limits.idle_timeout || self.usage.is_expired()
     }
 }
 
@@ -98,12 +97,12 @@ impl IdleConnection {
 struct State {
     idle: HashMap<HttpKey, Vec<IdleConnection>>,
     /// Whether the task that closes expired idle connections is running.
-    is_swept: bool,
+    is_sweeping: bool,
     http2: Http2Connections,
     /// Number of active requests of each endpoint.
-    loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
-    /// Number of endpoints from which idle counters are removed next; it grows so that this is rare.
-    most_loads: usize,
+    request_counts: HashMap<SocketAddr, Arc<AtomicUsize>>,
+    /// Number of counted endpoints at which idle counters are removed next. It grows, so that removals are rare.
+    cleanup_threshold: usize,
 }
 
 /// Pool of HTTP connections to endpoints. Clones share it.
@@ -150,7 +149,7 @@ impl HttpPool {
     }
 
     /// Takes a pooled connection with this key that may carry another request.
-    pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
+    pub(crate) fn check_out(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
         let reuse_limits = ReuseLimits::from_destination_limits(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
@@ -166,9 +165,9 @@ impl HttpPool {
         Some(Checkout {
             sender,
             key: key.clone(),
-            life: Some(life.next_request()),
-            stream,
-            failure: None,
+            usage: Some(life.next_request()),
+            stream_slot: stream,
+            connection_failure: None,
         })
     }
 
@@ -224,9 +223,9 @@ impl HttpPool {
         Ok(Checkout {
             sender,
             key: key.clone(),
-            life: Some(life),
-            stream: slot,
-            failure,
+            usage: Some(life),
+            stream_slot: slot,
+            connection_failure: failure,
         })
     }
 
@@ -244,7 +243,7 @@ impl HttpPool {
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.limits.http2_idle();
+            let mut wait = life.limits.http2_idle_timeout();
             loop {
                 tokio::time::sleep(wait).await;
                 let next = pool.0.lock().http2.retire(&key, &streams);
@@ -289,20 +288,22 @@ impl HttpPool {
         Ok(Checkout {
             sender: HttpSender::Http2(sender),
             key: key.clone(),
-            life: None,
-            stream: None,
-            failure: None,
+            usage: None,
+            stream_slot: None,
+            connection_failure: None,
         })
     }
 
     /// Counts an active request at an endpoint until the returned guard is dropped.
     pub(crate) fn count_request(&self, endpoint: SocketAddr) -> EndpointLoad {
         let mut state = self.0.lock();
-        let load = state.loads.entry(endpoint).or_default().clone();
+        let load = state.request_counts.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
-        if state.loads.len() > state.most_loads.max(MAX_IDLE_LOADS) {
-            state.loads.retain(|_, load| load.load(Relaxed) > 0);
-            state.most_loads = state.loads.len() * 2;
+        if state.request_counts.len() > state.cleanup_threshold.max(MAX_COUNTED_ENDPOINTS) {
+            state
+                .request_counts
+                .retain(|_, load| load.load(Relaxed) > 0);
+            state.cleanup_threshold = state.request_counts.len() * 2;
         }
         EndpointLoad(load)
     }
@@ -311,7 +312,7 @@ impl HttpPool {
     pub(crate) fn active_requests(&self, endpoint: SocketAddr) -> usize {
         let state = self.0.lock();
         state
-            .loads
+            .request_counts
             .get(&endpoint)
             .map_or(0, |load| load.load(Relaxed))
     }
@@ -325,17 +326,17 @@ impl HttpPool {
     ) {
         let now = Instant::now();
         let mut state = self.0.lock();
-        if !state.is_swept {
-            state.is_swept = true;
+        if !state.is_sweeping {
+            state.is_sweeping = true;
             ambit_rt::spawn("http1 idle", self.clone().sweep());
         }
         let idle = state.idle.entry(key).or_default();
         if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push(IdleConnection {
                 sender,
-                in_use,
-                since: now,
-                life,
+                activity: in_use,
+                idle_since: now,
+                usage: life,
             });
         }
     }
@@ -348,7 +349,7 @@ impl HttpPool {
             let mut state = self.0.lock();
             state.sweep();
             if state.idle.is_empty() {
-                state.is_swept = false;
+                state.is_sweeping = false;
                 return;
             }
         }
@@ -363,9 +364,9 @@ impl State {
     ) -> Option<(http1::SendRequest<Body>, ConnectionActivity, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
-            one.life = one.life.with_limits(reuse_limits);
+            one.usage = one.usage.with_limits(reuse_limits);
             if one.sender.is_ready() && !one.is_stale() {
-                return Some((one.sender, one.in_use, one.life));
+                return Some((one.sender, one.activity, one.usage));
             }
         }
         self.idle.remove(key);
@@ -380,12 +381,12 @@ impl State {
     }
 }
 
-/// Failure of a request on its connection.
+/// Failure to send a request on its connection.
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
-    /// Request of which nothing was sent, so that it can be retried.
-    pub(crate) unsent: Option<Request<Body>>,
+    /// Request that can be retried, since nothing of it was sent.
+    pub(crate) unsent_request: Option<Request<Body>>,
 }
 
 impl SendError {
@@ -402,7 +403,7 @@ impl SendError {
         };
         Self {
             error: cause.unwrap_or_else(|| error.into_error()),
-            unsent,
+            unsent_request: unsent,
         }
     }
 }
@@ -410,7 +411,7 @@ impl SendError {
 impl From<TrySendError<Request<Body>>> for SendError {
     fn from(mut error: TrySendError<Request<Body>>) -> Self {
         Self {
-            unsent: error.take_message(),
+            unsent_request: error.take_message(),
             error: error.into_error(),
         }
     }
@@ -421,7 +422,7 @@ impl Checkout {
     /// pool when the response has been read.
     ///
     /// # Errors
-    /// The request, if nothing of it was sent.
+    /// When sending fails; the error has the request if nothing of it was sent.
     pub(crate) async fn send(
         self,
         pool: &HttpPool,
@@ -440,7 +441,7 @@ impl Checkout {
                 });
                 let mut response = sender.try_send_request(request).await?;
                 let (pool, key) = (pool.clone(), self.key);
-                let life = self.life.filter(|life| !life.is_expired());
+                let life = self.usage.filter(|life| !life.is_expired());
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
                     // After the switch, the stream's owner closes the connection.
                     in_use.end_request();
@@ -466,9 +467,11 @@ impl Checkout {
                 let sent = sender.try_send_request(request).await;
                 let mut response = match sent {
                     Ok(response) => response,
-                    Err(error) => return Err(SendError::from_hyper(error, self.failure).await),
+                    Err(error) => {
+                        return Err(SendError::from_hyper(error, self.connection_failure).await);
+                    }
                 };
-                if let Some(stream) = self.stream {
+                if let Some(stream) = self.stream_slot {
                     response.extensions_mut().insert(stream);
                 }
                 Ok(response)

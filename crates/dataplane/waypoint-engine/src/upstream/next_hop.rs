@@ -8,12 +8,12 @@ use ambit_route::{HboneRoute, Route, WorkloadRef};
 use super::error::UpstreamError;
 use crate::applied_services::AppliedServices;
 
-/// Host to which a connection is opened: an endpoint, or a waypoint in front of it.
+/// Next hop of a connection: an endpoint, or a waypoint in front of it.
 #[derive(Clone, Debug)]
 pub(crate) enum Upstream {
-    /// Plaintext TCP, with the workload if the mesh has a record of the address.
+    /// Endpoint reached by plaintext TCP; with the workload if the mesh has a record of the address.
     Plain(SocketAddr, Option<WorkloadRef>),
-    /// HBONE tunnel to the endpoint or to its waypoint.
+    /// Endpoint or its waypoint, reached through an HBONE tunnel.
     Tunnel(Box<HboneRoute>),
 }
 

@@ -13,8 +13,8 @@ use super::next_hop::Upstream;
 pub(crate) struct ProxyProtocolHeader(Box<[u8]>);
 
 impl ProxyProtocolHeader {
-    /// Builds the header with the addresses of the client and of its destination, if the rule requires one. A next
-    /// waypoint receives none, since it speaks HBONE.
+    /// Builds the PROXY protocol header with the addresses of the client and of its destination, if the rule requires
+    /// one. A next waypoint receives none, since it speaks HBONE.
     pub(crate) fn for_policy(
         policy: &DestinationPolicy,
         upstream: &Upstream,
@@ -34,7 +34,7 @@ impl ProxyProtocolHeader {
             identity: None,
         };
         let bytes = match version {
-            ProxyProtocol::V1 => header.encode_text().into_bytes(),
+            ProxyProtocol::V1 => header.encode_v1().into_bytes(),
             ProxyProtocol::V2 => header.encode(),
         };
         Some(Self(bytes.into()))

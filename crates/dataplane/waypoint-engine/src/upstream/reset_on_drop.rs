@@ -21,20 +21,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, http1_io::Http1Additions};
 
-/// State of the current request on an HTTP/1.1 connection, bytes to write besides hyper's, and CPU share of the
-/// connection. Clones share it.
+/// State of the current request on an HTTP/1.1 connection; also the additions to hyper's output, and the CPU share of
+/// the connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionActivity(Arc<Mutex<State>>, Http1Additions, CurrentShare);
 
 #[derive(Debug, Default)]
 struct State {
     /// Number of requests that the connection has carried.
-    requests: u64,
+    request_count: u64,
     is_in_use: bool,
     /// Whether the client no longer waits for the response to the current request.
     is_abandoned: bool,
     /// Waker of the connection's task, while a write waits for the endpoint.
-    writer: Option<Waker>,
+    write_waker: Option<Waker>,
 }
 
 /// Guard of the current request on a connection. If all clones are dropped before [`ConnectionActivity::end_request`],
@@ -42,18 +42,18 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct RequestGuard {
     #[expect(dead_code, reason = "dropping it abandons the request")]
-    abandoning: Arc<AbandonOnDrop>,
+    abandon_on_drop: Arc<AbandonOnDrop>,
 }
 
 #[derive(Debug)]
 struct AbandonOnDrop {
-    in_use: ConnectionActivity,
+    activity: ConnectionActivity,
     /// Number of the guarded request on its connection.
-    request: u64,
+    request_number: u64,
 }
 
 impl ConnectionActivity {
-    /// Returns the queue of trailers and interim responses to write besides hyper's output.
+    /// Returns the queue of trailers and interim responses that are written between hyper's bytes.
     pub(crate) fn additions(&self) -> &Http1Additions {
         &self.1
     }
@@ -63,16 +63,17 @@ impl ConnectionActivity {
         &self.2
     }
 
-    /// Records the start of the next request on the connection.
+    /// Records that the next request on the connection begins. Dropping the returned guard before the request's end
+    /// abandons it.
     pub(crate) fn begin_request(&self) -> RequestGuard {
         let mut state = self.0.lock();
-        state.requests += 1;
+        state.request_count += 1;
         state.is_in_use = true;
         state.is_abandoned = false;
         RequestGuard {
-            abandoning: Arc::new(AbandonOnDrop {
-                in_use: self.clone(),
-                request: state.requests,
+            abandon_on_drop: Arc::new(AbandonOnDrop {
+                activity: self.clone(),
+                request_number: state.request_count,
             }),
         }
     }
@@ -87,7 +88,7 @@ impl ConnectionActivity {
         self.0.lock().is_in_use
     }
 
-    /// Turns a pending write into an error if the request is abandoned; otherwise registers the task to be woken then.
+    /// Fails a pending write if the current request is abandoned; otherwise registers the task, to be woken when it is.
     fn fail_if_abandoned<T>(
         &self,
         cx: &Context<'_>,
@@ -98,7 +99,7 @@ impl ConnectionActivity {
             if state.is_abandoned {
                 return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
             }
-            state.writer = Some(cx.waker().clone());
+            state.write_waker = Some(cx.waker().clone());
         }
         written
     }
@@ -106,12 +107,12 @@ impl ConnectionActivity {
 
 impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
-        let mut state = self.in_use.0.lock();
-        if !state.is_in_use || state.requests != self.request {
+        let mut state = self.activity.0.lock();
+        if !state.is_in_use || state.request_count != self.request_number {
             return;
         }
         state.is_abandoned = true;
-        let writer = state.writer.take();
+        let writer = state.write_waker.take();
         drop(state);
         if let Some(writer) = writer {
             writer.wake();
@@ -123,7 +124,7 @@ impl Drop for AbandonOnDrop {
 #[derive(Debug)]
 pub(crate) struct ResetOnDropStream {
     stream: Stream,
-    in_use: ConnectionActivity,
+    activity: ConnectionActivity,
     /// Whether the endpoint has stopped reading the request.
     is_write_broken: bool,
 }
@@ -132,7 +133,7 @@ impl ResetOnDropStream {
     pub(crate) fn new(stream: Stream, in_use: ConnectionActivity) -> Self {
         Self {
             stream,
-            in_use,
+            activity: in_use,
             is_write_broken: false,
         }
     }
@@ -145,20 +146,20 @@ impl ResetOnDropStream {
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         let written = match written {
-            Poll::Ready(Err(error)) if self.in_use.is_in_use() => {
+            Poll::Ready(Err(error)) if self.activity.is_in_use() => {
                 tracing::debug!(%error, "an endpoint takes no more of a request");
                 self.is_write_broken = true;
                 Poll::Pending
             }
             other => other,
         };
-        self.in_use.fail_if_abandoned(cx, written)
+        self.activity.fail_if_abandoned(cx, written)
     }
 }
 
 impl Drop for ResetOnDropStream {
     fn drop(&mut self) {
-        if self.in_use.0.lock().is_in_use {
+        if self.activity.0.lock().is_in_use {
             self.stream.reset_on_drop();
         }
     }
@@ -182,7 +183,7 @@ impl AsyncWrite for ResetOnDropStream {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if this.is_write_broken {
-            return this.in_use.fail_if_abandoned(cx, Poll::Pending);
+            return this.activity.fail_if_abandoned(cx, Poll::Pending);
         }
         let written = Pin::new(&mut this.stream).poll_write(cx, buf);
         this.defer_write_failure(cx, written)
@@ -191,7 +192,7 @@ impl AsyncWrite for ResetOnDropStream {
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.is_write_broken {
-            return this.in_use.fail_if_abandoned(cx, Poll::Pending);
+            return this.activity.fail_if_abandoned(cx, Poll::Pending);
         }
         let written = Pin::new(&mut this.stream).poll_flush(cx);
         this.defer_write_failure(cx, written)
@@ -203,6 +204,6 @@ impl AsyncWrite for ResetOnDropStream {
             return Poll::Ready(Ok(()));
         }
         let written = Pin::new(&mut this.stream).poll_shutdown(cx);
-        this.in_use.fail_if_abandoned(cx, written)
+        this.activity.fail_if_abandoned(cx, written)
     }
 }

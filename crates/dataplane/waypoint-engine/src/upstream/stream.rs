@@ -18,14 +18,14 @@ use crate::memory::MemoryPermit;
 /// Byte stream of a connection to an endpoint.
 #[derive(Debug)]
 pub(crate) enum Stream {
-    /// Plain TCP stream.
+    /// TCP stream without tunnel or TLS.
     Plain(TcpStream),
     /// HBONE tunnel, with its memory permit.
     Tunnel(
         Box<TunnelIo>,
         #[expect(dead_code, reason = "what it does is to be held")] Option<MemoryPermit>,
     ),
-    /// TLS that the waypoint originates over another stream.
+    /// TLS stream that the waypoint originates over another stream.
     Tls(Box<ClientStream<Self>>),
 }
 

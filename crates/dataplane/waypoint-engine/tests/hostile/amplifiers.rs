@@ -1,5 +1,5 @@
-//! Tests that bound how many requests one client request may cause: retries of a failing backend; mirrors that are
-//! slow, unreachable or mirror themselves; and redirects, which the waypoint does not follow.
+//! Tests that bound the number of requests that one client request causes: retries of a failing backend; mirrors that
+//! are slow, unreachable or mirror themselves; and redirects, which the waypoint does not follow.
 
 use std::sync::{
     Arc,
@@ -10,15 +10,15 @@ use ambit_model::{
     HttpFilter, HttpMirror, HttpRetry, HttpRoute, HttpRouteMatch, HttpRouteRule, WaypointRecord,
     WaypointService,
 };
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use ambit_xds::WaypointUpdate;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::{
-    application::{Strict, head, scripted},
-    fixture::{HTTP1, World, listener},
-    routes::{BACK_VIP, Scene, prefix, route, rule, service, to},
+    application::{StrictServer, read_request_head, run_scripted_server},
+    fixture::{HTTP1, World, bind_listener},
+    routes::{BACK_VIP, Scene, backend, prefix, route, rule, service},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -32,10 +32,10 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
     let world = World::new().await;
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = asked.clone();
-    let (failing, _) = scripted(move |_, mut stream| {
+    let (failing, _) = run_scripted_server(move |_, mut stream| {
         let counted = counted.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             counted.fetch_add(1, Relaxed);
             // All requests are in flight before the first fails.
             while counted.load(Relaxed) < REQUESTS {
@@ -53,7 +53,7 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
         attempts: ATTEMPTS,
         backoff: None,
     };
-    to_itself(&world, Vec::new(), Some(retry));
+    publish_self_route(&world, Vec::new(), Some(retry));
     let client = world.client().await;
     let all = join_all((0..REQUESTS).map(|_| client.get(VIP, HTTP1))).await;
     assert!(all.iter().all(|status| *status == 503), "{all:?}");
@@ -64,12 +64,12 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
     assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
 }
 
-/// Builds a route of the service `web` to itself with these filters.
-fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
+/// Publishes a route of the service `web` to itself, with these filters and this retry policy.
+fn publish_self_route(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
     let rule = HttpRouteRule {
         matches: vec![HttpRouteMatch::default()],
         filters,
-        backends: vec![to("web")],
+        backends: vec![backend("web")],
         retry,
         ..HttpRouteRule::default()
     };
@@ -77,7 +77,7 @@ fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) 
         rules: vec![rule],
         ..HttpRoute::default()
     };
-    world.publish(WaypointUpdate::Put(
+    world.publish(WaypointUpdate::Upserted(
         "gw/web".into(),
         WaypointRecord::from(WaypointService {
             service: service("web"),
@@ -96,22 +96,22 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-/// Returns the metric of mirrored requests with this outcome.
-fn mirrored(world: &World, outcome: &str) -> u64 {
+/// Returns the number of mirrored requests that metrics have counted with this outcome.
+fn mirrored_count(world: &World, outcome: &str) -> u64 {
     let label = format!("outcome=\"{outcome}\"");
-    world.count("ambit_requests_mirrored_total", &[&label])
+    world.metric_sum("ambit_requests_mirrored_total", &[&label])
 }
 
 #[tokio::test]
 async fn retries_of_a_mirrored_request_reach_its_backend_alone() {
     let world = World::new().await;
-    let (failing, asked) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (failing, asked) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let answer = b"HTTP/1.1 503 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         let _gone = stream.write_all(answer).await;
     })
     .await;
-    let mut shadow = Strict::start().await;
+    let mut shadow = StrictServer::start().await;
     world.serve("web", VIP, &[failing]);
     world.serve("shadow", "10.0.0.2", &[shadow.address]);
     let retry = HttpRetry {
@@ -119,11 +119,11 @@ async fn retries_of_a_mirrored_request_reach_its_backend_alone() {
         attempts: ATTEMPTS,
         backoff: None,
     };
-    to_itself(&world, vec![mirror("shadow")], Some(retry));
+    publish_self_route(&world, vec![mirror("shadow")], Some(retry));
     let client = world.client().await;
     assert_eq!(client.get(VIP, HTTP1).await, 503);
-    until("the mirror has answered", || {
-        mirrored(&world, "answered") > 0
+    wait_until("the mirror has answered", || {
+        mirrored_count(&world, "answered") > 0
     })
     .await;
     let asked = asked.load(Relaxed);
@@ -137,19 +137,19 @@ async fn mirrored_requests_are_not_mirrored_repeatedly() {
     let mut scene = Scene::new().await;
     for (name, other) in [("web", "back"), ("back", "web")] {
         let mirrors = vec![mirror(other), mirror(other)];
-        let rules = vec![rule(prefix("/"), mirrors, to(name))];
-        scene.follow(name, vec![route(None, rules)]);
+        let rules = vec![rule(prefix("/"), mirrors, backend(name))];
+        scene.publish_routes(name, vec![route(None, rules)]);
     }
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
     for round in 1..=2 {
-        let response = scene.client.say(VIP, HTTP1, request).await;
+        let response = scene.client.send_bytes(VIP, HTTP1, request).await;
         assert_eq!(response.statuses(), [200]);
-        until("both mirrors have answered", || {
-            mirrored(&scene.world, "answered") == 2 * round
+        wait_until("both mirrors have answered", || {
+            mirrored_count(&scene.world, "answered") == 2 * round
         })
         .await;
     }
-    let got = scene.got();
+    let got = scene.received_requests();
     let count = |name: &str| got.iter().filter(|one| one.starts_with(name)).count();
     assert_eq!((count("web "), count("back ")), (2, 4), "{got:?}");
 }
@@ -161,8 +161,8 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     // Bytes by which a mirror may lag, including those in flight to it.
     const MAX_HELD_BYTES: usize = 2 << 20;
     let world = World::new().await;
-    let (taking, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (taking, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let mut left = BODY;
         let mut buffer = vec![0; 64 << 10];
         while left > 0 {
@@ -175,13 +175,13 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
         let _gone = stream.write_all(answer).await;
     })
     .await;
-    let (stuck, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (stuck, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         std::future::pending::<()>().await;
     })
     .await;
     // An address without a listener.
-    let (gone, _) = listener().await;
+    let (gone, _) = bind_listener().await;
     let dead = gone.local_addr().unwrap();
     drop(gone);
     world.serve("web", VIP, &[taking]);
@@ -189,7 +189,7 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     world.serve("dead", "10.0.0.3", &[dead]);
     let mut mirrors = vec![mirror("stuck"); MIRRORS];
     mirrors.push(mirror("dead"));
-    to_itself(&world, mirrors, None);
+    publish_self_route(&world, mirrors, None);
     let before = world.memory_budget().0;
     let client = world.client().await;
     let head = format!(
@@ -198,7 +198,7 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     let request = [head.as_bytes(), &vec![b'x'; BODY]].concat();
     let mut most = 0;
     let response = {
-        let mut asking = std::pin::pin!(client.say(VIP, HTTP1, &request));
+        let mut asking = std::pin::pin!(client.send_bytes(VIP, HTTP1, &request));
         loop {
             tokio::select! {
                 biased;
@@ -208,8 +208,9 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
         }
     };
     assert_eq!(response.statuses(), [200]);
-    until("all mirrors have been given up", || {
-        mirrored(&world, "too_slow") == MIRRORS as u64 && mirrored(&world, "failed") == 1
+    wait_until("all mirrors have been given up", || {
+        mirrored_count(&world, "too_slow") == MIRRORS as u64
+            && mirrored_count(&world, "failed") == 1
     })
     .await;
     let held = most - before;
@@ -218,7 +219,7 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
         "{held} bytes"
     );
     drop(client);
-    until("nothing is held any more", || {
+    wait_until("nothing is held any more", || {
         world.memory_budget().0 <= before
     })
     .await;
@@ -227,8 +228,8 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
 #[tokio::test]
 async fn redirects_of_applications_are_not_followed() {
     let mut scene = Scene::new().await;
-    let (redirecting, asked) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (redirecting, asked) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let answer = format!(
             "HTTP/1.1 307 There\r\nlocation: http://{BACK_VIP}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
         );
@@ -237,19 +238,19 @@ async fn redirects_of_applications_are_not_followed() {
     .await;
     scene.world.serve("away", "10.0.0.7", &[redirecting]);
     // Redirects of the client's request and of its mirrored request are not followed.
-    let rules = vec![rule(prefix("/"), vec![mirror("away")], to("away"))];
-    scene.follow("away", vec![route(None, rules)]);
+    let rules = vec![rule(prefix("/"), vec![mirror("away")], backend("away"))];
+    scene.publish_routes("away", vec![route(None, rules)]);
     let request = b"GET / HTTP/1.1\r\nHost: away\r\nConnection: close\r\n\r\n";
-    let response = scene.client.say("10.0.0.7", HTTP1, request).await;
+    let response = scene.client.send_bytes("10.0.0.7", HTTP1, request).await;
     assert_eq!(response.statuses(), [307]);
     assert!(
         response.text().contains("location: http://10.0.0."),
         "{response:?}"
     );
-    until("the mirror has answered", || {
-        mirrored(&scene.world, "answered") == 1
+    wait_until("the mirror has answered", || {
+        mirrored_count(&scene.world, "answered") == 1
     })
     .await;
     assert_eq!(asked.load(Relaxed), 2);
-    assert_eq!(scene.got(), Vec::<String>::new());
+    assert_eq!(scene.received_requests(), Vec::<String>::new());
 }

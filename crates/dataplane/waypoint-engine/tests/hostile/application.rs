@@ -14,37 +14,37 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::fixture::listener;
+use crate::fixture::bind_listener;
 
 /// Request that the strict server has received, or the reason why it is malformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Received {
-    Whole {
+pub(crate) enum ReceivedRequest {
+    Complete {
         head: String,
         body: Vec<u8>,
         /// Trailer lines of a chunked body.
         trailers: Vec<String>,
     },
     Malformed(String),
-    /// Request whose connection ended before it was complete.
-    Cut,
+    /// Incomplete request, whose connection ended early.
+    Truncated,
 }
 
 /// Strict HTTP/1.1 server that responds to well-formed requests with `ok`, and records all requests.
-pub(crate) struct Strict {
+pub(crate) struct StrictServer {
     pub(crate) address: SocketAddr,
-    received: mpsc::UnboundedReceiver<Received>,
+    received: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
-impl Strict {
+impl StrictServer {
     pub(crate) async fn start() -> Self {
         let (tell, received) = mpsc::unbounded_channel();
-        let address = scripted(move |_, stream| {
+        let address = run_scripted_server(move |_, stream| {
             let tell = tell.clone();
             async move {
                 let mut stream = BufReader::new(stream);
                 loop {
-                    match read(&mut stream).await {
+                    match read_request(&mut stream).await {
                         Ok(None) => return,
                         Ok(Some(whole)) => {
                             // The receiver may be gone at the end of a test.
@@ -68,18 +68,18 @@ impl Strict {
         }
     }
 
-    /// Returns the requests received since the last call.
-    pub(crate) fn received(&mut self) -> Vec<Received> {
+    /// Returns the requests that the server has received since the last call.
+    pub(crate) fn received(&mut self) -> Vec<ReceivedRequest> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 }
 
-/// Runs a server that calls a script for each connection, with the number of previous connections. Returns the server's
-/// address, and the connection counter.
-pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
+/// Runs a server that calls `script` for each accepted connection, with the number of earlier connections. Returns the
+/// server's address, and the counter of connections.
+pub(crate) async fn run_scripted_server<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
-    let (listener, address) = listener().await;
+    let (listener, address) = bind_listener().await;
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     let script = Arc::new(script);
@@ -95,8 +95,8 @@ pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     (address, count)
 }
 
-/// Reads up to the end of a request's header section.
-pub(crate) async fn head(stream: &mut TcpStream) {
+/// Reads an HTTP/1.1 request up to the end of its header section.
+pub(crate) async fn read_request_head(stream: &mut TcpStream) {
     let mut seen = Vec::new();
     while !seen.ends_with(b"\r\n\r\n") {
         let Ok(byte) = stream.read_u8().await else {
@@ -109,41 +109,41 @@ pub(crate) async fn head(stream: &mut TcpStream) {
 type Stream = BufReader<TcpStream>;
 
 /// Parses the next request by the strict grammar of RFC 9112; `None` if the connection ends between two requests.
-async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
+async fn read_request(stream: &mut Stream) -> Result<Option<ReceivedRequest>, ReceivedRequest> {
     let mut head = String::new();
     let mut length = None;
     let mut chunked = false;
     let mut hosts = 0;
     loop {
-        let Some(line) = line(stream).await? else {
+        let Some(line) = read_line(stream).await? else {
             return if head.is_empty() {
                 Ok(None)
             } else {
-                Err(Received::Cut)
+                Err(ReceivedRequest::Truncated)
             };
         };
         if line.is_empty() {
             break;
         }
         if head.is_empty() {
-            request_line(&line)?;
+            check_request_line(&line)?;
         } else {
-            let (name, value) = line.split_once(": ").ok_or_else(|| bad(&line))?;
+            let (name, value) = line.split_once(": ").ok_or_else(|| malformed(&line))?;
             let is_token =
                 |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
             if name.is_empty() || !name.bytes().all(is_token) {
-                return Err(bad(&line));
+                return Err(malformed(&line));
             }
             match name {
                 "host" => hosts += 1,
                 "content-length" => {
-                    let number = value.parse::<usize>().map_err(|_| bad(&line))?;
+                    let number = value.parse::<usize>().map_err(|_| malformed(&line))?;
                     if length.replace(number).is_some() {
-                        return Err(bad(&line));
+                        return Err(malformed(&line));
                     }
                 }
                 "transfer-encoding" if value == "chunked" && !chunked => chunked = true,
-                "transfer-encoding" => return Err(bad(&line)),
+                "transfer-encoding" => return Err(malformed(&line)),
                 _ => {}
             }
         }
@@ -151,85 +151,88 @@ async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
         head.push('\n');
     }
     if hosts != 1 || (chunked && length.is_some()) {
-        return Err(bad(&head));
+        return Err(malformed(&head));
     }
     let (body, trailers) = match length {
-        _ if chunked => chunks(stream).await?,
-        Some(length) => (exactly(stream, length).await?, Vec::new()),
+        _ if chunked => read_chunked_body(stream).await?,
+        Some(length) => (read_exactly(stream, length).await?, Vec::new()),
         None => (Vec::new(), Vec::new()),
     };
-    Ok(Some(Received::Whole {
+    Ok(Some(ReceivedRequest::Complete {
         head,
         body,
         trailers,
     }))
 }
 
-fn bad(what: &str) -> Received {
-    Received::Malformed(what.to_owned())
+fn malformed(what: &str) -> ReceivedRequest {
+    ReceivedRequest::Malformed(what.to_owned())
 }
 
-fn request_line(line: &str) -> Result<(), Received> {
+fn check_request_line(line: &str) -> Result<(), ReceivedRequest> {
     let words: Vec<_> = line.split(' ').collect();
     let [method, target, "HTTP/1.1"] = words[..] else {
-        return Err(bad(line));
+        return Err(malformed(line));
     };
     let is_path = target.starts_with('/') || target == "*";
     let is_visible = target.bytes().all(|byte| byte.is_ascii_graphic());
     if method.is_empty() || !is_path || !is_visible {
-        return Err(bad(line));
+        return Err(malformed(line));
     }
     Ok(())
 }
 
-/// Reads a line that ends with CRLF and has no other control character; `None` at the end of the connection.
-async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
+/// Reads a line that ends with CRLF and contains no other control character but tabs; `None` at the end of the
+/// connection.
+async fn read_line(stream: &mut Stream) -> Result<Option<String>, ReceivedRequest> {
     let mut bytes = Vec::new();
     stream
         .read_until(b'\n', &mut bytes)
         .await
-        .map_err(|_| Received::Cut)?;
+        .map_err(|_| ReceivedRequest::Truncated)?;
     if bytes.is_empty() {
         return Ok(None);
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
     if !bytes.ends_with(b"\n") {
-        return Err(Received::Cut);
+        return Err(ReceivedRequest::Truncated);
     }
-    let line = bytes.strip_suffix(b"\r\n").ok_or_else(|| bad(&text))?;
+    let line = bytes
+        .strip_suffix(b"\r\n")
+        .ok_or_else(|| malformed(&text))?;
     if line
         .iter()
         .any(|byte| byte.is_ascii_control() && *byte != b'\t')
     {
-        return Err(bad(&text));
+        return Err(malformed(&text));
     }
     Ok(Some(String::from_utf8_lossy(line).into_owned()))
 }
 
-async fn exactly(stream: &mut Stream, length: usize) -> Result<Vec<u8>, Received> {
+async fn read_exactly(stream: &mut Stream, length: usize) -> Result<Vec<u8>, ReceivedRequest> {
     let mut bytes = vec![0; length];
     let read = stream.read_exact(&mut bytes).await;
-    read.map(|_| bytes).map_err(|_| Received::Cut)
+    read.map(|_| bytes).map_err(|_| ReceivedRequest::Truncated)
 }
 
-async fn chunks(stream: &mut Stream) -> Result<(Vec<u8>, Vec<String>), Received> {
+async fn read_chunked_body(stream: &mut Stream) -> Result<(Vec<u8>, Vec<String>), ReceivedRequest> {
     let mut body = Vec::new();
     loop {
-        let size = line(stream).await?.ok_or(Received::Cut)?;
-        let length = usize::from_str_radix(&size, 16).map_err(|_| bad(&size))?;
+        let size = read_line(stream).await?.ok_or(ReceivedRequest::Truncated)?;
+        let length = usize::from_str_radix(&size, 16).map_err(|_| malformed(&size))?;
         if length == 0 {
             let mut trailers = Vec::new();
             loop {
-                let trailer = line(stream).await?.ok_or(Received::Cut)?;
+                let trailer = read_line(stream).await?.ok_or(ReceivedRequest::Truncated)?;
                 if trailer.is_empty() {
                     return Ok((body, trailers));
                 }
                 trailers.push(trailer);
             }
         }
-        body.extend(exactly(stream, length).await?);
-        if exactly(stream, 2).await? != b"\r\n" {
-            return Err(bad(&size));
+        body.extend(read_exactly(stream, length).await?);
+        if read_exactly(stream, 2).await? != b"\r\n" {
+            return Err(malformed(&size));
         }
     }
 }

@@ -19,17 +19,17 @@ use tokio::{
 };
 
 use crate::{
-    application::{head, scripted},
-    fixture::{HTTP1, HTTP2, LONG, World, read_response, record},
+    application::{read_request_head, run_scripted_server},
+    fixture::{HTTP1, HTTP2, TIMEOUT, World, read_response, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
 
-/// Reads from a stream until this text has arrived.
-async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
+/// Reads from a stream until the received bytes contain this text.
+async fn read_until(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(text.as_bytes()) {
-        let byte = timeout(LONG, stream.read_u8()).await;
+        let byte = timeout(TIMEOUT, stream.read_u8()).await;
         match byte {
             Ok(Ok(byte)) => seen.push(byte),
             ended => panic!("{:?}, then {ended:?}", String::from_utf8_lossy(&seen)),
@@ -41,8 +41,8 @@ async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) ->
 #[tokio::test]
 async fn clients_get_the_waypoints_version_and_keep_their_connection() {
     let world = World::new().await;
-    let (application, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (application, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let response = b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold";
         let _gone = stream.write_all(response).await;
     })
@@ -53,13 +53,13 @@ async fn clients_get_the_waypoints_version_and_keep_their_connection() {
     for _ in 0..3 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
         tunnel.write_all(request).await.unwrap();
-        let response = expect(&mut tunnel, "\r\n0\r\n\r\n").await;
+        let response = read_until(&mut tunnel, "\r\n0\r\n\r\n").await;
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
         assert!(response.contains("\r\n3\r\nold\r\n"), "{response}");
         assert!(!response.contains("close"), "{response}");
     }
     let request = b"GET / HTTP/1.0\r\nHost: web\r\n\r\n";
-    let reply = world.client().await.say(VIP, HTTP1, request).await;
+    let reply = world.client().await.send_bytes(VIP, HTTP1, request).await;
     assert!(reply.text().starts_with("HTTP/1.0 200 OK\r\n"), "{reply:?}");
     assert!(reply.text().ends_with("\r\n\r\nold"), "{reply:?}");
 }
@@ -67,8 +67,8 @@ async fn clients_get_the_waypoints_version_and_keep_their_connection() {
 #[tokio::test]
 async fn response_to_an_unread_upload_reaches_the_client() {
     let world = World::new().await;
-    let (application, _) = scripted(|_, mut stream: TcpStream| async move {
-        head(&mut stream).await;
+    let (application, _) = run_scripted_server(|_, mut stream: TcpStream| async move {
+        read_request_head(&mut stream).await;
         // The application never reads the request body: the connection is reset right after the response.
         let response = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 5\r\nConnection: close\r\n\r\nlarge";
         let _gone = stream.write_all(response).await;
@@ -95,7 +95,7 @@ async fn response_to_an_unread_upload_reaches_the_client() {
         let mut bytes = vec![0; 4096];
         let mut response = Vec::new();
         while !response.ends_with(b"large") {
-            match timeout(LONG, reading.read(&mut bytes)).await.unwrap() {
+            match timeout(TIMEOUT, reading.read(&mut bytes)).await.unwrap() {
                 Ok(read @ 1..) => response.extend_from_slice(&bytes[..read]),
                 Ok(0) | Err(_) => break,
             }
@@ -112,16 +112,16 @@ async fn response_to_an_unread_upload_reaches_the_client() {
 #[tokio::test]
 async fn interim_responses_are_forwarded_before_the_final_one() {
     let world = World::new().await;
-    let (application, _) = scripted(|_, mut stream| async move {
+    let (application, _) = run_scripted_server(|_, mut stream| async move {
         loop {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             let hints = "HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\
                 Connection: x-hop\r\nX-Hop: 1\r\nx-envoy-peer-metadata: no\r\n\r\n";
             if stream.write_all(hints.as_bytes()).await.is_err() {
                 return;
             }
             // The client signals that it has received them.
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
             if stream.write_all(response).await.is_err() {
                 return;
@@ -135,18 +135,18 @@ async fn interim_responses_are_forwarded_before_the_final_one() {
     for _ in 0..3 {
         let request = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 4\r\n\r\n";
         tunnel.write_all(request).await.unwrap();
-        let interim = expect(&mut tunnel, "103 Early Hints\r\nlink: </a>\r\n\r\n").await;
+        let interim = read_until(&mut tunnel, "103 Early Hints\r\nlink: </a>\r\n\r\n").await;
         assert!(
             interim.starts_with("HTTP/1.1 102 Processing\r\n\r\n"),
             "{interim}"
         );
         tunnel.write_all(b"\r\n\r\n").await.unwrap();
-        let response = expect(&mut tunnel, "\r\n\r\nok").await;
+        let response = read_until(&mut tunnel, "\r\n\r\nok").await;
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     }
     // HTTP/1.0 clients do not know interim responses.
     let request = b"POST / HTTP/1.0\r\nHost: web\r\nContent-Length: 4\r\n\r\n\r\n\r\n";
-    let reply = client.say(VIP, HTTP1, request).await;
+    let reply = client.send_bytes(VIP, HTTP1, request).await;
     assert!(reply.text().starts_with("HTTP/1.0 200 OK\r\n"), "{reply:?}");
 }
 
@@ -155,10 +155,10 @@ async fn expectations_are_forwarded_to_the_application() {
     let world = World::new().await;
     let uploaded = Arc::new(AtomicUsize::new(0));
     let counted = uploaded.clone();
-    let (application, _) = scripted(move |_, mut stream| {
+    let (application, _) = run_scripted_server(move |_, mut stream| {
         let counted = counted.clone();
         async move {
-            let asked = expect(&mut stream, "\r\n\r\n").await;
+            let asked = read_until(&mut stream, "\r\n\r\n").await;
             assert!(
                 asked.to_lowercase().contains("expect: 100-continue"),
                 "{asked}"
@@ -177,7 +177,7 @@ async fn expectations_are_forwarded_to_the_application() {
             };
             stream.write_all(response).await.unwrap();
             if reads {
-                expect(&mut stream, "body").await;
+                read_until(&mut stream, "body").await;
                 let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
                 stream.write_all(response).await.unwrap();
             }
@@ -201,11 +201,11 @@ async fn expectations_are_forwarded_to_the_application() {
             "PUT {path} HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
         );
         tunnel.write_all(request.as_bytes()).await.unwrap();
-        let response = expect(&mut tunnel, "\r\n\r\n").await;
+        let response = read_until(&mut tunnel, "\r\n\r\n").await;
         if expected == 200 {
             assert_eq!(response, "HTTP/1.1 100 Continue\r\n\r\n", "{path}");
             tunnel.write_all(b"body").await.unwrap();
-            let response = expect(&mut tunnel, "\r\n\r\n").await;
+            let response = read_until(&mut tunnel, "\r\n\r\n").await;
             assert!(response.starts_with("HTTP/1.1 200 "), "{path}: {response}");
         } else {
             let status = format!("HTTP/1.1 {expected} ");
@@ -222,9 +222,9 @@ async fn expectations_are_forwarded_to_the_application() {
 #[tokio::test]
 async fn trailers_are_forwarded_regardless_of_te_and_trailer() {
     let world = World::new().await;
-    let (application, _) = scripted(|_, mut stream| async move {
+    let (application, _) = run_scripted_server(|_, mut stream| async move {
         loop {
-            let asked = expect(&mut stream, "\r\n0\r\nx-sum: 2\r\n\r\n").await;
+            let asked = read_until(&mut stream, "\r\n0\r\nx-sum: 2\r\n\r\n").await;
             if asked.is_empty() {
                 return;
             }
@@ -244,7 +244,7 @@ async fn trailers_are_forwarded_regardless_of_te_and_trailer() {
         );
         tunnel.write_all(request.as_bytes()).await.unwrap();
         let end = "0\r\ngrpc-status: 0\r\nx-sum: 1\r\nx-sum: 2\r\n\r\n";
-        let response = expect(&mut tunnel, end).await;
+        let response = read_until(&mut tunnel, end).await;
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
         assert!(
             response.contains("\r\n5\r\n0\r\n\r\n\r\n2\r\nok\r\n0\r\n"),
@@ -260,9 +260,9 @@ async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
         ("AMBIT_MAX_HEADER_BYTES", "98304"),
     ];
     let world = World::with_env(&settings).await;
-    let (application, _) = scripted(|_, mut stream| async move {
+    let (application, _) = run_scripted_server(|_, mut stream| async move {
         loop {
-            let asked = expect(&mut stream, "\r\n\r\n").await;
+            let asked = read_until(&mut stream, "\r\n\r\n").await;
             // The path gives the number of fields.
             let path = asked.split(' ').nth(1).unwrap_or_default();
             let fields: usize = path.trim_start_matches('/').parse().unwrap_or_default();
@@ -289,7 +289,7 @@ async fn limits_of_header_sections_are_settings_and_named_in_refusals() {
     ] {
         let client = world.client().await;
         let reply = client
-            .say(VIP, HTTP1, request(path, &fields).as_bytes())
+            .send_bytes(VIP, HTTP1, request(path, &fields).as_bytes())
             .await;
         let what = format!("{path}, {} bytes: {:.400}", fields.len(), reply.text());
         assert_eq!(reply.statuses(), [status], "{what}");
@@ -304,12 +304,12 @@ async fn endpoints_are_called_by_the_clients_address_family() {
     let application = listener.local_addr().unwrap();
     ambit_rt::spawn("application", async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
             let _gone = stream.write_all(response).await;
         }
     });
-    world.serve_dual(
+    world.serve_dual_stack(
         "web",
         [VIP, "fd00::1"],
         ["127.0.7.250", "::1"],
@@ -324,7 +324,7 @@ async fn endpoints_are_called_by_the_clients_address_family() {
 async fn destination_rules_choose_the_upstream_http_version() {
     let world = World::new().await;
     let (tell, mut telemetry) = tokio::sync::mpsc::unbounded_channel();
-    let (application, _) = scripted(move |_, mut stream| {
+    let (application, _) = run_scripted_server(move |_, mut stream| {
         let tell = tell.clone();
         async move {
             let mut first = [0; 3];
@@ -346,14 +346,14 @@ async fn destination_rules_choose_the_upstream_http_version() {
                 http_version,
                 ..DestinationPolicy::default()
             },
-            ..WaypointDestination::without_rules(service.clone())
+            ..WaypointDestination::without_policy(service.clone())
         };
-        world.publish(WaypointUpdate::Put(
-            record("web"),
+        world.publish(WaypointUpdate::Upserted(
+            record_name("web"),
             WaypointRecord::from(rule),
         ));
         world.client().await.get(VIP, port).await;
-        let first = timeout(LONG, telemetry.recv()).await.unwrap().unwrap();
+        let first = timeout(TIMEOUT, telemetry.recv()).await.unwrap().unwrap();
         assert_eq!(&first, expected, "{http_version:?} at {port}");
         while telemetry.try_recv().is_ok() {}
     }
@@ -362,14 +362,14 @@ async fn destination_rules_choose_the_upstream_http_version() {
 #[tokio::test]
 async fn response_names_an_application_of_another_http_version() {
     let world = World::new().await;
-    let (of_http2, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (of_http2, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         // SETTINGS, as a server of HTTP/2 would send them.
         let _gone = stream.write_all(b"\0\0\0\x04\0\0\0\0\0").await;
         let _read = stream.read(&mut [0; 1024]).await;
     })
     .await;
-    let (of_http1, _) = scripted(|_, mut stream| async move {
+    let (of_http1, _) = run_scripted_server(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 24]).await;
         let response = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
         let _gone = stream.write_all(response).await;
@@ -384,7 +384,7 @@ async fn response_names_an_application_of_another_http_version() {
         (VIP, HTTP1, "declare appProtocol (grpc, kubernetes.io/h2c)"),
         ("10.0.0.2", HTTP2, "declare appProtocol http"),
     ] {
-        let reply = client.say(vip, port, request).await;
+        let reply = client.send_bytes(vip, port, request).await;
         let text = reply.text();
         assert!(text.starts_with("HTTP/1.1 502 "), "{advice}: {text}");
         assert!(text.contains(advice), "{advice}: {text}");

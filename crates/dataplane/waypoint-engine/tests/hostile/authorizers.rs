@@ -8,7 +8,7 @@ use ambit_model::{
     NamespacedHostname, PolicyKey, Provider, ProviderBody, ProviderProtocol, StringMatch,
     WaypointRecord, WaypointRecordType,
 };
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
@@ -20,8 +20,8 @@ use tokio::{
 };
 
 use crate::{
-    application::{Received, Strict, scripted},
-    fixture::{HTTP1, HTTP2, LONG, TCP, World, read_response, record},
+    application::{ReceivedRequest, StrictServer, run_scripted_server},
+    fixture::{HTTP1, HTTP2, TCP, TIMEOUT, World, read_response, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -44,7 +44,7 @@ fn provider(protocol: ProviderProtocol) -> Provider {
     }
 }
 
-fn of_http() -> Provider {
+fn http_provider() -> Provider {
     provider(ProviderProtocol::Http(HttpProvider {
         path_prefix: "/check".into(),
         headers: vec![StringMatch::Prefix("x-in".into())],
@@ -54,7 +54,7 @@ fn of_http() -> Provider {
     }))
 }
 
-fn custom(name: &str, provider: Provider) -> WaypointUpdate {
+fn custom_policy(name: &str, provider: Provider) -> WaypointUpdate {
     let policy = HttpPolicy {
         key: PolicyKey::from_resource_name(&format!("ns/{name}")),
         for_gateway: true,
@@ -63,18 +63,18 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name(name), WaypointRecord::from(policy))
 }
 
 /// Runs a gRPC authorization provider that gives every check the same response. Returns its address and the received
 /// checks.
-async fn of_grpc(
+async fn run_grpc_provider(
     message: &'static [u8],
     status: Option<&'static str>,
 ) -> (SocketAddr, Arc<Mutex<Vec<Bytes>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();
-    let (address, _) = scripted(move |_, stream| {
+    let (address, _) = run_scripted_server(move |_, stream| {
         let noted = noted.clone();
         async move {
             let Ok(mut connection) = h2::server::handshake(stream).await else {
@@ -113,20 +113,20 @@ async fn of_grpc(
     (address, asked)
 }
 
-async fn world(provider_at: SocketAddr) -> (World, Strict) {
+async fn world(provider_at: SocketAddr) -> (World, StrictServer) {
     let world = World::new().await;
-    let strict = Strict::start().await;
+    let strict = StrictServer::start().await;
     world.serve("web", VIP, &[strict.address]);
     world.serve("authz", PROVIDER_VIP, &[provider_at]);
     (world, strict)
 }
 
-fn heads(strict: &mut Strict) -> Vec<String> {
+fn received_heads(strict: &mut StrictServer) -> Vec<String> {
     let heads = strict
         .received()
         .into_iter()
         .map(|received| match received {
-            Received::Whole { head, .. } => head.to_ascii_lowercase(),
+            ReceivedRequest::Complete { head, .. } => head.to_ascii_lowercase(),
             other => panic!("{other:?}"),
         });
     heads.collect()
@@ -142,10 +142,10 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
 
 /// Runs an HTTP authorization provider that responds to every check with these bytes. Returns its address and the
 /// received checks.
-async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+async fn run_http_provider(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();
-    let (address, _) = scripted(move |_, mut stream| {
+    let (address, _) = run_scripted_server(move |_, mut stream| {
         let noted = noted.clone();
         async move {
             while let Some(head) = read_head(&mut stream).await {
@@ -163,14 +163,14 @@ async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>
 #[tokio::test]
 async fn http_provider_changes_only_permitted_headers() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-user: ann\r\nhost: evil\r\nx-forwarded-client-cert: evil\r\n\r\n";
-    let (at, asked) = answering(answer).await;
+    let (at, asked) = run_http_provider(answer).await;
     let (world, mut strict) = world(at).await;
-    world.publish(custom("ask", of_http()));
+    world.publish(custom_policy("ask", http_provider()));
     let client = world.client().await;
     let request = b"GET /a?b=1 HTTP/1.1\r\nHost: web\r\nx-in-1: a\r\nx-out: b\r\nauthorization: c\r\nx-user: mallory\r\nConnection: close\r\n\r\n";
-    let reply = client.say(VIP, HTTP1, request).await;
+    let reply = client.send_bytes(VIP, HTTP1, request).await;
     assert_eq!(reply.statuses(), [200], "{}", reply.text());
-    let head = heads(&mut strict).pop().unwrap();
+    let head = received_heads(&mut strict).pop().unwrap();
     assert!(head.contains("x-user: ann"), "{head}");
     assert!(
         !head.contains("mallory") && !head.contains("evil"),
@@ -191,18 +191,21 @@ async fn http_provider_changes_only_permitted_headers() {
 async fn denial_has_the_providers_response() {
     let answer =
         b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 5\r\nwww-authenticate: Basic\r\n\r\nlogin";
-    let (at, _) = answering(answer).await;
+    let (at, _) = run_http_provider(answer).await;
     let (world, mut strict) = world(at).await;
-    world.publish(custom("ask", of_http()));
+    world.publish(custom_policy("ask", http_provider()));
     let client = world.client().await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let reply = client.say(VIP, HTTP1, request).await;
+    let reply = client.send_bytes(VIP, HTTP1, request).await;
     assert_eq!(reply.statuses(), [401]);
     assert!(reply.text().contains("www-authenticate: Basic") && reply.text().ends_with("login"));
     assert!(strict.received().is_empty());
-    until("it is counted", || world.ended(401, "UAEX") == 1).await;
+    wait_until("it is counted", || {
+        world.request_count_with(401, "UAEX") == 1
+    })
+    .await;
     assert_eq!(
-        world.count("ambit_ext_authz_total", &["outcome=\"denied\""]),
+        world.metric_sum("ambit_ext_authz_total", &["outcome=\"denied\""]),
         1
     );
 }
@@ -210,9 +213,9 @@ async fn denial_has_the_providers_response() {
 #[tokio::test]
 async fn provider_changes_are_authorized_by_other_policies() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-role: guest\r\n\r\n";
-    let (at, _) = answering(answer).await;
+    let (at, _) = run_http_provider(answer).await;
     let (world, mut strict) = world(at).await;
-    world.publish(custom("ask", of_http()));
+    world.publish(custom_policy("ask", http_provider()));
     let guests = HttpPolicy {
         key: PolicyKey::from_resource_name("ns/guests"),
         for_gateway: true,
@@ -227,8 +230,8 @@ async fn provider_changes_are_authorized_by_other_policies() {
         }],
         ..HttpPolicy::default()
     };
-    world.publish(WaypointUpdate::Put(
-        record("guests"),
+    world.publish(WaypointUpdate::Upserted(
+        record_name("guests"),
         WaypointRecord::from(guests),
     ));
     assert_eq!(world.client().await.get(VIP, HTTP1).await, 403);
@@ -237,14 +240,14 @@ async fn provider_changes_are_authorized_by_other_policies() {
 
 #[tokio::test]
 async fn unresponsive_provider_denies_unless_it_fails_open() {
-    let (hanging, _) = scripted(|_, stream| async move {
+    let (hanging, _) = run_scripted_server(|_, stream| async move {
         let _held = stream;
         std::future::pending::<()>().await;
     })
     .await;
-    let (gone, _) = scripted(|_, stream| async move { drop(stream) }).await;
-    let (failing, _) = answering(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await;
-    let (flooding, _) = scripted(|_, mut stream| async move {
+    let (gone, _) = run_scripted_server(|_, stream| async move { drop(stream) }).await;
+    let (failing, _) = run_http_provider(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n").await;
+    let (flooding, _) = run_scripted_server(|_, mut stream| async move {
         let _read = read_head(&mut stream).await;
         let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\n").await;
         while stream
@@ -264,15 +267,15 @@ async fn unresponsive_provider_denies_unless_it_fails_open() {
         let closed = Provider {
             timeout: Duration::from_millis(500),
             status_on_error: 599,
-            ..of_http()
+            ..http_provider()
         };
-        world.publish(custom("ask", closed.clone()));
+        world.publish(custom_policy("ask", closed.clone()));
         let client = world.client().await;
         assert_eq!(client.get(VIP, HTTP1).await, 599, "{outcome}");
         assert!(strict.received().is_empty(), "{outcome}");
         let label = format!("outcome=\"{outcome}\"");
         assert_eq!(
-            world.count("ambit_ext_authz_total", &[&label]),
+            world.metric_sum("ambit_ext_authz_total", &[&label]),
             1,
             "{outcome}"
         );
@@ -280,7 +283,7 @@ async fn unresponsive_provider_denies_unless_it_fails_open() {
             fail_open: true,
             ..closed
         };
-        world.publish(custom("ask", open));
+        world.publish(custom_policy("ask", open));
         assert_eq!(client.get(VIP, HTTP1).await, 200, "{outcome}");
         assert_eq!(strict.received().len(), 1, "{outcome}");
     }
@@ -290,11 +293,11 @@ async fn unresponsive_provider_denies_unless_it_fails_open() {
 async fn grpc_provider_is_trusted_only_within_the_protocol() {
     // Status OK, and x-user in the request's headers.
     let allowed = b"\x0a\x00\x1a\x11\x12\x0f\x0a\x0d\x0a\x06x-user\x12\x03ann";
-    let (at, asked) = of_grpc(allowed, Some("0")).await;
+    let (at, asked) = run_grpc_provider(allowed, Some("0")).await;
     let (world, mut strict) = world(at).await;
-    world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+    world.publish(custom_policy("ask", provider(ProviderProtocol::Grpc)));
     assert_eq!(world.client().await.get(VIP, HTTP1).await, 200);
-    assert!(heads(&mut strict)[0].contains("x-user: ann"));
+    assert!(received_heads(&mut strict)[0].contains("x-user: ann"));
     let question = asked.lock().pop().unwrap();
     let question = String::from_utf8_lossy(&question).into_owned();
     for there in [
@@ -314,9 +317,9 @@ async fn grpc_provider_is_trusted_only_within_the_protocol() {
         (b"\xff\xff\xff", Some("0"), 403),
         (b"\x0a\x00\x12\x00", Some("0"), 403),
     ] {
-        let (at, _) = of_grpc(message, status).await;
+        let (at, _) = run_grpc_provider(message, status).await;
         let (world, mut strict) = self::world(at).await;
-        world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+        world.publish(custom_policy("ask", provider(ProviderProtocol::Grpc)));
         let got = world.client().await.get(VIP, HTTP1).await;
         assert_eq!(got, code, "{message:?} {status:?}");
         assert!(strict.received().is_empty());
@@ -325,7 +328,7 @@ async fn grpc_provider_is_trusted_only_within_the_protocol() {
 
 #[tokio::test]
 async fn provider_gets_a_body_prefix_and_the_application_all_of_it() {
-    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    let (at, asked) = run_grpc_provider(b"\x0a\x00", Some("0")).await;
     let (world, mut strict) = world(at).await;
     let mut body = ProviderBody {
         max_bytes: 4,
@@ -336,11 +339,14 @@ async fn provider_gets_a_body_prefix_and_the_application_all_of_it() {
         body: Some(body),
         ..provider(ProviderProtocol::Grpc)
     };
-    world.publish(custom("ask", with(body)));
+    world.publish(custom_policy("ask", with(body)));
     let client = world.client().await;
     let request = b"POST / HTTP/1.1\r\nHost: web\r\ncontent-length: 10\r\nConnection: close\r\n\r\n0123456789";
-    assert_eq!(client.say(VIP, HTTP1, request).await.statuses(), [200]);
-    let Some(Received::Whole { body: whole, .. }) = strict.received().pop() else {
+    assert_eq!(
+        client.send_bytes(VIP, HTTP1, request).await.statuses(),
+        [200]
+    );
+    let Some(ReceivedRequest::Complete { body: whole, .. }) = strict.received().pop() else {
         panic!("no request");
     };
     assert_eq!(whole, b"0123456789");
@@ -351,24 +357,27 @@ async fn provider_gets_a_body_prefix_and_the_application_all_of_it() {
         "{question}"
     );
     body.allow_partial = false;
-    world.publish(custom("ask", with(body)));
-    assert_eq!(client.say(VIP, HTTP1, request).await.statuses(), [413]);
+    world.publish(custom_policy("ask", with(body)));
+    assert_eq!(
+        client.send_bytes(VIP, HTTP1, request).await.statuses(),
+        [413]
+    );
     assert!(asked.lock().is_empty() && strict.received().is_empty());
 }
 
 #[tokio::test]
 async fn everything_is_denied_without_a_usable_provider() {
-    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    let (at, asked) = run_grpc_provider(b"\x0a\x00", Some("0")).await;
     let (world, mut strict) = world(at).await;
     let good = provider(ProviderProtocol::Grpc);
-    world.publish(custom("ask", good.clone()));
+    world.publish(custom_policy("ask", good.clone()));
     let client = world.client().await;
     assert_eq!(client.get(VIP, HTTP1).await, 200);
     let other = Provider {
         name: "other".into(),
         ..good.clone()
     };
-    world.publish(custom("other", other));
+    world.publish(custom_policy("other", other));
     assert_eq!(client.get(VIP, HTTP1).await, 403);
     let missing = Provider {
         target: Err("there is none".into()),
@@ -377,9 +386,9 @@ async fn everything_is_denied_without_a_usable_provider() {
     };
     world.publish(WaypointUpdate::Removed(
         WaypointRecordType::Policy,
-        record("other"),
+        record_name("other"),
     ));
-    world.publish(custom("ask", missing));
+    world.publish(custom_policy("ask", missing));
     assert_eq!(client.get(VIP, HTTP1).await, 403);
     assert_eq!((asked.lock().len(), strict.received().len()), (1, 1));
 }
@@ -387,30 +396,30 @@ async fn everything_is_denied_without_a_usable_provider() {
 #[tokio::test]
 async fn non_http_connections_are_checked_by_grpc_only() {
     let world = World::new().await;
-    let (echo, _) = scripted(|_, mut stream| async move {
+    let (echo, _) = run_scripted_server(|_, mut stream| async move {
         let (mut read, mut write) = stream.split();
         let _ended = tokio::io::copy(&mut read, &mut write).await;
     })
     .await;
-    let (at, asked) = of_grpc(b"\x0a\x00", Some("0")).await;
+    let (at, asked) = run_grpc_provider(b"\x0a\x00", Some("0")).await;
     world.serve("web", VIP, &[echo]);
     world.serve("authz", PROVIDER_VIP, &[at]);
-    world.publish(custom("ask", provider(ProviderProtocol::Grpc)));
+    world.publish(custom_policy("ask", provider(ProviderProtocol::Grpc)));
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, TCP).await;
     tunnel.write_all(b"ping").await.unwrap();
     let mut echoed = [0; 4];
     let echo = tunnel.read_exact(&mut echoed);
-    timeout(LONG, echo).await.expect("no echo").unwrap();
+    timeout(TIMEOUT, echo).await.expect("no echo").unwrap();
     assert_eq!((&echoed, asked.lock().len()), (b"ping", 1));
     // Only the first provider has allowed the request.
     let other = Provider {
         name: "other".into(),
         ..provider(ProviderProtocol::Grpc)
     };
-    world.publish(custom("ask", other));
+    world.publish(custom_policy("ask", other));
     assert_eq!(read_response(tunnel).await.bytes, b"");
     assert_eq!(asked.lock().len(), 1);
-    world.publish(custom("ask", of_http()));
+    world.publish(custom_policy("ask", http_provider()));
     assert!(client.try_tunnel(VIP, TCP).await.is_err());
 }

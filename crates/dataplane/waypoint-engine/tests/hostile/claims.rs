@@ -1,4 +1,4 @@
-//! Tests of headers that identify a caller, forged by clients and applications in every spelling and position.
+//! Tests of identity headers, forged by clients and applications in every spelling and position.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
@@ -11,14 +11,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    application::{Received, Strict, head, scripted},
-    fixture::{Client, HTTP1, World, record},
+    application::{ReceivedRequest, StrictServer, read_request_head, run_scripted_server},
+    fixture::{Client, HTTP1, World, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
 
-/// Headers that only proxies of the mesh may send.
-const NAMES: &[&str] = &[
+/// Names of headers that only proxies of the mesh may send.
+const MESH_ONLY_HEADERS: &[&str] = &[
     "client-cert",
     "client-cert-chain",
     "x-forwarded-client-cert",
@@ -30,25 +30,27 @@ const NAMES: &[&str] = &[
     "x-envoy-peer-metadata-id",
 ];
 
-/// Headers that clients may send, but not with underscores for hyphens, which CGI-style applications read as the same
-/// variable.
-const FORWARDING: &[&str] = &[
+/// Names of headers that clients may send, but not with underscores for hyphens: CGI-style applications read both as
+/// the same variable.
+const FORWARDING_HEADERS: &[&str] = &[
     "x-forwarded-for",
     "x-forwarded-proto",
     "x-real-ip",
     "x-request-id",
 ];
 
-async fn world() -> (World, Strict) {
-    let (world, strict) = (World::new().await, Strict::start().await);
+async fn world() -> (World, StrictServer) {
+    let (world, strict) = (World::new().await, StrictServer::start().await);
     world.serve("web", VIP, &[strict.address]);
     (world, strict)
 }
 
 /// Returns the single request that the application has received, as text.
-fn got(application: &mut Strict) -> String {
+fn received_request(application: &mut StrictServer) -> String {
     match &application.received()[..] {
-        [Received::Whole { head, trailers, .. }] => format!("{head}{}", trailers.join("\n")),
+        [ReceivedRequest::Complete { head, trailers, .. }] => {
+            format!("{head}{}", trailers.join("\n"))
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -61,7 +63,7 @@ fn spellings(name: &str) -> [String; 3] {
     ]
 }
 
-async fn http2(client: &Client) -> SendRequest<Bytes> {
+async fn connect_http2(client: &Client) -> SendRequest<Bytes> {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (requests, connection) = h2::client::handshake(tunnel).await.unwrap();
     ambit_rt::spawn("client", async move {
@@ -72,7 +74,11 @@ async fn http2(client: &Client) -> SendRequest<Bytes> {
 }
 
 /// Sends an HTTP/2 request with these headers and trailers.
-async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers: &[(&str, &str)]) {
+async fn send_request(
+    requests: &SendRequest<Bytes>,
+    headers: &[(&str, &str)],
+    trailers: &[(&str, &str)],
+) {
     let mut request = Request::new(());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = "http://web/".parse().unwrap();
@@ -100,9 +106,9 @@ async fn send(requests: &SendRequest<Bytes>, headers: &[(&str, &str)], trailers:
 async fn forged_identity_headers_never_reach_the_application() {
     let (world, mut application) = world().await;
     let client = world.client().await;
-    let requests = http2(&client).await;
+    let requests = connect_http2(&client).await;
     let mut reached = Vec::new();
-    for spelling in NAMES.iter().flat_map(|name| spellings(name)) {
+    for spelling in MESH_ONLY_HEADERS.iter().flat_map(|name| spellings(name)) {
         let post = "POST / HTTP/1.1\r\nHost: web\r\nConnection: close";
         let chunks = "Transfer-Encoding: chunked\r\n";
         let rest = format!(
@@ -117,13 +123,13 @@ async fn forged_identity_headers_never_reach_the_application() {
             ("trailer", format!("{post}\r\n{chunks}{rest}")),
         ];
         for (place, bytes) in cases {
-            let response = client.say(VIP, HTTP1, bytes.as_bytes()).await;
+            let response = client.send_bytes(VIP, HTTP1, bytes.as_bytes()).await;
             assert_eq!(
                 response.statuses(),
                 [200],
                 "{spelling} as {place}: {response:?}"
             );
-            let got = got(&mut application);
+            let got = received_request(&mut application);
             if got.contains("forged") {
                 reached.push(format!("{spelling} as {place}"));
             }
@@ -131,31 +137,31 @@ async fn forged_identity_headers_never_reach_the_application() {
             assert_eq!(got.contains("x-kept: 1"), place == "trailer", "{got}");
         }
         let forged = [(spelling.as_str(), "forged")];
-        send(&requests, &forged, &[]).await;
-        if got(&mut application).contains("forged") {
+        send_request(&requests, &forged, &[]).await;
+        if received_request(&mut application).contains("forged") {
             reached.push(format!("{spelling} as header of HTTP/2"));
         }
-        send(&requests, &[], &forged).await;
-        if got(&mut application).contains("forged") {
+        send_request(&requests, &[], &forged).await;
+        if received_request(&mut application).contains("forged") {
             reached.push(format!("{spelling} as trailer of HTTP/2"));
         }
     }
     for name in ["content_length", "transfer_encoding", "keep_alive"] {
-        send(&requests, &[(name, "7")], &[]).await;
-        let got = got(&mut application);
+        send_request(&requests, &[(name, "7")], &[]).await;
+        let got = received_request(&mut application);
         if got.contains(name) {
             reached.push(name.to_owned());
         }
     }
-    for name in FORWARDING {
-        let requests = http2(&client).await;
-        send(
+    for name in FORWARDING_HEADERS {
+        let requests = connect_http2(&client).await;
+        send_request(
             &requests,
             &[(&name.replace('-', "_"), "forged")],
             &[(name, "forged")],
         )
         .await;
-        if got(&mut application).contains("forged") {
+        if received_request(&mut application).contains("forged") {
             reached.push((*name).to_owned());
         }
     }
@@ -165,7 +171,7 @@ async fn forged_identity_headers_never_reach_the_application() {
 #[tokio::test]
 async fn client_cert_header_is_only_the_waypoints() {
     let (world, mut application) = world().await;
-    world.publish(WaypointUpdate::Put(
+    world.publish(WaypointUpdate::Upserted(
         "gw".into(),
         WaypointRecord::from(WaypointGateway {
             client_identity_header: true,
@@ -175,9 +181,9 @@ async fn client_cert_header_is_only_the_waypoints() {
     let client = world.client().await;
     let forged = "GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nX-Forwarded-Client-Cert: forged\r\n\
         X_Forwarded_Client_Cert: forged\r\nX-Real-IP: 192.0.2.1\r\nForwarded: for=192.0.2.1\r\n\r\n";
-    let response = client.say(VIP, HTTP1, forged.as_bytes()).await;
+    let response = client.send_bytes(VIP, HTTP1, forged.as_bytes()).await;
     assert_eq!(response.statuses(), [200]);
-    let got = got(&mut application);
+    let got = received_request(&mut application);
     let is_claim = |line: &&str| {
         line.replace('_', "-")
             .starts_with("x-forwarded-client-cert")
@@ -200,8 +206,13 @@ async fn trailers_cannot_have_fields_that_policies_read() {
     let request =
         b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\
         Trailer: x-role, x_role\r\n\r\n1\r\nx\r\n0\r\nx-role: root\r\nx_role: root\r\n\r\n";
-    client.say(VIP, HTTP1, request).await;
-    assert_eq!(got(&mut application).matches("role: root").count(), 2);
+    client.send_bytes(VIP, HTTP1, request).await;
+    assert_eq!(
+        received_request(&mut application)
+            .matches("role: root")
+            .count(),
+        2
+    );
     let condition = HttpCondition {
         attribute: HttpAttribute::Header("x-role".into()),
         values: vec![HttpValue::Text(StringMatch::Exact("root".into()))],
@@ -217,27 +228,27 @@ async fn trailers_cannot_have_fields_that_policies_read() {
         }],
         ..HttpPolicy::default()
     };
-    world.publish(WaypointUpdate::Put(
-        record("role"),
+    world.publish(WaypointUpdate::Upserted(
+        record_name("role"),
         WaypointRecord::from(policy),
     ));
-    let response = client.say(VIP, HTTP1, request).await;
+    let response = client.send_bytes(VIP, HTTP1, request).await;
     assert_eq!(response.statuses(), [200]);
-    assert!(!got(&mut application).contains("root"));
+    assert!(!received_request(&mut application).contains("root"));
 }
 
 #[tokio::test]
 async fn split_cookies_reach_the_application_as_one_line() {
     let (world, mut application) = world().await;
-    let requests = http2(&world.client().await).await;
+    let requests = connect_http2(&world.client().await).await;
     let crumbs = [
         ("cookie", "a=1"),
         ("x-other", "1"),
         ("cookie", "b=2"),
         ("cookie", "c=3"),
     ];
-    send(&requests, &crumbs, &[]).await;
-    let got = got(&mut application);
+    send_request(&requests, &crumbs, &[]).await;
+    let got = received_request(&mut application);
     let cookies: Vec<_> = got
         .lines()
         .filter(|line| line.starts_with("cookie"))
@@ -248,23 +259,28 @@ async fn split_cookies_reach_the_application_as_one_line() {
 #[tokio::test]
 async fn proxy_headers_of_applications_are_removed() {
     let world = World::new().await;
-    let lines: String = NAMES
+    let lines: String = MESH_ONLY_HEADERS
         .iter()
         .flat_map(|name| spellings(name))
         .map(|name| format!("{name}: forged\r\n"))
         .collect();
     let answer = format!("HTTP/1.1 200 OK\r\n{lines}x-version: 1\r\ncontent-length: 0\r\n\r\n");
-    let (address, _) = scripted(move |_, mut stream| {
+    let (address, _) = run_scripted_server(move |_, mut stream| {
         let answer = answer.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             stream.write_all(answer.as_bytes()).await.unwrap();
         }
     })
     .await;
     world.serve("web", VIP, &[address]);
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let response = world.client().await.say(VIP, HTTP1, request).await.text();
+    let response = world
+        .client()
+        .await
+        .send_bytes(VIP, HTTP1, request)
+        .await
+        .text();
     assert!(
         response.contains("x-version: 1") && !response.contains("forged"),
         "{response}"

@@ -8,18 +8,18 @@ use ambit_model::{
     HttpRouteRule, JwtKeys, JwtRule, LocalLimit, PathChange, PolicyKey, RateLimit, StreamBackend,
     StreamRoute, WaypointExtension, WaypointRecord, WaypointRecordType, WaypointService,
 };
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use ambit_xds::WaypointUpdate;
 
 use crate::{
-    fixture::{HTTP1, TCP, record},
-    routes::{Scene, VIP, prefix, rewrite, route, rule, service, to},
+    fixture::{HTTP1, TCP, record_name},
+    routes::{Scene, VIP, backend, prefix, rewrite, route, rule, service},
 };
 
 const KEYS: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
-fn tokens(of: &str) -> WaypointUpdate {
+fn jwt_rule(of: &str) -> WaypointUpdate {
     let rule = JwtRule {
         issuer: "i".into(),
         keys: JwtKeys::Known(KEYS.into()),
@@ -34,11 +34,11 @@ fn tokens(of: &str) -> WaypointUpdate {
         rules: vec![rule],
         ..Authentication::default()
     };
-    WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
+    WaypointUpdate::Upserted(record_name(of), WaypointRecord::from(authentication))
 }
 
-/// Builds a RateLimit of the service `of` for requests to one path.
-fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
+/// Builds a RateLimit record for the service `of`, which limits requests to one path.
+fn rate_limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     let limit = LocalLimit {
         matches: vec![HttpRouteMatch {
             path: Some(HttpPathMatch::Exact(path.into())),
@@ -56,11 +56,11 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
         local: vec![limit],
         ..RateLimit::default()
     };
-    WaypointUpdate::Put(record(of), WaypointRecord::from(object))
+    WaypointUpdate::Upserted(record_name(of), WaypointRecord::from(object))
 }
 
-/// Builds an unsupported plugin of the service `of` that fails open: these tests only need to know whether it is
-/// attached.
+/// Builds the record of an unsupported plugin for the service `of`. The plugin fails open: these tests only need to
+/// know whether it is attached.
 fn plugin(of: &str) -> WaypointUpdate {
     let extension = WaypointExtension {
         namespace: "ns".into(),
@@ -70,14 +70,14 @@ fn plugin(of: &str) -> WaypointUpdate {
         unsupported: Some("a test".into()),
         ..WaypointExtension::default()
     };
-    WaypointUpdate::Put(record(of), WaypointRecord::from(extension))
+    WaypointUpdate::Upserted(record_name(of), WaypointRecord::from(extension))
 }
 
-fn full(path: &str) -> HttpFilter {
+fn replace_path(path: &str) -> HttpFilter {
     rewrite(None, PathChange::Full(path.into()))
 }
 
-fn set(name: &str, value: &str) -> HttpFilter {
+fn set_header(name: &str, value: &str) -> HttpFilter {
     HttpFilter::RequestHeaders(HeaderChanges {
         set: vec![(name.into(), value.into())],
         ..HeaderChanges::default()
@@ -93,14 +93,14 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-fn of_clients(scene: &Scene, rules: Vec<HttpRouteRule>) {
-    scene.follow("web", vec![route(Some("ns"), rules)]);
+fn publish_consumer_route(scene: &Scene, rules: Vec<HttpRouteRule>) {
+    scene.publish_routes("web", vec![route(Some("ns"), rules)]);
 }
 
 #[tokio::test]
 async fn consumer_routes_cannot_forge_claims() {
     let scene = Scene::new().await;
-    scene.world.publish(tokens("web"));
+    scene.world.publish(jwt_rule("web"));
     let names = [
         "x-user", "x_user", "x-token", "x_token", "cookie", "x-other",
     ];
@@ -108,10 +108,16 @@ async fn consumer_routes_cannot_forge_claims() {
         set: names.map(|name| (name.into(), "forged".into())).to_vec(),
         ..HeaderChanges::default()
     });
-    of_clients(&scene, vec![rule(prefix("/"), vec![forged], to("web"))]);
+    publish_consumer_route(
+        &scene,
+        vec![rule(prefix("/"), vec![forged], backend("web"))],
+    );
     let mut web = scene.web;
     let request = "GET / HTTP/1.1\r\nHost: web\r\nCookie: a=b\r\nConnection: close\r\n\r\n";
-    let response = scene.client.say(VIP, HTTP1, request.as_bytes()).await;
+    let response = scene
+        .client
+        .send_bytes(VIP, HTTP1, request.as_bytes())
+        .await;
     assert_eq!(response.statuses(), [200]);
     let got = format!("{:?}", web.received());
     assert_eq!(got.matches("forged").count(), 1, "{got}");
@@ -124,13 +130,21 @@ async fn consumer_routes_cannot_forge_claims() {
 #[tokio::test]
 async fn limits_count_the_forwarded_form_of_consumer_routes() {
     let mut scene = Scene::new().await;
-    scene.world.publish(limit("web", "/limited", 2));
+    scene.world.publish(rate_limit("web", "/limited", 2));
     let rules = vec![
-        rule(prefix("/x"), vec![full("/limited")], to("web")),
-        rule(prefix("/limited"), vec![set("x-a", "b")], to("web")),
-        rule(prefix("/back"), vec![full("/limited")], to("back")),
+        rule(prefix("/x"), vec![replace_path("/limited")], backend("web")),
+        rule(
+            prefix("/limited"),
+            vec![set_header("x-a", "b")],
+            backend("web"),
+        ),
+        rule(
+            prefix("/back"),
+            vec![replace_path("/limited")],
+            backend("back"),
+        ),
     ];
-    of_clients(&scene, rules);
+    publish_consumer_route(&scene, rules);
     // Counted once each, whether the limit matches the received form, the forwarded form, or both.
     for (path, expected) in [
         ("/x", "web /limited web"),
@@ -139,36 +153,54 @@ async fn limits_count_the_forwarded_form_of_consumer_routes() {
         ("/limited", "429"),
         ("/back", "back /limited web"),
     ] {
-        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+        assert_eq!(
+            scene.describe_request(path, "web").await,
+            expected,
+            "{path}"
+        );
     }
-    scene.world.publish(limit("back", "/limited", 1));
-    assert_eq!(scene.ask("/back", "web").await, "back /limited web");
-    assert_eq!(scene.ask("/back", "web").await, "429");
+    scene.world.publish(rate_limit("back", "/limited", 1));
+    assert_eq!(
+        scene.describe_request("/back", "web").await,
+        "back /limited web"
+    );
+    assert_eq!(scene.describe_request("/back", "web").await, "429");
 }
 
 #[tokio::test]
 async fn consumer_mirrors_bypass_no_limits_tokens_or_plugins() {
-    const FAMILY: &str = "ambit_requests_mirrored_total";
+    const MIRRORED_REQUESTS: &str = "ambit_requests_mirrored_total";
     let mut scene = Scene::new().await;
-    scene.world.publish(limit("web", "/limited", 2));
-    let rules = |name: &str| vec![rule(prefix("/"), vec![mirror(name)], to("web"))];
-    of_clients(&scene, rules("web"));
-    let denied = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"denied\""]);
-    let answered = |scene: &Scene| scene.world.count(FAMILY, &["outcome=\"answered\""]);
+    scene.world.publish(rate_limit("web", "/limited", 2));
+    let rules = |name: &str| vec![rule(prefix("/"), vec![mirror(name)], backend("web"))];
+    publish_consumer_route(&scene, rules("web"));
+    let denied = |scene: &Scene| {
+        scene
+            .world
+            .metric_sum(MIRRORED_REQUESTS, &["outcome=\"denied\""])
+    };
+    let answered = |scene: &Scene| {
+        scene
+            .world
+            .metric_sum(MIRRORED_REQUESTS, &["outcome=\"answered\""])
+    };
     let get = "GET /limited HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-    let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    let response = scene.client.send_bytes(VIP, HTTP1, get.as_bytes()).await;
     assert_eq!(response.statuses(), [200]);
-    until("the copy is sent", || answered(&scene) == 1).await;
+    wait_until("the copy is sent", || answered(&scene) == 1).await;
     // The mirrored request has used up the second one.
-    let response = scene.client.say(VIP, HTTP1, get.as_bytes()).await;
+    let response = scene.client.send_bytes(VIP, HTTP1, get.as_bytes()).await;
     assert_eq!(response.statuses(), [429]);
-    assert_eq!(scene.got().len(), 2);
-    for (attached, nth) in [(tokens("back"), 1), (plugin("web"), 2)] {
+    assert_eq!(scene.received_requests().len(), 2);
+    for (attached, nth) in [(jwt_rule("back"), 1), (plugin("web"), 2)] {
         scene.world.publish(attached);
-        of_clients(&scene, rules(if nth == 1 { "back" } else { "web" }));
-        assert_eq!(scene.ask("/other", "web").await, "web /other web");
-        until("the copy is refused", || denied(&scene) == nth).await;
-        assert_eq!(scene.got(), Vec::<String>::new());
+        publish_consumer_route(&scene, rules(if nth == 1 { "back" } else { "web" }));
+        assert_eq!(
+            scene.describe_request("/other", "web").await,
+            "web /other web"
+        );
+        wait_until("the copy is refused", || denied(&scene) == nth).await;
+        assert_eq!(scene.received_requests(), Vec::<String>::new());
     }
 }
 
@@ -176,10 +208,18 @@ async fn consumer_mirrors_bypass_no_limits_tokens_or_plugins() {
 async fn consumer_routes_bypass_no_tokens_or_plugins() {
     let mut scene = Scene::new().await;
     let rules = vec![
-        rule(prefix("/back"), Vec::new(), to("back")),
-        rule(prefix("/plain"), Vec::new(), to("web")),
-        rule(prefix("/changed"), vec![full("/other")], to("web")),
-        rule(prefix("/same"), vec![set("x-a", "b")], to("web")),
+        rule(prefix("/back"), Vec::new(), backend("back")),
+        rule(prefix("/plain"), Vec::new(), backend("web")),
+        rule(
+            prefix("/changed"),
+            vec![replace_path("/other")],
+            backend("web"),
+        ),
+        rule(
+            prefix("/same"),
+            vec![set_header("x-a", "b")],
+            backend("web"),
+        ),
     ];
     let back = ("/back", "back /back web");
     let own = [
@@ -187,24 +227,32 @@ async fn consumer_routes_bypass_no_tokens_or_plugins() {
         ("/changed", "web /other web"),
         ("/same", "web /same web"),
     ];
-    of_clients(&scene, rules.clone());
+    publish_consumer_route(&scene, rules.clone());
     for (path, expected) in own.into_iter().chain([back]) {
-        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+        assert_eq!(
+            scene.describe_request(path, "web").await,
+            expected,
+            "{path}"
+        );
     }
     for (attached, gone) in [
         (
-            tokens("back"),
-            WaypointUpdate::Removed(WaypointRecordType::Authentication, record("back")),
+            jwt_rule("back"),
+            WaypointUpdate::Removed(WaypointRecordType::Authentication, record_name("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::Removed(WaypointRecordType::Extension, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Extension, record_name("back")),
         ),
     ] {
         scene.world.publish(attached);
-        assert_eq!(scene.ask("/back", "web").await, "403");
+        assert_eq!(scene.describe_request("/back", "web").await, "403");
         for (path, expected) in own {
-            assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+            assert_eq!(
+                scene.describe_request(path, "web").await,
+                expected,
+                "{path}"
+            );
         }
         scene.world.publish(gone);
     }
@@ -215,13 +263,21 @@ async fn consumer_routes_bypass_no_tokens_or_plugins() {
         ("/same", "403"),
         back,
     ] {
-        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+        assert_eq!(
+            scene.describe_request(path, "web").await,
+            expected,
+            "{path}"
+        );
     }
     // The owner of the Service may change and forward requests that were admitted in their received form.
     scene.world.publish(plugin("back"));
-    scene.follow("web", vec![route(None, rules)]);
+    scene.publish_routes("web", vec![route(None, rules)]);
     for (path, expected) in own.into_iter().chain([back]) {
-        assert_eq!(scene.ask(path, "web").await, expected, "{path}");
+        assert_eq!(
+            scene.describe_request(path, "web").await,
+            expected,
+            "{path}"
+        );
     }
 }
 
@@ -240,16 +296,16 @@ async fn consumer_stream_routes_bypass_no_tokens_or_plugins() {
     };
     let cases = [
         (
-            limit("back", "/x", 1),
-            WaypointUpdate::Removed(WaypointRecordType::RateLimit, record("back")),
+            rate_limit("back", "/x", 1),
+            WaypointUpdate::Removed(WaypointRecordType::RateLimit, record_name("back")),
         ),
         (
-            tokens("back"),
-            WaypointUpdate::Removed(WaypointRecordType::Authentication, record("back")),
+            jwt_rule("back"),
+            WaypointUpdate::Removed(WaypointRecordType::Authentication, record_name("back")),
         ),
         (
             plugin("back"),
-            WaypointUpdate::Removed(WaypointRecordType::Extension, record("back")),
+            WaypointUpdate::Removed(WaypointRecordType::Extension, record_name("back")),
         ),
     ];
     for (clients, is_let) in [(None, true), (Some("ns"), false)] {

@@ -1,7 +1,7 @@
-//! Tests of the metrics of connections that are not HTTP, and of removed policies.
+//! Tests of metrics for connections that are not HTTP, and for policies that are removed.
 
 use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey, WaypointRecord};
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use ambit_xds::WaypointUpdate;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use crate::{
-    application::scripted,
-    fixture::{LONG, TCP, World, lines_about, record},
+    application::run_scripted_server,
+    fixture::{TCP, TIMEOUT, World, log_lines_about, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -24,13 +24,13 @@ fn policy(name: &str, action: HttpAction, dry_run: bool) -> WaypointUpdate {
         rules: vec![HttpRule::default()],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name(name), WaypointRecord::from(policy))
 }
 
 #[tokio::test]
 async fn connections_count_for_dry_run_and_audit_policies() {
     let world = World::new().await;
-    let (echo, _) = scripted(|_, mut stream| async move {
+    let (echo, _) = run_scripted_server(|_, mut stream| async move {
         let (mut read, mut write) = stream.split();
         let _ended = tokio::io::copy(&mut read, &mut write).await;
     })
@@ -38,17 +38,17 @@ async fn connections_count_for_dry_run_and_audit_policies() {
     world.serve("web", VIP, &[echo]);
     world.publish(policy("trial", HttpAction::Deny, true));
     world.publish(policy("audit", HttpAction::Audit, false));
-    let denied = || world.count("ambit_policy_dry_run_denied_total", &["ns/trial"]);
+    let denied = || world.metric_sum("ambit_policy_dry_run_denied_total", &["ns/trial"]);
     let client = world.client().await;
     for number in 1..=2 {
         let mut tunnel = client.tunnel(VIP, TCP).await;
         tunnel.write_all(b"hello").await.unwrap();
         let mut answer = [0; 5];
         let reading = tunnel.read_exact(&mut answer);
-        timeout(LONG, reading).await.expect("no answer").unwrap();
+        timeout(TIMEOUT, reading).await.expect("no answer").unwrap();
         assert_eq!(denied(), number);
     }
-    let lines = lines_about(client.address);
+    let lines = log_lines_about(client.address);
     let audited = lines
         .iter()
         .filter(|line| line.contains("a connection is audited"));
@@ -56,5 +56,5 @@ async fn connections_count_for_dry_run_and_audit_policies() {
     // A denied connection counts, too.
     world.publish(policy("no", HttpAction::Deny, false));
     assert!(client.try_tunnel(VIP, TCP).await.is_err());
-    until("it is counted", || denied() == 3).await;
+    wait_until("it is counted", || denied() == 3).await;
 }

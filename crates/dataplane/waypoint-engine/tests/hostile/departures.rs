@@ -7,38 +7,38 @@ use std::{
 };
 
 use ambit_hbone::TunnelIo;
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use tokio::{io::AsyncWriteExt, sync::Notify};
 
 use crate::{
-    application::{head, scripted},
+    application::{read_request_head, run_scripted_server},
     fixture::{HTTP1, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
 const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
-/// Number of requests of each kind.
+/// Number of requests for each case of the table.
 const REQUESTS: usize = 10;
 
 /// Way in which a client disconnects.
 #[derive(Clone, Copy, Debug)]
-enum Leaving {
+enum Disconnect {
     /// Half-close of the connection in the tunnel (FIN).
     Fin,
     /// Reset of the tunnel.
     Reset,
 }
 
-/// Runs an application that reads the header section of a request and nothing more, and never responds. Returns its
-/// address, and the numbers of received requests and of open connections.
-async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
+/// Runs an application that reads only the header section of a request, and never responds. Returns its address, and
+/// counters of received requests and of open connections.
+async fn run_hanging_application() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
-    let (address, all) = scripted(move |_, mut stream| {
+    let (address, all) = run_scripted_server(move |_, mut stream| {
         let counted = counted.clone();
         async move {
             counted.fetch_add(1, Relaxed);
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             let _reset = stream.ready(tokio::io::Interest::ERROR).await;
             counted.fetch_sub(1, Relaxed);
         }
@@ -47,19 +47,19 @@ async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     (address, all, open)
 }
 
-async fn retry_permit(mut tunnel: TunnelIo, leaving: Leaving) -> Option<TunnelIo> {
+async fn disconnect(mut tunnel: TunnelIo, leaving: Disconnect) -> Option<TunnelIo> {
     match leaving {
-        Leaving::Fin => {
+        Disconnect::Fin => {
             tunnel.shutdown().await.unwrap();
             Some(tunnel)
         }
-        Leaving::Reset => None,
+        Disconnect::Reset => None,
     }
 }
 
-fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
-    use Leaving::{Fin, Reset};
-    let both: &[Leaving] = &[Fin, Reset];
+fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Disconnect])> {
+    use Disconnect::{Fin, Reset};
+    let both: &[Disconnect] = &[Fin, Reset];
     let post = |length: usize, sent: usize| {
         let head = format!("POST /hang HTTP/1.1\r\nHost: web\r\nContent-Length: {length}\r\n\r\n");
         [head.as_bytes(), &vec![b'a'; sent]].concat()
@@ -90,7 +90,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>, &'static [Leaving])> {
 #[tokio::test]
 async fn request_ends_when_its_client_disconnects() {
     let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", "true")]).await;
-    let (address, all, open) = hanging().await;
+    let (address, all, open) = run_hanging_application().await;
     world.serve("web", VIP, &[address]);
     let client = world.client().await;
     let mut expected = 0;
@@ -103,15 +103,15 @@ async fn request_ends_when_its_client_disconnects() {
                 held.push(tunnel);
             }
             expected += REQUESTS;
-            until(&format!("{what}: they arrive"), || {
+            wait_until(&format!("{what}: they arrive"), || {
                 all.load(Relaxed) >= expected
             })
             .await;
             let mut left = Vec::new();
             for tunnel in held {
-                left.extend(retry_permit(tunnel, *leaving).await);
+                left.extend(disconnect(tunnel, *leaving).await);
             }
-            until(&format!("{what}: over after {leaving:?}"), || {
+            wait_until(&format!("{what}: over after {leaving:?}"), || {
                 open.load(Relaxed) == 0
             })
             .await;
@@ -125,7 +125,7 @@ async fn request_ends_when_its_client_disconnects() {
 #[tokio::test]
 async fn reset_streams_end_their_requests() {
     let world = World::new().await;
-    let (address, all, open) = hanging().await;
+    let (address, all, open) = run_hanging_application().await;
     world.serve("web", VIP, &[address]);
     let client = world.client().await;
     for (round, by_connection) in [(1, false), (2, true)] {
@@ -149,7 +149,7 @@ async fn reset_streams_end_their_requests() {
             }
         }
         let expected = REQUESTS * 2 * round;
-        until("they arrive", || all.load(Relaxed) == expected).await;
+        wait_until("they arrive", || all.load(Relaxed) == expected).await;
         if by_connection {
             drop(connection);
         } else {
@@ -157,7 +157,7 @@ async fn reset_streams_end_their_requests() {
                 body.send_reset(h2::Reason::CANCEL);
             }
         }
-        until("they are over", || open.load(Relaxed) == 0).await;
+        wait_until("they are over", || open.load(Relaxed) == 0).await;
         drop((held, send));
     }
 }
@@ -168,10 +168,10 @@ async fn half_closed_clients_get_responses_if_configured() {
         let world = World::with_env(&[("AMBIT_CANCEL_ON_HALF_CLOSE", setting)]).await;
         let respond = Arc::new(Notify::new());
         let waiting = respond.clone();
-        let (address, all) = scripted(move |before, mut stream| {
+        let (address, all) = run_scripted_server(move |before, mut stream| {
             let waiting = waiting.clone();
             async move {
-                head(&mut stream).await;
+                read_request_head(&mut stream).await;
                 if before == 0 {
                     waiting.notified().await;
                 }
@@ -184,7 +184,7 @@ async fn half_closed_clients_get_responses_if_configured() {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, HTTP1).await;
         tunnel.write_all(GET).await.unwrap();
-        until("the request arrives", || all.load(Relaxed) == 1).await;
+        wait_until("the request arrives", || all.load(Relaxed) == 1).await;
         tunnel.shutdown().await.unwrap();
         // A request after the half-close, on the same connection to the waypoint: its response shows that the
         // half-close has arrived.

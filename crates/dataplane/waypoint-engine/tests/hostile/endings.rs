@@ -1,11 +1,11 @@
-//! Tests of applications with invalid or incomplete responses: the client's response, metrics, and retries.
+//! Tests of applications with invalid or incomplete responses: they check the client's response, metrics and retries.
 
 use std::{
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -14,28 +14,28 @@ use tokio::{
 };
 
 use crate::{
-    application::{Strict, head, scripted},
-    fixture::{HTTP1, HTTP2, LONG, World, lines_about, read_response},
+    application::{StrictServer, read_request_head, run_scripted_server},
+    fixture::{HTTP1, HTTP2, TIMEOUT, World, log_lines_about, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
-const OTHER: &str = "10.0.0.2";
+const OTHER_VIP: &str = "10.0.0.2";
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
 const POST: &[u8] =
     b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc";
 
-fn reset(stream: TcpStream) {
+fn reset_connection(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
 }
 
-async fn wait(event: &Notify) {
-    timeout(LONG, event.notified()).await.expect("in vain");
+async fn wait_for_event(event: &Notify) {
+    timeout(TIMEOUT, event.notified()).await.expect("in vain");
 }
 
 /// Runs an application that responds with these bytes and closes the connection.
-async fn answering(bytes: &'static [u8]) -> SocketAddr {
-    let application = scripted(move |_, mut stream| async move {
-        head(&mut stream).await;
+async fn run_application(bytes: &'static [u8]) -> SocketAddr {
+    let application = run_scripted_server(move |_, mut stream| async move {
+        read_request_head(&mut stream).await;
         // The waypoint may have closed the connection.
         let _cut = stream.write_all(bytes).await;
     });
@@ -43,7 +43,7 @@ async fn answering(bytes: &'static [u8]) -> SocketAddr {
 }
 
 #[rustfmt::skip]
-const ANSWERS: &[(&str, &[u8], u16, &str, &str)] = &[
+const BROKEN_RESPONSES: &[(&str, &[u8], u16, &str, &str)] = &[
     ("nothing", b"", 503, "UC", ""),
     ("garbage", b"\x16\x03\x01garbage\r\n\r\n", 502, "UPE", ""),
     ("half a head", b"HTTP/1.1 200 OK\r\nX: ", 503, "UC", ""),
@@ -68,29 +68,33 @@ const ANSWERS: &[(&str, &[u8], u16, &str, &str)] = &[
 async fn failed_responses_have_their_status_flag_and_log_line() {
     let world = World::new().await;
     let mut wrong = Vec::new();
-    for (number, (what, bytes, status, flags, body)) in (1..).zip(ANSWERS) {
-        let application = answering(bytes).await;
+    for (number, (what, bytes, status, flags, body)) in (1..).zip(BROKEN_RESPONSES) {
+        let application = run_application(bytes).await;
         let vip = format!("10.0.1.{number}");
         world.serve(&format!("web{number}"), &vip, &[application]);
         let client = world.client().await;
-        let before = world.ended(*status, flags);
-        let response = client.say(&vip, HTTP1, GET).await;
+        let before = world.request_count_with(*status, flags);
+        let response = client.send_bytes(&vip, HTTP1, GET).await;
         let text = response.text();
         let (_, got) = text.split_once("\r\n\r\n").unwrap_or_default();
         let is_right = match (status, *flags) {
             // The last part of the response may be lost.
-            (200, "UC") => !response.ended && body.starts_with(got.trim_end()) | got.contains(body),
-            (200, _) => {
-                response.ended && response.statuses().last() == Some(&200) && got.contains(body)
+            (200, "UC") => {
+                !response.ended_with_fin && body.starts_with(got.trim_end()) | got.contains(body)
             }
-            _ => response.ended && response.statuses() == [*status],
+            (200, _) => {
+                response.ended_with_fin
+                    && response.statuses().last() == Some(&200)
+                    && got.contains(body)
+            }
+            _ => response.ended_with_fin && response.statuses() == [*status],
         };
         // The request is reported when its last part is dropped.
-        until(&format!("{what} is counted: {text:?}"), || {
-            world.ended(*status, flags) == before + 1
+        wait_until(&format!("{what} is counted: {text:?}"), || {
+            world.request_count_with(*status, flags) == before + 1
         })
         .await;
-        let lines = lines_about(client.address);
+        let lines = log_lines_about(client.address);
         let code = format!(" {status} {flags} ");
         let is_logged = |line: &String| line.contains(&code) && line.contains(&format!("{vip}:80"));
         if !is_right || !lines.iter().any(is_logged) {
@@ -102,13 +106,13 @@ async fn failed_responses_have_their_status_flag_and_log_line() {
 
 #[tokio::test]
 async fn bytes_after_a_response_never_answer_another_request() {
-    const TWO: &[u8] =
+    const TWO_RESPONSES: &[u8] =
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil";
     let world = World::new().await;
-    let (application, _) = scripted(|_, mut stream| async move {
+    let (application, _) = run_scripted_server(|_, mut stream| async move {
         loop {
-            head(&mut stream).await;
-            if stream.write_all(TWO).await.is_err() {
+            read_request_head(&mut stream).await;
+            if stream.write_all(TWO_RESPONSES).await.is_err() {
                 return;
             }
         }
@@ -117,7 +121,7 @@ async fn bytes_after_a_response_never_answer_another_request() {
     world.serve("web", VIP, &[application]);
     let client = world.client().await;
     for _ in 0..50 {
-        let response = client.say(VIP, HTTP1, GET).await;
+        let response = client.send_bytes(VIP, HTTP1, GET).await;
         assert!(response.text().ends_with("good"), "{response:?}");
     }
 }
@@ -127,10 +131,10 @@ async fn endless_headers_and_interim_responses_are_bounded() {
     let world = World::new().await;
     let ended = Arc::new(Notify::new());
     let telemetry = ended.clone();
-    let (interim, _) = scripted(move |_, mut stream| {
+    let (interim, _) = run_scripted_server(move |_, mut stream| {
         let telemetry = telemetry.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             while stream
                 .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
                 .await
@@ -140,8 +144,8 @@ async fn endless_headers_and_interim_responses_are_bounded() {
         }
     })
     .await;
-    let (headers, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (headers, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let begun = stream.write_all(b"HTTP/1.1 200 OK\r\n").await.is_ok();
         while begun
             && stream
@@ -151,21 +155,21 @@ async fn endless_headers_and_interim_responses_are_bounded() {
         {}
     })
     .await;
-    let strict = Strict::start().await;
+    let strict = StrictServer::start().await;
     world.serve("interim", VIP, &[interim]);
     world.serve("headers", "10.0.0.3", &[headers]);
-    world.serve("strict", OTHER, &[strict.address]);
+    world.serve("strict", OTHER_VIP, &[strict.address]);
     let client = world.client().await;
-    let response = client.say("10.0.0.3", HTTP1, POST).await;
+    let response = client.send_bytes("10.0.0.3", HTTP1, POST).await;
     assert_eq!(response.statuses(), [502], "{response:?}");
-    assert_eq!(world.ended(502, "UPE"), 1);
+    assert_eq!(world.request_count_with(502, "UPE"), 1);
     let mut flooded = client.tunnel(VIP, HTTP1).await;
     flooded.write_all(GET).await.unwrap();
     for _ in 0..10 {
-        assert_eq!(client.get(OTHER, HTTP1).await, 200);
+        assert_eq!(client.get(OTHER_VIP, HTTP1).await, 200);
     }
     drop(flooded);
-    wait(&ended).await;
+    wait_for_event(&ended).await;
 }
 
 #[tokio::test]
@@ -173,10 +177,10 @@ async fn missing_response_is_awaited_until_the_client_leaves() {
     let world = World::new().await;
     let (asked, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let tell = (asked.clone(), ended.clone());
-    let (silent, _) = scripted(move |_, mut stream| {
+    let (silent, _) = run_scripted_server(move |_, mut stream| {
         let (asked, ended) = tell.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             asked.notify_one();
             // The connection ends, in order or by a reset.
             let _end = stream.read(&mut [0; 64]).await;
@@ -188,14 +192,17 @@ async fn missing_response_is_awaited_until_the_client_leaves() {
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
     tunnel.write_all(GET).await.unwrap();
-    wait(&asked).await;
+    wait_for_event(&asked).await;
     // The client half-closes the connection, and still waits.
     tunnel.shutdown().await.unwrap();
-    assert_eq!(world.ended(0, "DC"), 0);
+    assert_eq!(world.request_count_with(0, "DC"), 0);
     drop(tunnel);
-    wait(&ended).await;
-    until("the request is counted", || world.ended(0, "DC") == 1).await;
-    let lines = lines_about(client.address);
+    wait_for_event(&ended).await;
+    wait_until("the request is counted", || {
+        world.request_count_with(0, "DC") == 1
+    })
+    .await;
+    let lines = log_lines_about(client.address);
     assert!(
         lines.iter().any(|line| line.contains(" 0 DC ")),
         "{lines:?}"
@@ -205,7 +212,7 @@ async fn missing_response_is_awaited_until_the_client_leaves() {
 #[tokio::test]
 async fn early_response_is_forwarded() {
     let world = World::new().await;
-    let early = answering(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await;
+    let early = run_application(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await;
     world.serve("web", VIP, &[early]);
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
@@ -213,7 +220,7 @@ async fn early_response_is_forwarded() {
     tunnel.write_all(begin).await.unwrap();
     let mut answer = vec![0; 12];
     let reading = tunnel.read_exact(&mut answer);
-    timeout(LONG, reading).await.expect("no answer").unwrap();
+    timeout(TIMEOUT, reading).await.expect("no answer").unwrap();
     assert_eq!(answer, b"HTTP/1.1 413");
     // The connection is then terminated: the rest is not read.
     let response = read_response(tunnel).await;
@@ -222,9 +229,9 @@ async fn early_response_is_forwarded() {
 
 // === what is sent again ===
 
-/// Sends a request to a service with two endpoints, of which the first to be tried fails. Returns the number of
+/// Sends a request to a service with two endpoints. The endpoint of the first attempt fails. Returns the number of
 /// attempts, and the statuses that the client received.
-async fn tried(
+async fn send_with_failing_endpoint(
     request: &[u8],
     fail: impl Fn(TcpStream) + Send + Sync + Copy + 'static,
 ) -> (usize, Vec<u16>) {
@@ -233,10 +240,10 @@ async fn tried(
     let mut endpoints = Vec::new();
     for _ in 0..2 {
         let before = before.clone();
-        let endpoint = scripted(move |_, mut stream| {
+        let endpoint = run_scripted_server(move |_, mut stream| {
             let before = before.clone();
             async move {
-                head(&mut stream).await;
+                read_request_head(&mut stream).await;
                 if before.fetch_add(1, Relaxed) == 0 {
                     return fail(stream);
                 }
@@ -247,22 +254,22 @@ async fn tried(
         endpoints.push(endpoint.await.0);
     }
     world.serve("web", VIP, &endpoints);
-    let response = world.client().await.say(VIP, HTTP1, request).await;
+    let response = world.client().await.send_bytes(VIP, HTTP1, request).await;
     (before.load(Relaxed), response.statuses())
 }
 
-const BODILESS: &[u8] =
+const POST_WITHOUT_BODY: &[u8] =
     b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// Sends a request like [`tried`] over HTTP/2. The first endpoint resets the stream for this reason, or closes the
-/// connection without one.
-async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
+/// Sends a request over HTTP/2 to a service with two endpoints. The endpoint of the first attempt resets the stream for
+/// this reason; without a reason, it closes the connection. Returns the number of attempts, and the client's statuses.
+async fn send_with_failing_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
     let world = World::new().await;
     let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let mut endpoints = Vec::new();
     for _ in 0..2 {
         let before = before.clone();
-        let endpoint = scripted(move |_, stream| {
+        let endpoint = run_scripted_server(move |_, stream| {
             let before = before.clone();
             async move {
                 let mut connection = h2::server::handshake(stream).await.unwrap();
@@ -284,7 +291,7 @@ async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<
         endpoints.push(endpoint.await.0);
     }
     world.serve("web", VIP, &endpoints);
-    let response = world.client().await.say(VIP, HTTP2, request).await;
+    let response = world.client().await.send_bytes(VIP, HTTP2, request).await;
     (before.load(Relaxed), response.statuses())
 }
 
@@ -293,13 +300,17 @@ async fn only_unprocessed_http2_streams_are_retried() {
     let refused = Some(h2::Reason::REFUSED_STREAM);
     let failed = Some(h2::Reason::INTERNAL_ERROR);
     for (what, request, reason, expected) in [
-        ("refused", BODILESS, refused, (2, vec![200])),
+        ("refused", POST_WITHOUT_BODY, refused, (2, vec![200])),
         ("refused with a body", POST, refused, (1, vec![503])),
-        ("failed", BODILESS, failed, (1, vec![503])),
+        ("failed", POST_WITHOUT_BODY, failed, (1, vec![503])),
         ("failed, harmless", GET, failed, (2, vec![200])),
-        ("closed after it", BODILESS, None, (1, vec![503])),
+        ("closed after it", POST_WITHOUT_BODY, None, (1, vec![503])),
     ] {
-        assert_eq!(tried_http2(request, reason).await, expected, "{what}");
+        assert_eq!(
+            send_with_failing_http2(request, reason).await,
+            expected,
+            "{what}"
+        );
     }
 }
 
@@ -310,12 +321,20 @@ async fn possibly_processed_requests_are_not_retried() {
     for (request, expected) in [
         (GET, (2, vec![200])),
         (POST, (1, vec![503])),
-        (BODILESS, (1, vec![503])),
+        (POST_WITHOUT_BODY, (1, vec![503])),
         (PUT, (1, vec![503])),
     ] {
         let what = String::from_utf8_lossy(request);
-        assert_eq!(tried(request, reset).await, expected, "{what}");
-        assert_eq!(tried(request, drop).await, expected, "{what}");
+        assert_eq!(
+            send_with_failing_endpoint(request, reset_connection).await,
+            expected,
+            "{what}"
+        );
+        assert_eq!(
+            send_with_failing_endpoint(request, drop).await,
+            expected,
+            "{what}"
+        );
     }
 }
 
@@ -325,36 +344,46 @@ async fn requests_have_at_most_three_attempts() {
     let mut counts = Vec::new();
     let mut endpoints = Vec::new();
     for _ in 0..5 {
-        let (endpoint, count) = scripted(|_, mut stream| async move {
-            head(&mut stream).await;
-            reset(stream);
+        let (endpoint, count) = run_scripted_server(|_, mut stream| async move {
+            read_request_head(&mut stream).await;
+            reset_connection(stream);
         })
         .await;
         endpoints.push(endpoint);
         counts.push(count);
     }
     world.serve("web", VIP, &endpoints);
-    let response = world.client().await.say(VIP, HTTP1, GET).await;
+    let response = world.client().await.send_bytes(VIP, HTTP1, GET).await;
     assert_eq!(response.statuses(), [503], "{response:?}");
     let asked: usize = counts.iter().map(|count| count.load(Relaxed)).sum();
     assert_eq!(asked, 3);
-    assert_eq!(world.ended(503, "URX,UC"), 1, "{}", world.metrics());
+    assert_eq!(
+        world.request_count_with(503, "URX,UC"),
+        1,
+        "{}",
+        world.metrics()
+    );
 }
 
 #[tokio::test]
 async fn refused_connections_are_retried_elsewhere() {
     let world = World::new().await;
-    let strict = Strict::start().await;
+    let strict = StrictServer::start().await;
     // Nothing listens at the second address, on the same port.
     let nobody = SocketAddr::from(([127, 0, 8, 1], strict.address.port()));
     world.serve("web", VIP, &[strict.address, nobody]);
-    world.serve("nobody", OTHER, &[nobody]);
+    world.serve("nobody", OTHER_VIP, &[nobody]);
     let client = world.client().await;
     for _ in 0..20 {
-        let response = client.say(VIP, HTTP1, POST).await;
+        let response = client.send_bytes(VIP, HTTP1, POST).await;
         assert_eq!(response.statuses(), [200], "{response:?}");
     }
-    let response = client.say(OTHER, HTTP1, POST).await;
+    let response = client.send_bytes(OTHER_VIP, HTTP1, POST).await;
     assert_eq!(response.statuses(), [503], "{response:?}");
-    assert_eq!(world.ended(503, "UF"), 1, "{}", world.metrics());
+    assert_eq!(
+        world.request_count_with(503, "UF"),
+        1,
+        "{}",
+        world.metrics()
+    );
 }

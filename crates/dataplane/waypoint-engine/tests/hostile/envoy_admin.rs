@@ -7,10 +7,10 @@ use ambit_model::{
     ArcStr, DestinationPolicy, DestinationSubset, DestinationTls, HeaderChanges, HttpBackend,
     HttpCors, HttpFault, HttpFilter, HttpMirror, HttpPathMatch, HttpRedirect, HttpRetry,
     HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule, HttpTimeouts, HttpValueMatch,
-    OutlierPolicy, PathChange, RouteName, Share, StreamBackend, StreamRoute, WaypointDestination,
-    WaypointRecord, WaypointService,
+    OutlierPolicy, PathChange, RequestFraction, RouteName, StreamBackend, StreamRoute,
+    WaypointDestination, WaypointRecord, WaypointService,
 };
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use ambit_waypoint_engine::envoy_admin::EnvoyAdmin;
 use ambit_xds::WaypointUpdate;
 use bytes::Bytes;
@@ -20,25 +20,25 @@ use serde_json::{Value, json};
 
 use crate::{
     fixture::{HTTP1, TCP, World},
-    routes::{BACK_VIP, VIP, service, to},
+    routes::{BACK_VIP, VIP, backend, service},
 };
 
-/// Value of a header that a route sets, which dumps must redact.
+/// Value of a credential header that a route sets, which dumps must redact.
 const CREDENTIAL: &str = "hunter2";
 
-struct Answer {
+struct AdminResponse {
     status: u16,
     body: Value,
 }
 
-/// Returns the response to a GET; `None` if the path is not part of Envoy's interface.
-async fn get(admin: &EnvoyAdmin, path: &str) -> Option<Answer> {
+/// Returns the response of the admin interface to a GET; `None` if the path is not one of Envoy's.
+async fn get(admin: &EnvoyAdmin, path: &str) -> Option<AdminResponse> {
     let request = Request::get(path).body(Bytes::new()).unwrap();
     let response = admin.respond(&request)?;
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    Some(Answer { status, body })
+    Some(AdminResponse { status, body })
 }
 
 async fn section(admin: &EnvoyAdmin, mask: &str) -> Value {
@@ -88,7 +88,7 @@ fn rules() -> Vec<HttpRouteRule> {
             HttpFilter::Fault(HttpFault {
                 delay: Some((
                     Duration::from_millis(1500),
-                    Share {
+                    RequestFraction {
                         numerator: 1,
                         denominator: 2,
                     },
@@ -111,11 +111,11 @@ fn rules() -> Vec<HttpRouteRule> {
                 HttpBackend {
                     weight: 3,
                     subset: Some("v1".into()),
-                    ..to("web")
+                    ..backend("web")
                 },
                 HttpBackend {
                     service: Err("Service ns/gone does not exist".into()),
-                    ..to("gone")
+                    ..backend("gone")
                 },
             ],
         )
@@ -136,23 +136,23 @@ fn rules() -> Vec<HttpRouteRule> {
             query_params: vec![("page".into(), HttpValueMatch::Regex("[0-9]+".into()))],
             ..HttpRouteMatch::default()
         }],
-        backends: vec![to("back")],
+        backends: vec![backend("back")],
         ..HttpRouteRule::default()
     };
     let refused = HttpRouteRule {
         unsupported: Some("a filter of another controller".into()),
-        ..rule(HttpPathMatch::Regex("/a.*b".into()), vec![to("back")])
+        ..rule(HttpPathMatch::Regex("/a.*b".into()), vec![backend("back")])
     };
     vec![
         refused,
-        rule(prefix("/"), vec![to("web")]),
+        rule(prefix("/"), vec![backend("web")]),
         rewritten,
         redirect,
         conditional,
     ]
 }
 
-fn web() -> WaypointService {
+fn web_service() -> WaypointService {
     let name = |kind: &str, name: &str| RouteName {
         kind: kind.into(),
         namespace: "ns".into(),
@@ -162,7 +162,7 @@ fn web() -> WaypointService {
         name: name("HTTPRoute", "of-bank"),
         clients: Some("bank".into()),
         rules: vec![HttpRouteRule {
-            backends: vec![to("back")],
+            backends: vec![backend("back")],
             ..HttpRouteRule::default()
         }],
         ports: vec![HTTP1],
@@ -195,7 +195,7 @@ fn web() -> WaypointService {
     }
 }
 
-fn destination() -> WaypointDestination {
+fn destination_rule() -> WaypointDestination {
     let mut policy = DestinationPolicy {
         outliers: Some(OutlierPolicy::default()),
         tls: Some(Arc::new(DestinationTls {
@@ -212,7 +212,7 @@ fn destination() -> WaypointDestination {
     WaypointDestination {
         policy,
         subsets: [("v1".into(), subset)].into(),
-        ..WaypointDestination::without_rules(service("web"))
+        ..WaypointDestination::without_policy(service("web"))
     }
 }
 
@@ -221,13 +221,13 @@ async fn world() -> World {
     let applications = ["127.0.0.2:8080", "127.0.0.3:8080"];
     world.serve("web", VIP, &applications.map(|one| one.parse().unwrap()));
     world.serve("back", BACK_VIP, &["127.0.0.4:8080".parse().unwrap()]);
-    world.publish(WaypointUpdate::Put(
+    world.publish(WaypointUpdate::Upserted(
         "gw/web".into(),
-        WaypointRecord::from(web()),
+        WaypointRecord::from(web_service()),
     ));
-    world.publish(WaypointUpdate::Put(
+    world.publish(WaypointUpdate::Upserted(
         "gw/rule/web".into(),
-        WaypointRecord::from(destination()),
+        WaypointRecord::from(destination_rule()),
     ));
     world
 }
@@ -384,7 +384,7 @@ async fn filter_chains_match_called_addresses() {
 async fn certificates_are_shown_without_keys_and_ambits_dump_stays() {
     let world = world().await;
     let admin = world.envoy_admin();
-    world.certificate().await;
+    world.wait_for_certificate().await;
     let dump = section(&admin, "dynamic_active_secrets,dynamic_warming_secrets").await;
     let secrets = dump["dynamic_active_secrets"].as_array().unwrap();
     let names: Vec<_> = secrets.iter().map(|one| one["name"].clone()).collect();
@@ -421,7 +421,7 @@ async fn dumps_are_bounded_in_number_and_end_with_their_readers() {
     assert!(unread.iter().all(|response| response.status() == 200));
     assert_eq!(begin().status(), 503);
     drop(unread);
-    until("dumps without readers have ended", || {
+    wait_until("dumps without readers have ended", || {
         begin().status() == 200
     })
     .await;

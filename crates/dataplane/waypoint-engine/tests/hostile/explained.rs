@@ -2,7 +2,7 @@
 //! prediction of `POST /explain` is compared with the response, the access log, and the application that receives the
 //! request.
 
-mod draws;
+mod random_mesh;
 
 use std::{
     collections::HashMap,
@@ -26,19 +26,19 @@ use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::json;
 
 use crate::{
-    application::Strict,
-    fixture::{Client, HTTP1, World, lines_about, record},
+    application::StrictServer,
+    fixture::{Client, HTTP1, World, log_lines_about, record_name},
     routes::{BACK_VIP, VIP, service},
 };
-use draws::Draws;
+use random_mesh::MeshGenerator;
 
-/// Number of random meshes, and of requests to each.
+/// Number of random meshes; `REQUESTS` is the number of requests to each.
 const MESHES: usize = 250;
 const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Issuer of JWTs, with its signing key.
+/// Issuer of the JWTs in these tests, with its signing key.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {
@@ -60,7 +60,7 @@ impl Issuer {
         }
     }
 
-    /// Issues a token that expires in `seconds`.
+    /// Issues a JWT that expires in `seconds`.
     fn token(&self, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let expires = i64::try_from(now.as_secs()).unwrap() + seconds;
@@ -81,15 +81,15 @@ struct Scene {
     world: World,
     explainer: Explainer,
     clients: [(&'static str, Client); 2],
-    web: Strict,
-    back: Strict,
+    web: StrictServer,
+    back: StrictServer,
     issuer: Issuer,
 }
 
 impl Scene {
     async fn new() -> Self {
         let world = World::new().await;
-        let (web, back) = (Strict::start().await, Strict::start().await);
+        let (web, back) = (StrictServer::start().await, StrictServer::start().await);
         world.serve("web", VIP, &[web.address]);
         world.serve("back", BACK_VIP, &[back.address]);
         let clients = [
@@ -106,9 +106,9 @@ impl Scene {
         }
     }
 
-    /// Publishes another random mesh. Returns whether the access log contains queries: it does not while an object that
-    /// cannot be decoded might name query parameters that hold tokens.
-    fn publish(&self, draws: &mut Draws) -> bool {
+    /// Publishes another random mesh. Returns whether the access log contains query strings. It omits them while an
+    /// object that cannot be decoded might name query parameters that hold tokens.
+    fn publish(&self, draws: &mut MeshGenerator) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);
         }
@@ -126,15 +126,17 @@ impl Scene {
         };
         let is_understood = authentication.not_understood.is_none();
         let authentication = WaypointRecord::from(authentication);
-        self.world
-            .publish(WaypointUpdate::Put(record("tokens"), authentication));
+        self.world.publish(WaypointUpdate::Upserted(
+            record_name("tokens"),
+            authentication,
+        ));
         let routed = WaypointService {
             service: service("web"),
             routes: draws.routes(),
             ..WaypointService::default()
         };
         self.world
-            .publish(WaypointUpdate::Put("gw/web".into(), routed.into()));
+            .publish(WaypointUpdate::Upserted("gw/web".into(), routed.into()));
         is_understood
     }
 
@@ -174,7 +176,8 @@ impl Scene {
         }
     }
 
-    /// Compares the prediction of a request with its status and with the application that has received it.
+    /// Compares the prediction of a request with its actual status, and with the application that has received the
+    /// request.
     async fn compare(&mut self, request: &HttpQuery, account: usize) -> (Explanation, u16, String) {
         let (name, client) = &self.clients[account];
         let query = WaypointQuery {
@@ -196,7 +199,7 @@ impl Scene {
             bytes += &format!("{name}: {value}\r\n");
         }
         bytes += "\r\n";
-        let reply = client.say(VIP, HTTP1, bytes.as_bytes()).await;
+        let reply = client.send_bytes(VIP, HTTP1, bytes.as_bytes()).await;
         let status = *reply.statuses().first().expect("a response");
         let reached = match (self.web.received().len(), self.back.received().len()) {
             (0, 0) => String::new(),
@@ -208,15 +211,15 @@ impl Scene {
     }
 }
 
-fn step<'a>(explained: &'a Explanation, kinds: &[StepKind]) -> Option<&'a Step> {
+fn find_step<'a>(explained: &'a Explanation, kinds: &[StepKind]) -> Option<&'a Step> {
     let mut steps = explained.steps.iter().rev();
     steps.find(|step| kinds.contains(&step.step))
 }
 
-/// Returns the end of `response_code_details` in the access log that the predicted decision of policies implies.
-fn refusal(explained: &Explanation) -> Option<String> {
+/// Returns the expected end of `response_code_details` in the access log, if the predicted policy decision is a denial.
+fn expected_details(explained: &Explanation) -> Option<String> {
     let kinds = [StepKind::Authorization, StepKind::BackendAuthorization];
-    let step = step(explained, &kinds).filter(|step| step.result == StepResult::Refused)?;
+    let step = find_step(explained, &kinds).filter(|step| step.result == StepResult::Refused)?;
     Some(match &step.object {
         Some(object) => {
             let (namespace, name) = object.split_once(' ').unwrap().1.split_once('/').unwrap();
@@ -229,10 +232,10 @@ fn refusal(explained: &Explanation) -> Option<String> {
 #[tokio::test]
 async fn explanations_predict_responses() {
     let mut scene = Scene::new().await;
-    let mut draws = Draws::new(7);
+    let mut draws = MeshGenerator::new(7);
     let mut predicted = HashMap::new();
     let mut statuses = HashMap::<u16, usize>::new();
-    let before = scene.world.metrics_of_requests();
+    let before = scene.world.request_count();
     for mesh in 0..MESHES {
         let has_queries = scene.publish(&mut draws);
         for nth in 0..REQUESTS {
@@ -257,7 +260,7 @@ async fn explanations_predict_responses() {
         let count = statuses.get(&status).copied().unwrap_or_default();
         assert!(count >= 10, "{status}: {statuses:?}");
     }
-    let counted = scene.world.metrics_of_requests() - before;
+    let counted = scene.world.request_count() - before;
     assert_eq!(
         counted,
         (MESHES * REQUESTS) as u64,
@@ -266,20 +269,20 @@ async fn explanations_predict_responses() {
     let lines = scene
         .clients
         .iter()
-        .flat_map(|(_, client)| lines_about(client.address));
+        .flat_map(|(_, client)| log_lines_about(client.address));
     let lines: Vec<_> = lines.collect();
     for (number, explained) in &predicted {
         let mark = format!("n={number}.");
         let line = lines.iter().find(|line| line.contains(&mark));
         let line = line.unwrap_or_else(|| panic!("no line about {mark}: {explained:?}"));
-        match refusal(explained) {
+        match expected_details(explained) {
             Some(details) => assert!(line.contains(&details), "{details}: {line}"),
             None => assert!(
                 !line.contains("rbac_access_denied"),
                 "{line}: {explained:?}"
             ),
         }
-        let rule = step(explained, &[StepKind::Route]).and_then(|step| step.object.clone());
+        let rule = find_step(explained, &[StepKind::Route]).and_then(|step| step.object.clone());
         match rule {
             Some(route) => assert!(line.contains(&route.replace(' ', "/")), "{route}: {line}"),
             None => assert!(!line.contains("HTTPRoute/"), "{line}: {explained:?}"),
@@ -287,7 +290,7 @@ async fn explanations_predict_responses() {
     }
 }
 
-async fn text(response: ambit_rt::http::Response) -> String {
+async fn response_text(response: ambit_rt::http::Response) -> String {
     let body = response.into_body().collect().await.unwrap();
     String::from_utf8_lossy(&body.to_bytes()).into_owned()
 }
@@ -324,11 +327,11 @@ async fn invalid_queries_are_rejected_without_an_echo() {
     ] {
         let response = scene.explainer.respond(&body).await;
         assert_eq!(response.status(), 400);
-        let text = text(response).await;
+        let text = response_text(response).await;
         assert!(!text.contains("secret"), "{text}");
     }
     let response = scene.explainer.respond(&change(|_| {})).await;
     assert_eq!(response.status(), 200);
-    let text = text(response).await;
+    let text = response_text(response).await;
     assert!(!text.contains("secret"), "{text}");
 }

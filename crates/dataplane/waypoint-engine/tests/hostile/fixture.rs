@@ -44,9 +44,9 @@ use tokio::{
 };
 
 /// Timeout of every operation in these tests.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Port that every service declares as HTTP/1.1.
+/// Port on which every test service declares HTTP/1.1. The constants below are ports of other protocols.
 pub(crate) const HTTP1: u16 = 80;
 pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
@@ -74,8 +74,8 @@ impl Write for Log {
 }
 
 /// Returns the captured log lines that contain an address.
-pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
-    logging::flush(LONG);
+pub(crate) fn log_lines_about(address: SocketAddr) -> Vec<String> {
+    logging::flush(TIMEOUT);
     let log = LOG.0.lock();
     let text = String::from_utf8_lossy(&log);
     let name = address.to_string();
@@ -102,13 +102,13 @@ impl World {
         Self::with_env(&[]).await
     }
 
-    /// Creates a waypoint like [`Self::new`], with additional environment variables.
+    /// Creates a waypoint like [`Self::new`], with additional environment variables in its configuration.
     pub(crate) async fn with_env(more: &[(&'static str, &'static str)]) -> Self {
-        Self::with(more, Pki::new()).await
+        Self::with_pki(more, Pki::new()).await
     }
 
     /// Creates a waypoint like [`Self::with_env`], in a mesh whose certificates come from this PKI.
-    pub(crate) async fn with(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
+    pub(crate) async fn with_pki(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
         LazyLock::force(&LOG);
         let mut variables = vec![
             ("POD_NAME", "waypoint"),
@@ -146,7 +146,7 @@ impl World {
         };
         let waypoint = Arc::new(Waypoint::new(config.clone(), inputs));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let listener = ambit_sys::socket::adopt(listener, &config.tuning).unwrap();
+        let listener = ambit_sys::socket::adopt_listener(listener, &config.tuning).unwrap();
         let listener = listener.listener;
         let address = listener.local_addr().unwrap();
         let workers = Workers::start(1).unwrap();
@@ -163,8 +163,8 @@ impl World {
             address,
             _workers: workers,
         };
-        world.workload(build::workload("waypoint", &["127.0.0.1"]));
-        world.publish(WaypointUpdate::Put(
+        world.publish_workload(build::workload("waypoint", &["127.0.0.1"]));
+        world.publish(WaypointUpdate::Upserted(
             "gw".into(),
             WaypointGateway::default().into(),
         ));
@@ -181,26 +181,26 @@ impl World {
     }
 
     /// Waits until the waypoint has its own certificate.
-    pub(crate) async fn certificate(&self) {
+    pub(crate) async fn wait_for_certificate(&self) {
         self.certificates.prefetch(&self.own);
-        timeout(LONG, self.certificates.wait_until_obtained(&self.own))
+        timeout(TIMEOUT, self.certificates.wait_until_obtained(&self.own))
             .await
             .unwrap();
     }
 
-    /// Publishes the record of a pod or endpoint, as the control plane does.
-    pub(crate) fn workload(&self, workload: ambit_model::Workload) {
+    /// Publishes the workload record of a pod or endpoint, as the control plane does.
+    pub(crate) fn publish_workload(&self, workload: ambit_model::Workload) {
         let update = MeshUpdate::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }
 
-    /// Publishes a waypoint record, as the control plane does.
+    /// Publishes an update of the waypoint's records, as the control plane does.
     pub(crate) fn publish(&self, update: WaypointUpdate) {
         self.published.apply([update]);
     }
 
-    /// Publishes a service at `vip` with one endpoint per application. Each application has an address of its own
-    /// ([`listener`]).
+    /// Publishes a service at the virtual IP `vip`, with one endpoint per application. Each application must have an IP
+    /// address of its own.
     pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
         let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
         let mut service = build::service(name, &[vip], &ports.map(|port| (port, port)));
@@ -215,11 +215,15 @@ impl World {
             .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         for (index, application) in applications.iter().enumerate() {
             let ip = application.ip().to_string();
-            let record = build::plain_workload(&format!("{name}-{index}"), &[&ip]);
+            let record = build::workload_outside_mesh(&format!("{name}-{index}"), &[&ip]);
             let targets = ports.map(|port| (port, application.port()));
-            self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
+            self.publish_workload(build::make_endpoint(
+                record,
+                &hostname.to_string(),
+                &targets,
+            ));
         }
-        self.publish(WaypointUpdate::Put(
+        self.publish(WaypointUpdate::Upserted(
             arcstr::format!("gw/{name}"),
             WaypointRecord::from(WaypointService {
                 service: hostname,
@@ -229,7 +233,7 @@ impl World {
     }
 
     /// Publishes a service at `vip` whose endpoint at `ip` is reached through an HBONE tunnel.
-    pub(crate) fn serve_tunnels(&self, name: &str, vip: &str, ip: &str) {
+    pub(crate) fn serve_by_tunnel(&self, name: &str, vip: &str, ip: &str) {
         let mut service = build::service(name, &[vip], &[(TCP, TCP)]);
         service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
@@ -237,8 +241,12 @@ impl World {
             .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let record = build::workload(name, &[ip]);
         let targets = [(TCP, TCP)];
-        self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
-        self.publish(WaypointUpdate::Put(
+        self.publish_workload(build::make_endpoint(
+            record,
+            &hostname.to_string(),
+            &targets,
+        ));
+        self.publish(WaypointUpdate::Upserted(
             arcstr::format!("gw/{name}"),
             WaypointRecord::from(WaypointService {
                 service: hostname,
@@ -248,16 +256,20 @@ impl World {
     }
 
     /// Publishes a dual-stack service: two addresses, an endpoint with two addresses, and one HTTP port.
-    pub(crate) fn serve_dual(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
+    pub(crate) fn serve_dual_stack(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
         let mut service = build::service(name, &vips, &[(HTTP1, port)]);
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
             .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
-        let record = build::plain_workload(&format!("{name}-0"), &ips);
+        let record = build::workload_outside_mesh(&format!("{name}-0"), &ips);
         let targets = [(HTTP1, port)];
-        self.workload(build::endpoint_of(record, &hostname.to_string(), &targets));
-        self.publish(WaypointUpdate::Put(
+        self.publish_workload(build::make_endpoint(
+            record,
+            &hostname.to_string(),
+            &targets,
+        ));
+        self.publish(WaypointUpdate::Upserted(
             arcstr::format!("gw/{name}"),
             WaypointRecord::from(WaypointService {
                 service: hostname,
@@ -274,14 +286,14 @@ impl World {
         self.state
             .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let ip = application.ip().to_string();
-        let mut record = build::plain_workload(&format!("{of}-0"), &[&ip]);
+        let mut record = build::workload_outside_mesh(&format!("{of}-0"), &[&ip]);
         let of = build::service(of, &[], &[]).hostname;
         for hostname in [&hostname.hostname, &of] {
             let targets = [HTTP1, HTTP2, UNDECLARED, TCP].map(|port| (port, application.port()));
-            record = build::endpoint_of(record, &format!("ns/{hostname}"), &targets);
+            record = build::make_endpoint(record, &format!("ns/{hostname}"), &targets);
         }
-        self.workload(record);
-        self.publish(WaypointUpdate::Put(
+        self.publish_workload(record);
+        self.publish(WaypointUpdate::Upserted(
             arcstr::format!("gw/{name}"),
             WaypointRecord::from(WaypointService {
                 service: hostname,
@@ -290,32 +302,36 @@ impl World {
         ));
     }
 
-    /// Connects a client to the waypoint by HBONE, from an address of the client's own.
+    /// Connects an HBONE client to the waypoint, from a source address of its own.
     pub(crate) async fn client(&self) -> Client {
-        Self::open(self.tls().await).await.unwrap()
+        Self::open_client(self.open_tls().await).await.unwrap()
     }
 
     /// Connects a client like [`Self::client`], with these HTTP/2 settings.
-    pub(crate) async fn client_within(&self, settings: &Settings) -> Client {
-        Self::open_within(self.tls().await, settings).await.unwrap()
+    pub(crate) async fn client_with_settings(&self, settings: &Settings) -> Client {
+        Self::open_within(self.open_tls().await, settings)
+            .await
+            .unwrap()
     }
 
     /// Connects a client like [`Self::client`], under another service account.
     pub(crate) async fn client_as(&self, account: &str) -> Client {
-        Self::open(self.tls_of(account).await).await.unwrap()
+        Self::open_client(self.open_tls_as(account).await)
+            .await
+            .unwrap()
     }
 
-    /// Connects a client with this certificate to the waypoint.
-    pub(crate) async fn client_with(&self, certificate: &WorkloadCert) -> Client {
-        self.client_or_refusal(certificate).await.unwrap()
+    /// Connects a client to the waypoint by HBONE, with this certificate.
+    pub(crate) async fn client_with_certificate(&self, certificate: &WorkloadCert) -> Client {
+        self.try_client(certificate).await.unwrap()
     }
 
-    /// Connects a client with this certificate; `None` if the waypoint rejects it.
-    pub(crate) async fn client_or_refusal(&self, certificate: &WorkloadCert) -> Option<Client> {
-        Self::open(self.tls_with(certificate).await).await
+    /// Connects a client with this certificate by HBONE; `None` if the waypoint rejects it.
+    pub(crate) async fn try_client(&self, certificate: &WorkloadCert) -> Option<Client> {
+        Self::open_client(self.tls_with(certificate).await).await
     }
 
-    /// Connects a client under another account than [`Self::client`]; `None` if the waypoint rejects it.
+    /// Connects a client with another service account than [`Self::client`]; `None` if the waypoint rejects it.
     pub(crate) async fn attacker(&self) -> Option<Client> {
         // The attacker buffers little of what it does not read.
         let settings = Settings {
@@ -325,10 +341,10 @@ impl World {
             min_stream_window: 16 << 10,
             ..Settings::default()
         };
-        Self::open_within(self.tls_of("attacker").await, &settings).await
+        Self::open_within(self.open_tls_as("attacker").await, &settings).await
     }
 
-    async fn open((stream, address): (tls::TlsStream, SocketAddr)) -> Option<Client> {
+    async fn open_client((stream, address): (tls::TlsStream, SocketAddr)) -> Option<Client> {
         let settings = Settings {
             max_streams: 200,
             ..Settings::default()
@@ -349,12 +365,12 @@ impl World {
     }
 
     /// Opens a client's TLS connection to the waypoint, without HTTP/2 on it.
-    pub(crate) async fn tls(&self) -> (tls::TlsStream, SocketAddr) {
-        self.tls_of("client").await
+    pub(crate) async fn open_tls(&self) -> (tls::TlsStream, SocketAddr) {
+        self.open_tls_as("client").await
     }
 
     /// Opens the TLS connection of a client with this service account, without HTTP/2 on it.
-    pub(crate) async fn tls_of(&self, account: &str) -> (tls::TlsStream, SocketAddr) {
+    pub(crate) async fn open_tls_as(&self, account: &str) -> (tls::TlsStream, SocketAddr) {
         self.tls_with(&self.pki.cert(&build::identity("ns", account)))
             .await
     }
@@ -366,7 +382,7 @@ impl World {
         // As node proxies do: small frames do not wait for acknowledgements.
         stream.set_nodelay(true).unwrap();
         let address = stream.local_addr().unwrap();
-        let stream = tls::connect(stream, config, LONG).await.unwrap();
+        let stream = tls::connect(stream, config, TIMEOUT).await.unwrap();
         (stream, address)
     }
 
@@ -385,9 +401,9 @@ impl World {
         Explainer::new(self.waypoint.clone())
     }
 
-    /// Returns the number of requests that metrics have counted.
-    pub(crate) fn metrics_of_requests(&self) -> u64 {
-        self.count("istio_requests_total", &[])
+    /// Returns the number of requests in the waypoint's metrics.
+    pub(crate) fn request_count(&self) -> u64 {
+        self.metric_sum("istio_requests_total", &[])
     }
 
     /// Returns the waypoint's metrics as text.
@@ -397,8 +413,8 @@ impl World {
         text
     }
 
-    /// Returns the sum of a metric's samples whose labels contain all of `labels`.
-    pub(crate) fn count(&self, family: &str, labels: &[&str]) -> u64 {
+    /// Returns the sum of a metric family's samples whose labels contain all of `labels`.
+    pub(crate) fn metric_sum(&self, family: &str, labels: &[&str]) -> u64 {
         let text = self.metrics();
         let of_family = |line: &&str| {
             line.strip_prefix(family)
@@ -410,19 +426,19 @@ impl World {
         values.sum()
     }
 
-    /// Returns the number of connections that were rejected for this reason.
-    pub(crate) fn refused(&self, reason: &str) -> u64 {
+    /// Returns the number of connections that metrics count as rejected for this reason.
+    pub(crate) fn rejected_count(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");
-        self.count("ambit_requests_refused_total", &[&label])
+        self.metric_sum("ambit_requests_refused_total", &[&label])
     }
 
-    /// Returns the number of requests with this response status and these response flags.
-    pub(crate) fn ended(&self, code: u16, flags: &str) -> u64 {
+    /// Returns the number of requests that metrics count with this response status and these response flags.
+    pub(crate) fn request_count_with(&self, code: u16, flags: &str) -> u64 {
         let (code, flags) = (
             format!("response_code=\"{code}\""),
             format!("response_flags=\"{flags}\""),
         );
-        self.count("istio_requests_total", &[&code, &flags])
+        self.metric_sum("istio_requests_total", &[&code, &flags])
     }
 }
 
@@ -438,16 +454,16 @@ impl Client {
         self.try_tunnel(to, port).await.unwrap()
     }
 
-    /// Opens a tunnel; the error is the waypoint's rejection.
+    /// Opens a tunnel to an address and port; the error is the waypoint's rejection.
     pub(crate) async fn try_tunnel(&self, to: &str, port: u16) -> Result<TunnelIo, TunnelError> {
         let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
-        let tunnel = self.connection.tunnel(authority, HeaderMap::new());
-        let (tunnel, _) = timeout(LONG, tunnel).await.unwrap()?;
+        let tunnel = self.connection.open_tunnel(authority, HeaderMap::new());
+        let (tunnel, _) = timeout(TIMEOUT, tunnel).await.unwrap()?;
         Ok(tunnel.into_io())
     }
 
     /// Sends bytes in a new tunnel, and returns the response up to the end of the stream or a reset.
-    pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> RawResponse {
+    pub(crate) async fn send_bytes(&self, to: &str, port: u16, bytes: &[u8]) -> RawResponse {
         let mut tunnel = self.tunnel(to, port).await;
         // A rejected sender still reads the reason.
         let _cut = tunnel.write_all(bytes).await;
@@ -458,17 +474,23 @@ impl Client {
     /// Sends `GET /` over HTTP/1.1 in a new tunnel, and returns the status; 0 without a response.
     pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
-        let response = self.say(to, port, request).await;
+        let response = self.send_bytes(to, port, request).await;
         response.statuses().first().copied().unwrap_or_default()
     }
 }
 
-/// Reads a response up to the end of the stream.
+/// Reads a response from a tunnel up to the end of the stream.
 pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
     let mut bytes = Vec::new();
     let reading = tunnel.read_to_end(&mut bytes);
-    let ended = timeout(LONG, reading).await.expect("no end came").is_ok();
-    RawResponse { bytes, ended }
+    let ended = timeout(TIMEOUT, reading)
+        .await
+        .expect("no end came")
+        .is_ok();
+    RawResponse {
+        bytes,
+        ended_with_fin: ended,
+    }
 }
 
 /// Bytes that the waypoint has sent in response.
@@ -476,7 +498,7 @@ pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
 pub(crate) struct RawResponse {
     pub(crate) bytes: Vec<u8>,
     /// Whether the stream ended with FIN, rather than with a reset.
-    pub(crate) ended: bool,
+    pub(crate) ended_with_fin: bool,
 }
 
 impl RawResponse {
@@ -493,7 +515,7 @@ impl RawResponse {
 }
 
 /// Binds a listener for an application, at a loopback address that no other application has.
-pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
+pub(crate) async fn bind_listener() -> (TcpListener, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
     let last = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 7, last], 0)))
@@ -504,6 +526,6 @@ pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
 }
 
 /// Returns the xDS resource name of a test's record.
-pub(crate) fn record(name: &str) -> ArcStr {
+pub(crate) fn record_name(name: &str) -> ArcStr {
     arcstr::format!("gw/policy/{name}")
 }

@@ -19,37 +19,38 @@ use tokio::{
 };
 
 use crate::{
-    application::{Strict, head, scripted},
-    fixture::{Client, HTTP1, LONG, World},
-    http2::resident,
-    receive_windows::flooding_tunnels,
+    application::{StrictServer, read_request_head, run_scripted_server},
+    fixture::{Client, HTTP1, TIMEOUT, World},
+    http2::resident_bytes,
+    receive_windows::run_flooding_server,
 };
 use table::{Flood, floods};
 
-/// Service address of three applications: a normal one, one that never responds, and one with endless responses.
+/// Service address of an application that responds normally. The next two applications never respond, and respond
+/// without end.
 const VIP: &str = "10.0.0.1";
-const HANGS: &str = "10.0.0.2";
-const ENDLESS: &str = "10.0.0.3";
-/// Service address of an application that switches to WebSocket and then sends without end, and of a similar one behind
-/// tunnels.
-const SWITCHES: &str = "10.0.0.4";
-const TUNNELS: &str = "10.0.0.5";
-const TUNNELS_IP: &str = "127.0.9.2";
+const HANGING_VIP: &str = "10.0.0.2";
+const ENDLESS_VIP: &str = "10.0.0.3";
+/// Service address of an application that switches to WebSocket, and then sends without end. The next one does so
+/// behind HBONE tunnels.
+const SWITCHING_VIP: &str = "10.0.0.4";
+const TUNNEL_VIP: &str = "10.0.0.5";
+const TUNNEL_ENDPOINT_IP: &str = "127.0.9.2";
 
 /// Response by which an application switches to WebSocket.
-const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+const SWITCHING_RESPONSE: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// Flood of TLS handshakes that do not end, each after most of the longest possible ClientHello.
-const HALF_OPEN: Half = Half { connections: 500 };
+/// Flood of incomplete TLS handshakes, each of which sends most of the longest possible ClientHello.
+const HALF_OPEN: HandshakeFlood = HandshakeFlood { connections: 500 };
 
-struct Half {
+struct HandshakeFlood {
     connections: usize,
 }
 
-impl Half {
-    const WHAT: &'static str = "TLS handshakes that do not end";
+impl HandshakeFlood {
+    const DESCRIPTION: &'static str = "TLS handshakes that do not end";
 
-    fn hello() -> Vec<u8> {
+    fn partial_client_hello() -> Vec<u8> {
         let record = |payload: &[u8]| {
             let length = u16::try_from(payload.len()).unwrap().to_be_bytes();
             [&[0x16, 3, 1, length[0], length[1]], payload].concat()
@@ -58,8 +59,9 @@ impl Half {
         [record(&[1, 0, 0xff, 0xff]), rest].concat()
     }
 
-    /// Starts the flood from a source address that no other client uses, since handshakes are limited by address.
-    fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
+    /// Starts the flood of TLS handshakes from a source address that no other client uses, since handshakes are limited
+    /// by address.
+    fn begin(&self, world: &World, scale: usize, sent: &SentBytes) -> Vec<AbortOnDrop<()>> {
         let of = 0..self.connections * scale;
         let address = world.address();
         of.map(|_| {
@@ -70,7 +72,7 @@ impl Half {
                 let Ok(mut stream) = socket.connect(address).await else {
                     return;
                 };
-                let hello = Self::hello();
+                let hello = Self::partial_client_hello();
                 if stream.write_all(&hello).await.is_ok() {
                     sent.fetch_add(u64::try_from(hello.len()).unwrap(), Relaxed);
                 }
@@ -81,9 +83,9 @@ impl Half {
     }
 }
 
-/// Creates the runtime of attackers and their applications. It has a smaller share of this machine than the waypoint,
-/// other clients and their application: in production they would run on other machines.
-fn background() -> tokio::runtime::Runtime {
+/// Creates the runtime of attackers and their applications. It gets less CPU time than the waypoint, other clients and
+/// their application, since in production attackers run on other machines.
+fn background_runtime() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
         .worker_threads(1)
@@ -95,9 +97,9 @@ fn background() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a test that gets the background runtime of attackers.
+/// Runs a test with the background runtime on which attackers run.
 fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Handle) -> F) {
-    let background = background();
+    let background = background_runtime();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -107,18 +109,18 @@ fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Han
 }
 
 /// Number of bytes that attacking clients have sent.
-type Sent = Arc<AtomicU64>;
+type SentBytes = Arc<AtomicU64>;
 
 /// Runs one tunnel of a flood until it ends.
-async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
-    let (vip, port) = flood.to;
+async fn run_flood_tunnel(client: Arc<Client>, flood: &'static Flood, sent: SentBytes) {
+    let (vip, port) = flood.target;
     let Ok(tunnel) = client.try_tunnel(vip, port).await else {
         return;
     };
     let (mut read, mut write) = tokio::io::split(tunnel);
     let writing = async {
-        let first = std::iter::once_with(flood.first);
-        let all = first.chain((0..flood.times).map(flood.repeated));
+        let first = std::iter::once_with(flood.initial_bytes);
+        let all = first.chain((0..flood.repetitions).map(flood.repeated_bytes));
         for bytes in all {
             if write.write_all(&bytes).await.is_err() {
                 return;
@@ -128,7 +130,7 @@ async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
         std::future::pending::<()>().await;
     };
     let reading = async {
-        if flood.reads {
+        if flood.reads_responses {
             let _ended = tokio::io::copy(&mut read, &mut tokio::io::sink()).await;
         }
         std::future::pending::<()>().await;
@@ -141,11 +143,11 @@ async fn begin_flood(
     world: Arc<World>,
     flood: &'static Flood,
     scale: usize,
-    sent: Sent,
+    sent: SentBytes,
 ) -> Vec<AbortOnDrop<()>> {
     let mut clients = Vec::new();
     for _ in 0..flood.connections * scale {
-        match timeout(LONG, world.attacker()).await {
+        match timeout(TIMEOUT, world.attacker()).await {
             Ok(Some(client)) => clients.push(Arc::new(client)),
             _ => break,
         }
@@ -154,11 +156,16 @@ async fn begin_flood(
         return Vec::new();
     }
     let of = clients.iter().cycle().take(flood.tunnels * scale);
-    of.map(|client| ambit_rt::spawn_abortable("flood", flow(client.clone(), flood, sent.clone())))
-        .collect()
+    of.map(|client| {
+        ambit_rt::spawn_abortable(
+            "flood",
+            run_flood_tunnel(client.clone(), flood, sent.clone()),
+        )
+    })
+    .collect()
 }
 
-/// Sends an HTTP/1.1 request, and returns whether the response is as expected; `None` if the tunnel fails.
+/// Sends an HTTP/1.1 request, and returns whether its status is 200; `None` if the tunnel fails.
 async fn request(client: &Client) -> Option<bool> {
     let mut tunnel = client.try_tunnel(VIP, HTTP1).await.ok()?;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -171,16 +178,17 @@ async fn request(client: &Client) -> Option<bool> {
 /// Maximum latency that a flood may add to requests of other clients during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
 
-/// Number of measured requests of other clients, of which the second slowest is compared.
+/// Number of requests of other clients whose latency is measured. The second longest latency is compared.
 const REQUESTS: usize = 100;
 
-/// Sends requests of another client, four at a time. Returns the second longest duration and the number of failures.
-async fn others(client: &Client) -> (Duration, usize) {
+/// Sends requests of a client that does not attack, four at a time. Returns the second longest latency, and the number
+/// of failures.
+async fn measure_other_clients(client: &Client) -> (Duration, usize) {
     let some = || async {
         let mut all = Vec::new();
         for _ in 0..REQUESTS / 4 {
             let began = Instant::now();
-            let answered = timeout(LONG, request(client)).await;
+            let answered = timeout(TIMEOUT, request(client)).await;
             all.push((began.elapsed(), answered == Ok(Some(true))));
         }
         all
@@ -192,9 +200,9 @@ async fn others(client: &Client) -> (Duration, usize) {
     (all[REQUESTS - 2].0, failed)
 }
 
-/// Waits until a flood can send no more, and no more memory is charged for it.
-async fn settled(sent: &Sent) {
-    let now = || (sent.load(Relaxed), resident() >> 20);
+/// Waits until neither the bytes sent by a flood nor the memory of the process grow.
+async fn wait_until_settled(sent: &SentBytes) {
+    let now = || (sent.load(Relaxed), resident_bytes() >> 20);
     let mut last = now();
     let mut every = tokio::time::interval(Duration::from_millis(500));
     every.tick().await;
@@ -207,82 +215,85 @@ async fn settled(sent: &Sent) {
     }
 }
 
-/// Creates a waypoint with this memory limit, and its applications. All of them run in the background, except the one
-/// that other clients call.
+/// Creates a waypoint with this memory limit, and its applications. The application that other clients call runs in the
+/// foreground, all others in the background.
 async fn scene(
     memory: &'static str,
     background: &tokio::runtime::Handle,
 ) -> (Arc<World>, Vec<AbortOnDrop<()>>) {
     ambit_rt::limits::raise_open_files();
     let world = Arc::new(World::with_env(&[("AMBIT_MEMORY_LIMIT", memory)]).await);
-    let strict = Strict::start().await;
+    let strict = StrictServer::start().await;
     world.serve("web", VIP, &[strict.address]);
     let keep = ambit_rt::spawn_abortable("application", async move {
         let _strict = strict;
         std::future::pending::<()>().await;
     });
-    let tunnels = background.spawn(attacked(world.clone())).await.unwrap();
+    let tunnels = background
+        .spawn(run_attacked_applications(world.clone()))
+        .await
+        .unwrap();
     (world, vec![keep, tunnels])
 }
 
 /// Runs the applications that attackers call.
-async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
-    let (hangs, _) = scripted(|_, mut stream| async move {
+async fn run_attacked_applications(world: Arc<World>) -> AbortOnDrop<()> {
+    let (hangs, _) = run_scripted_server(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
         std::future::pending::<()>().await;
     })
     .await;
-    let (endless, _) = scripted(|_, mut stream: TcpStream| async move {
-        head(&mut stream).await;
+    let (endless, _) = run_scripted_server(|_, mut stream: TcpStream| async move {
+        read_request_head(&mut stream).await;
         let mut piece = &b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n"[..];
         while stream.write_all(piece).await.is_ok() {
             piece = &[b'd'; 16 << 10];
         }
     })
     .await;
-    world.serve("hangs", HANGS, &[hangs]);
-    world.serve("endless", ENDLESS, &[endless]);
-    let (switches, _) = scripted(|_, mut stream: TcpStream| async move {
-        head(&mut stream).await;
-        let mut piece = SWITCHED;
+    world.serve("hangs", HANGING_VIP, &[hangs]);
+    world.serve("endless", ENDLESS_VIP, &[endless]);
+    let (switches, _) = run_scripted_server(|_, mut stream: TcpStream| async move {
+        read_request_head(&mut stream).await;
+        let mut piece = SWITCHING_RESPONSE;
         while stream.write_all(piece).await.is_ok() {
             piece = &[b'd'; 16 << 10];
         }
     })
     .await;
-    world.serve("switches", SWITCHES, &[switches]);
-    let (_, tunnels) = flooding_tunnels(&world, "tunnels", TUNNELS_IP).await;
-    world.serve_tunnels("tunnels", TUNNELS, TUNNELS_IP);
+    world.serve("switches", SWITCHING_VIP, &[switches]);
+    let (_, tunnels) = run_flooding_server(&world, "tunnels", TUNNEL_ENDPOINT_IP).await;
+    world.serve_by_tunnel("tunnels", TUNNEL_VIP, TUNNEL_ENDPOINT_IP);
     tunnels
 }
 
-/// Formats a number of bytes in MiB, with one digit after the point.
-fn mib(bytes: u64) -> String {
+/// Formats a number of bytes in MiB, with one decimal digit.
+fn format_mib(bytes: u64) -> String {
     format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
 
 /// Memory and latency measured during a flood.
-struct Measured {
-    sent: u64,
+struct Measurements {
+    sent_bytes: u64,
     /// Growth of the process's memory, in bytes.
-    grown: u64,
+    memory_growth: u64,
     /// Bytes charged to the waypoint's memory budget.
-    charged: usize,
-    before: Duration,
-    during: Duration,
-    failed: usize,
+    charged_bytes: usize,
+    latency_before: Duration,
+    latency_during: Duration,
+    failed_requests: usize,
 }
 
 async fn measure(
     (world, background): (&Arc<World>, &tokio::runtime::Handle),
-    (floods, half): (&[&'static Flood], Option<&Half>),
+    (floods, half): (&[&'static Flood], Option<&HandshakeFlood>),
     scale: usize,
-) -> Measured {
+) -> Measurements {
     let other = world.client().await;
-    let (before, _) = others(&other).await;
-    let resident_before = resident();
+    let (before, _) = measure_other_clients(&other).await;
+    let resident_before = resident_bytes();
     let (charged_before, _) = world.memory_budget();
-    let sent = Sent::default();
+    let sent = SentBytes::default();
     let mut held = Vec::new();
     for flood in floods {
         let beginning = begin_flood(world.clone(), flood, scale, sent.clone());
@@ -292,66 +303,78 @@ async fn measure(
         let _background = background.enter();
         held.extend(half.begin(world, scale, &sent));
     }
-    let (mut during, mut failed) = others(&other).await;
-    settled(&sent).await;
-    let grown = resident().saturating_sub(resident_before);
+    let (mut during, mut failed) = measure_other_clients(&other).await;
+    wait_until_settled(&sent).await;
+    let grown = resident_bytes().saturating_sub(resident_before);
     let (charged, _) = world.memory_budget();
-    let (later, more) = others(&other).await;
+    let (later, more) = measure_other_clients(&other).await;
     during = during.max(later);
     failed += more;
-    Measured {
-        sent: sent.load(Relaxed),
-        grown,
-        charged: charged.saturating_sub(charged_before),
-        before,
-        during,
-        failed,
+    Measurements {
+        sent_bytes: sent.load(Relaxed),
+        memory_growth: grown,
+        charged_bytes: charged.saturating_sub(charged_before),
+        latency_before: before,
+        latency_during: during,
+        failed_requests: failed,
     }
 }
 
-/// Prints one flood's line of the table of `cargo xtask bench floods`.
+/// Prints the measurements of one flood, as a line of the table of `cargo xtask bench floods`.
 #[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
-fn print(what: &str, measured: &Measured) {
-    let Measured {
-        sent,
-        grown,
-        charged,
-        before,
-        during,
-        failed,
+fn print_row(what: &str, measured: &Measurements) {
+    let Measurements {
+        sent_bytes: sent,
+        memory_growth: grown,
+        charged_bytes: charged,
+        latency_before: before,
+        latency_during: during,
+        failed_requests: failed,
     } = measured;
     let charged = u64::try_from(*charged).unwrap();
     println!(
         "{what:34} sent {:>7} MiB, held {:>7} MiB, charged {:>6} MiB, others' p99 {before:.1?} -> {during:.1?}, {failed} failed",
-        mib(*sent),
-        mib(*grown),
-        mib(charged),
+        format_mib(*sent),
+        format_mib(*grown),
+        format_mib(charged),
     );
 }
 
-fn assert_within_budgets(world: &World, measured: &Measured) {
+fn assert_within_budgets(world: &World, measured: &Measurements) {
     let (_, process) = world.memory_budget();
     // A caller's budget, and half of one for connections of a source before its identity is verified.
     let most = process / 4 + process / 8;
-    assert!(measured.charged <= most, "{} bytes", measured.charged);
+    assert!(
+        measured.charged_bytes <= most,
+        "{} bytes",
+        measured.charged_bytes
+    );
     // Half of the process's memory limit, although clients and applications run in the same process.
     let half = u64::try_from(process).unwrap();
-    assert!(measured.grown < half, "{} bytes", measured.grown);
-    assert_eq!(measured.failed, 0);
+    assert!(
+        measured.memory_growth < half,
+        "{} bytes",
+        measured.memory_growth
+    );
+    assert_eq!(measured.failed_requests, 0);
 }
 
-/// Describes a flood during which requests of other clients are too slow. Only soaks measure latency, since other tests
-/// share the machine.
-fn too_slow(what: &str, measured: &Measured) -> Option<String> {
-    let Measured { before, during, .. } = measured;
+/// Describes a flood during which requests of other clients are too slow; `None` if they are fast enough. Only soaks
+/// measure latency, since other tests share the machine.
+fn describe_slowdown(what: &str, measured: &Measurements) -> Option<String> {
+    let Measurements {
+        latency_before: before,
+        latency_during: during,
+        ..
+    } = measured;
     (*during >= *before + MAX_DELAY).then(|| format!("{what}: {before:?} -> {during:?}"))
 }
 
-/// Lock that lets only one test measure at a time, since the process's memory includes all floods.
-static FLOODING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Lock under which a test measures memory, since the process's memory includes all floods.
+static MEASUREMENT_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Environment variable that `cargo xtask bench floods` sets: the factor by which floods are larger.
-const SCALE: &str = "AMBIT_FLOODS";
+/// Environment variable with the factor by which floods are enlarged; `cargo xtask bench floods` sets it.
+const SCALE_VARIABLE: &str = "AMBIT_FLOODS";
 
 #[test]
 fn floods_at_once_stay_within_budgets_and_others_go_on() {
@@ -359,9 +382,9 @@ fn floods_at_once_stay_within_budgets_and_others_go_on() {
 }
 
 async fn all_floods(background: tokio::runtime::Handle) {
-    let _alone = FLOODING.lock().await;
+    let _alone = MEASUREMENT_LOCK.lock().await;
     let all: &'static [Flood] = Box::leak(floods().into_boxed_slice());
-    let scale = std::env::var(SCALE)
+    let scale = std::env::var(SCALE_VARIABLE)
         .ok()
         .map(|scale| scale.parse().unwrap());
     let mut slow = Vec::new();
@@ -369,12 +392,12 @@ async fn all_floods(background: tokio::runtime::Handle) {
         for flood in all {
             let (world, _applications) = scene("1073741824", &background).await;
             let measured = measure((&world, &background), (&[flood], None), scale).await;
-            print(flood.what, &measured);
-            slow.extend(too_slow(flood.what, &measured));
+            print_row(flood.description, &measured);
+            slow.extend(describe_slowdown(flood.description, &measured));
         }
         let (world, _applications) = scene("1073741824", &background).await;
-        print(
-            Half::WHAT,
+        print_row(
+            HandshakeFlood::DESCRIPTION,
             &measure((&world, &background), (&[], Some(&HALF_OPEN)), scale).await,
         );
     }
@@ -390,10 +413,10 @@ async fn all_floods(background: tokio::runtime::Handle) {
         scale.unwrap_or(1),
     )
     .await;
-    print("all at once", &measured);
+    print_row("all at once", &measured);
     assert_within_budgets(&world, &measured);
     if scale.is_some() {
-        slow.extend(too_slow("all at once", &measured));
+        slow.extend(describe_slowdown("all at once", &measured));
     }
     // With the memory of a soak, not every budget is exhausted.
     let scopes: &[&str] = if scale.is_none() {
@@ -404,34 +427,38 @@ async fn all_floods(background: tokio::runtime::Handle) {
     for scope in scopes {
         let label = format!("scope=\"{scope}\"");
         assert!(
-            world.count("ambit_memory_budget_refused_total", &[&label]) > 0,
+            world.metric_sum("ambit_memory_budget_refused_total", &[&label]) > 0,
             "{scope}"
         );
     }
-    let process = world.count("ambit_memory_budget_refused_total", &["scope=\"process\""]);
+    let process = world.metric_sum("ambit_memory_budget_refused_total", &["scope=\"process\""]);
     assert_eq!(process, 0, "one caller used the process's budget up");
     assert!(slow.is_empty(), "others wait too long: {slow:#?}");
 }
 
-/// Checks all floods. The test runs alone, since other tests charge the same clients' budgets.
+/// Checks all floods against the memory budgets. The test runs alone, since other tests charge the budgets of the same
+/// clients.
 #[test]
 fn floods_that_are_not_read_stay_within_budgets() {
     with_background(unread_floods);
 }
 
 async fn unread_floods(background: tokio::runtime::Handle) {
-    let _alone = FLOODING.lock().await;
+    let _alone = MEASUREMENT_LOCK.lock().await;
     let all: &'static [Flood] = Box::leak(floods().into_boxed_slice());
     let unread = [
         "unread upgrades",
         "unread tunnels",
         "unread endpoints behind tunnels",
     ];
-    for flood in all.iter().filter(|flood| unread.contains(&flood.what)) {
+    for flood in all
+        .iter()
+        .filter(|flood| unread.contains(&flood.description))
+    {
         let (world, _applications) = scene("268435456", &background).await;
         let measured = measure((&world, &background), (&[flood], None), 1).await;
-        print(flood.what, &measured);
+        print_row(flood.description, &measured);
         assert_within_budgets(&world, &measured);
-        assert!(measured.charged > 0, "{}", flood.what);
+        assert!(measured.charged_bytes > 0, "{}", flood.description);
     }
 }

@@ -17,13 +17,13 @@ use ambit_model::{
     OtlpCollector, PolicyKey, Provider, ProviderProtocol, RateLimit, TelemetryLog,
     TelemetryTracing, WaypointGateway, WaypointRecord, WaypointService, WaypointTelemetry,
 };
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use tokio::net::TcpListener;
 
 use crate::{
-    application::Strict,
-    fixture::{HTTP1, HTTP2, World, lines_about, record},
+    application::StrictServer,
+    fixture::{HTTP1, HTTP2, World, log_lines_about, record_name},
 };
 
 const WEB: &str = "10.0.0.1";
@@ -31,7 +31,7 @@ const TARGET: &str = "10.0.0.2";
 /// Port of HBONE tunnels.
 const HBONE: u16 = 15008;
 
-/// Feature that makes the waypoint call the target.
+/// Feature by which an object makes the waypoint call the forbidden address.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Endpoint,
@@ -59,7 +59,7 @@ fn name(service: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
 }
 
-fn mirrored() -> WaypointUpdate {
+fn mirroring_service() -> WaypointUpdate {
     let mirror = HttpMirror {
         service: name("target"),
         port: HTTP1,
@@ -82,7 +82,7 @@ fn mirrored() -> WaypointUpdate {
         rules: vec![rule],
         ..HttpRoute::default()
     };
-    WaypointUpdate::Put(
+    WaypointUpdate::Upserted(
         "gw/web".into(),
         WaypointRecord::from(WaypointService {
             service: name("web"),
@@ -120,10 +120,10 @@ fn telemetry(is_log: bool) -> WaypointUpdate {
         logs: is_log.then(|| vec![log]),
         ..WaypointTelemetry::default()
     };
-    WaypointUpdate::Put(record("telemetry"), WaypointRecord::from(telemetry))
+    WaypointUpdate::Upserted(record_name("telemetry"), WaypointRecord::from(telemetry))
 }
 
-fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
+fn custom_policy(protocol: ProviderProtocol) -> WaypointUpdate {
     let port = match protocol {
         ProviderProtocol::Grpc => HTTP2,
         ProviderProtocol::Http(_) => HTTP1,
@@ -145,10 +145,10 @@ fn custom(protocol: ProviderProtocol) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name("ask"), WaypointRecord::from(policy))
 }
 
-fn limited() -> WaypointUpdate {
+fn rate_limit() -> WaypointUpdate {
     let global = GlobalLimit {
         target: Ok((name("target"), HTTP2)),
         domain: "tenant".into(),
@@ -165,11 +165,11 @@ fn limited() -> WaypointUpdate {
         global: Some(global),
         ..RateLimit::default()
     };
-    WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
+    WaypointUpdate::Upserted(record_name("limit"), WaypointRecord::from(object))
 }
 
 /// Runs a service on the waypoint's own machine that counts connections and sends nothing.
-async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+async fn run_counting_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(address).await.unwrap();
     let address = listener.local_addr().unwrap();
     let count = Arc::new(AtomicUsize::new(0));
@@ -182,47 +182,49 @@ async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// Publishes an endpoint of a ServiceEntry at the target's address.
-fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
+/// Publishes a ServiceEntry endpoint with the target's address.
+fn publish_endpoint(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.serve("target", TARGET, &[]);
     let ip = target.ip().to_string();
     let mut endpoint = if has_tunnel {
         build::workload("target", &[&ip])
     } else {
-        build::plain_workload("target", &[&ip])
+        build::workload_outside_mesh("target", &[&ip])
     };
     endpoint.uid = "Kubernetes/networking.istio.io/ServiceEntry/ns/target/0".into();
     let targets = [HTTP1, HTTP2].map(|port| (port, target.port()));
     let service = name("target").to_string();
-    world.workload(build::endpoint_of(endpoint, &service, &targets));
+    world.publish_workload(build::make_endpoint(endpoint, &service, &targets));
 }
 
-/// Makes the waypoint call the target, and waits until the call has failed.
-async fn provoke(world: &World, cause: Cause) {
+/// Makes the waypoint call the forbidden address, and waits until the call has failed.
+async fn provoke_call(world: &World, cause: Cause) {
     let client = world.client().await;
     let failed = |family: &'static str, label: &'static str| {
-        move || world.count(family, &["outcome=\"failed\"", label]) > 0
+        move || world.metric_sum(family, &["outcome=\"failed\"", label]) > 0
     };
     match cause {
         Cause::Endpoint | Cause::TunnelEndpoint => {
             assert_eq!(client.get(TARGET, HTTP1).await, 503, "{cause:?}");
             return;
         }
-        Cause::Mirror => world.publish(mirrored()),
+        Cause::Mirror => world.publish(mirroring_service()),
         Cause::SpanCollector | Cause::LogCollector => {
             world.publish(telemetry(matches!(cause, Cause::LogCollector)));
         }
-        Cause::GrpcProvider => world.publish(custom(ProviderProtocol::Grpc)),
+        Cause::GrpcProvider => world.publish(custom_policy(ProviderProtocol::Grpc)),
         Cause::HttpProvider => {
-            world.publish(custom(ProviderProtocol::Http(HttpProvider::default())));
+            world.publish(custom_policy(ProviderProtocol::Http(
+                HttpProvider::default(),
+            )));
         }
-        Cause::RateLimitService => world.publish(limited()),
+        Cause::RateLimitService => world.publish(rate_limit()),
     }
     let status = client.get(WEB, HTTP1).await;
     match cause {
         Cause::Mirror => {
             assert_eq!(status, 200);
-            until(
+            wait_until(
                 "the mirror has failed",
                 failed("ambit_requests_mirrored_total", ""),
             )
@@ -230,7 +232,7 @@ async fn provoke(world: &World, cause: Cause) {
         }
         Cause::SpanCollector | Cause::LogCollector => {
             assert_eq!(status, 200);
-            until(
+            wait_until(
                 "the export has failed",
                 failed("ambit_telemetry_exported_total", ""),
             )
@@ -240,25 +242,25 @@ async fn provoke(world: &World, cause: Cause) {
     }
 }
 
-/// Whether the waypoint has connected to the target.
+/// Whether the waypoint connects to the target because of this feature, despite the egress guard with these exceptions.
 async fn is_called(cause: Cause, target: IpAddr, exceptions: &'static str) -> bool {
     let world = World::with_env(&[("AMBIT_WILDCARD_ADDRESSES", exceptions)]).await;
-    let web = Strict::start().await;
+    let web = StrictServer::start().await;
     world.serve("web", WEB, &[web.address]);
     let has_tunnel = matches!(cause, Cause::TunnelEndpoint);
     let port = if has_tunnel { HBONE } else { 0 };
-    let (address, count) = own_service(SocketAddr::new(target, port)).await;
-    entry(&world, address, has_tunnel);
+    let (address, count) = run_counting_service(SocketAddr::new(target, port)).await;
+    publish_endpoint(&world, address, has_tunnel);
     if exceptions.contains("127.0.0.0/8") {
         // The target never responds, and neither do calls that wait for it.
-        let provoking = provoke(&world, cause);
-        let called = until("the target is called", || count.load(Relaxed) > 0);
+        let provoking = provoke_call(&world, cause);
+        let called = wait_until("the target is called", || count.load(Relaxed) > 0);
         tokio::select! {
             () = provoking => {}
             () = called => {}
         }
     } else {
-        provoke(&world, cause).await;
+        provoke_call(&world, cause).await;
     }
     count.load(Relaxed) > 0
 }
@@ -278,7 +280,7 @@ async fn objects_cannot_make_a_waypoint_call_its_own_machine() {
 async fn endpoints_at_forbidden_addresses_are_refused_by_name() {
     let world = World::new().await;
     let api_server = IpAddr::from([10, 255, 255, 254]);
-    world.publish(WaypointUpdate::Put(
+    world.publish(WaypointUpdate::Upserted(
         "gw".into(),
         WaypointRecord::from(WaypointGateway {
             cluster_addresses: [api_server].into(),
@@ -297,9 +299,9 @@ async fn endpoints_at_forbidden_addresses_are_refused_by_name() {
     for ip in forbidden {
         for (has_tunnel, port) in [(false, 6443), (true, 6444)] {
             let address = SocketAddr::new(ip, port);
-            entry(&world, address, has_tunnel);
+            publish_endpoint(&world, address, has_tunnel);
             assert_eq!(client.get(TARGET, HTTP1).await, 503, "{address}");
-            let lines = lines_about(client.address);
+            let lines = log_lines_about(client.address);
             let why = format!("{} is an address of ", ip.to_canonical());
             assert!(
                 lines.iter().any(|line| line.contains(&why)),

@@ -1,11 +1,11 @@
 //! Tests of HTTP/2 header blocks without end, inside of a tunnel: their connection ends after the timeout of HTTP/1
 //! header sections.
 
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    application::Strict,
+    application::StrictServer,
     fixture::{HTTP1, World, read_response},
     http2::{CONTINUATION, DATA, END_HEADERS, END_STREAM, GET, HEADERS, PREFACE, SETTINGS, frame},
 };
@@ -15,7 +15,7 @@ const VIP: &str = "10.0.0.1";
 #[tokio::test]
 async fn endless_header_block_ends_its_connection() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
-    let application = Strict::start().await;
+    let application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
     let begin = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
@@ -59,12 +59,15 @@ async fn endless_header_block_ends_its_connection() {
             .await
             .unwrap();
         let _said = read_response(slow).await;
-        until(what, || world.refused("headers_too_slow") == number).await;
+        wait_until(what, || world.rejected_count("headers_too_slow") == number).await;
     }
     // Both connections are still served.
     let again = frame(HEADERS, END_HEADERS | END_STREAM, 3, GET);
     quiet.write_all(&again).await.unwrap();
     let rest = frame(DATA, END_STREAM, 1, b"bc");
     body.write_all(&rest).await.unwrap();
-    until("all are answered", || world.ended(200, "-") == 3).await;
+    wait_until("all are answered", || {
+        world.request_count_with(200, "-") == 3
+    })
+    .await;
 }

@@ -1,16 +1,17 @@
-//! Tests of Services without addresses that are called by name: attachments of other Services of the same pods apply.
+//! Tests of headless Services, which clients call by name: the attachments of other Services that select the same pods
+//! apply.
 
 use ambit_model::{HttpOperation, PathPattern, StringMatch};
 
 use crate::{
-    application::{Received, Strict},
+    application::{ReceivedRequest, StrictServer},
     fixture::{HTTP1, World},
     routes::{VIP, deny},
 };
 
 #[tokio::test]
 async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
-    let (world, mut application) = (World::new().await, Strict::start().await);
+    let (world, mut application) = (World::new().await, StrictServer::start().await);
     world.serve("web", VIP, &[application.address]);
     world.serve_headless("twin", "web", application.address);
     let paths = |path: &str| HttpOperation {
@@ -24,7 +25,7 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
     for to in ["twin.ns.svc.cluster.local", VIP] {
         for path in ["/open", "/web", "/twin"] {
             let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-            let response = client.say(to, HTTP1, request.as_bytes()).await;
+            let response = client.send_bytes(to, HTTP1, request.as_bytes()).await;
             statuses.push((to == VIP, path, response.statuses()));
         }
     }
@@ -42,6 +43,6 @@ async fn a_headless_service_does_not_bypass_other_services_of_its_pods() {
         expected.map(|(is_vip, path, status)| (is_vip, path, vec![status]))
     );
     let received = application.received();
-    let is_whole = |one: &&Received| matches!(one, Received::Whole { .. });
+    let is_whole = |one: &&ReceivedRequest| matches!(one, ReceivedRequest::Complete { .. });
     assert_eq!(received.iter().filter(is_whole).count(), 3);
 }

@@ -1,27 +1,27 @@
 //! Tests of malformed and ambiguous HTTP/1 requests.
 
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::timeout,
 };
 
 use crate::{
-    application::{Received, Strict},
-    fixture::{HTTP1, LONG, World, lines_about, read_response},
+    application::{ReceivedRequest, StrictServer},
+    fixture::{HTTP1, TIMEOUT, World, log_lines_about, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
-/// Beginning of a well-formed request, to which a case appends header lines.
-const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
+/// Beginning of a well-formed request, to which each test case appends header lines.
+const REQUEST_START: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
 
-/// Expected handling of a case's bytes.
+/// Expected handling of the bytes in a test case.
 enum Outcome {
-    /// Well-formed requests that the application receives, by their bodies.
+    /// Application receives well-formed requests with these bodies.
     Served(&'static [&'static str]),
-    /// Response of the waypoint with this status, counted under this reason.
+    /// Waypoint rejects the request with this status, and counts the rejection under this reason.
     Refused(u16, &'static str),
-    /// First request served, and the bytes after it rejected with this status and reason.
+    /// Application receives the first request; the waypoint rejects the bytes after it with this status and reason.
     ThenRefused(u16, &'static str),
 }
 use Outcome::{Refused, Served, ThenRefused};
@@ -119,29 +119,31 @@ const CASES: &[(&str, &[u8], Outcome)] = &[
 #[tokio::test]
 async fn malformed_requests_never_reach_applications() {
     let world = World::new().await;
-    let mut application = Strict::start().await;
+    let mut application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let mut wrong = Vec::new();
     for (what, bytes, outcome) in CASES {
         let client = world.client().await;
         let (refused, reason) = match outcome {
-            Refused(_, reason) | ThenRefused(_, reason) => (world.refused(reason), *reason),
+            Refused(_, reason) | ThenRefused(_, reason) => (world.rejected_count(reason), *reason),
             Served(_) => (0, ""),
         };
-        let response = client.say(VIP, HTTP1, bytes).await;
+        let response = client.send_bytes(VIP, HTTP1, bytes).await;
         let received = application.received();
         let bodies: Vec<_> = received
             .iter()
             .filter_map(|received| match received {
-                Received::Whole { body, .. } => Some(String::from_utf8_lossy(body).into_owned()),
+                ReceivedRequest::Complete { body, .. } => {
+                    Some(String::from_utf8_lossy(body).into_owned())
+                }
                 _ => None,
             })
             .collect();
         let is_clean = !received
             .iter()
-            .any(|received| matches!(received, Received::Malformed(_)));
-        let is_counted = || world.refused(reason) == refused + 1;
-        let lines = lines_about(client.address);
+            .any(|received| matches!(received, ReceivedRequest::Malformed(_)));
+        let is_counted = || world.rejected_count(reason) == refused + 1;
+        let lines = log_lines_about(client.address);
         let logged = |status: u16| {
             let code = format!(" {status} ");
             lines
@@ -183,22 +185,22 @@ async fn malformed_requests_never_reach_applications() {
 #[tokio::test]
 async fn endless_headers_and_lines_are_terminated() {
     let world = World::new().await;
-    let mut application = Strict::start().await;
+    let mut application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let line = b"X: a\r\n";
-    let many = [BEGIN, &line.repeat(101), b"\r\n"].concat();
-    let long_line = [BEGIN, b"X: ", &vec![b'a'; 1 << 20]].concat();
-    let long_name = [BEGIN, &vec![b'a'; 1 << 20]].concat();
+    let many = [REQUEST_START, &line.repeat(101), b"\r\n"].concat();
+    let long_line = [REQUEST_START, b"X: ", &vec![b'a'; 1 << 20]].concat();
+    let long_name = [REQUEST_START, &vec![b'a'; 1 << 20]].concat();
     let target = [b"GET /", &vec![b'a'; 1 << 20][..]].concat();
     let client = world.client().await;
-    let response = client.say(VIP, HTTP1, &many).await;
+    let response = client.send_bytes(VIP, HTTP1, &many).await;
     assert_eq!(response.statuses(), [431], "{response:?}");
     assert!(
         response.text().contains("AMBIT_MAX_HEADERS"),
         "{response:?}"
     );
-    assert_eq!(world.refused("headers_too_many"), 1);
-    let far_too_many = [BEGIN, &line.repeat(1000), b"\r\n"].concat();
+    assert_eq!(world.rejected_count("headers_too_many"), 1);
+    let far_too_many = [REQUEST_START, &line.repeat(1000), b"\r\n"].concat();
     let floods = [
         ("far too many", far_too_many),
         ("a line without end", long_line),
@@ -209,17 +211,29 @@ async fn endless_headers_and_lines_are_terminated() {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, HTTP1).await;
         // The sender never ends: the waypoint must close the connection.
-        let _cut = timeout(LONG, tunnel.write_all(&bytes)).await.unwrap();
+        let _cut = timeout(TIMEOUT, tunnel.write_all(&bytes)).await.unwrap();
         let response = read_response(tunnel).await;
         assert_eq!(response.statuses(), [431], "{what}: {response:?}");
-        assert_eq!(world.refused("headers_too_large"), before + 1, "{what}");
-        assert_eq!(world.ended(431, "DPE"), before + 2, "{what}");
+        assert_eq!(
+            world.rejected_count("headers_too_large"),
+            before + 1,
+            "{what}"
+        );
+        assert_eq!(world.request_count_with(431, "DPE"), before + 2, "{what}");
         let is_named = |line: &String| line.contains("AMBIT_MAX_HEADERS");
-        assert!(lines_about(client.address).iter().any(is_named), "{what}");
+        assert!(
+            log_lines_about(client.address).iter().any(is_named),
+            "{what}"
+        );
     }
     let client = world.client().await;
-    let fitting = [BEGIN, &line.repeat(90), b"Connection: close\r\n\r\n"].concat();
-    let response = client.say(VIP, HTTP1, &fitting).await;
+    let fitting = [
+        REQUEST_START,
+        &line.repeat(90),
+        b"Connection: close\r\n\r\n",
+    ]
+    .concat();
+    let response = client.send_bytes(VIP, HTTP1, &fitting).await;
     assert_eq!(response.statuses(), [200], "{response:?}");
     assert_eq!(application.received().len(), 1);
 }
@@ -227,11 +241,16 @@ async fn endless_headers_and_lines_are_terminated() {
 #[tokio::test]
 async fn request_sent_byte_by_byte_is_served_and_delays_nobody() {
     let world = World::new().await;
-    let application = Strict::start().await;
+    let application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
     let mut slow = client.tunnel(VIP, HTTP1).await;
-    for byte in [BEGIN, b"Content-Length: 3\r\nConnection: close\r\n\r\nabc"].concat() {
+    for byte in [
+        REQUEST_START,
+        b"Content-Length: 3\r\nConnection: close\r\n\r\nabc",
+    ]
+    .concat()
+    {
         slow.write_all(&[byte]).await.unwrap();
         tokio::task::yield_now().await;
     }
@@ -242,7 +261,7 @@ async fn request_sent_byte_by_byte_is_served_and_delays_nobody() {
 #[tokio::test]
 async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "1s")]).await;
-    let application = Strict::start().await;
+    let application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
     // A connection that is idle between requests, and one with an unfinished body.
@@ -251,31 +270,41 @@ async fn endless_header_section_is_terminated_and_slow_peers_are_not() {
     quiet.write_all(request).await.unwrap();
     quiet.read_u8().await.unwrap();
     let mut body = client.tunnel(VIP, HTTP1).await;
-    let begun = [BEGIN, b"Content-Length: 3\r\nConnection: close\r\n\r\na"].concat();
+    let begun = [
+        REQUEST_START,
+        b"Content-Length: 3\r\nConnection: close\r\n\r\na",
+    ]
+    .concat();
     body.write_all(&begun).await.unwrap();
     let mut slow = client.tunnel(VIP, HTTP1).await;
-    slow.write_all(BEGIN).await.unwrap();
+    slow.write_all(REQUEST_START).await.unwrap();
     let response = read_response(slow).await;
     assert!(response.bytes.is_empty(), "{response:?}");
-    until("it is counted", || world.refused("headers_too_slow") == 1).await;
+    wait_until("it is counted", || {
+        world.rejected_count("headers_too_slow") == 1
+    })
+    .await;
     body.write_all(b"bc").await.unwrap();
     assert_eq!(read_response(body).await.statuses(), [200]);
     // The second header section of a connection has the same timeout as the first.
     quiet.write_all(request).await.unwrap();
-    quiet.write_all(BEGIN).await.unwrap();
+    quiet.write_all(REQUEST_START).await.unwrap();
     let response = read_response(quiet).await;
     assert_eq!(
         response.text().matches("TTP/1.1 200").count(),
         2,
         "{response:?}"
     );
-    until("it is counted", || world.refused("headers_too_slow") == 2).await;
+    wait_until("it is counted", || {
+        world.rejected_count("headers_too_slow") == 2
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn pipelined_requests_are_authorized_singly_and_in_order() {
     let world = World::new().await;
-    let mut application = Strict::start().await;
+    let mut application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let client = world.client().await;
     let mut bytes = Vec::new();
@@ -284,7 +313,7 @@ async fn pipelined_requests_are_authorized_singly_and_in_order() {
         let request = format!("GET {target} HTTP/1.1\r\nHost: web\r\nX: {number}\r\n\r\n");
         bytes.extend_from_slice(request.as_bytes());
     }
-    let response = client.say(VIP, HTTP1, &bytes).await;
+    let response = client.send_bytes(VIP, HTTP1, &bytes).await;
     let statuses = response.statuses();
     assert_eq!(statuses.len(), 50, "{response:?}");
     for (number, status) in statuses.into_iter().enumerate() {
@@ -296,11 +325,11 @@ async fn pipelined_requests_are_authorized_singly_and_in_order() {
 #[tokio::test]
 async fn client_that_does_not_read_delays_only_itself() {
     let world = World::new().await;
-    let application = Strict::start().await;
+    let application = StrictServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let stalled = world.client().await;
     let mut tunnel = stalled.tunnel(VIP, HTTP1).await;
-    let requests = [BEGIN, b"\r\n"].concat().repeat(2000);
+    let requests = [REQUEST_START, b"\r\n"].concat().repeat(2000);
     ambit_rt::spawn("stalled", async move {
         // Sends until the waypoint closes the connection.
         let _cut = tunnel.write_all(&requests).await;

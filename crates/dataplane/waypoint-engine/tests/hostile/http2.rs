@@ -6,13 +6,13 @@ use tokio::{
 };
 
 use crate::{
-    application::Strict,
-    fixture::{HTTP1, HTTP2, LONG, World},
+    application::StrictServer,
+    fixture::{HTTP1, HTTP2, TIMEOUT, World},
 };
 
 const VIP: &str = "10.0.0.1";
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// HPACK-encoded header sections: of `GET /` with the host `web`, and of `CONNECT` to the service.
+/// HPACK-encoded header sections: `GET` is `GET /` with the host `web`, `CONNECT` a CONNECT to the service.
 pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
@@ -34,7 +34,7 @@ const REFUSED_STREAM: u32 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
 /// Maximum growth of the process's memory during an attack, in bytes.
-const GROWTH: u64 = 128 << 20;
+const MAX_MEMORY_GROWTH: u64 = 128 << 20;
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -45,15 +45,15 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Frames that an attacker sends: an initial sequence, and then numbered repetitions until the connection is closed or
-/// enough was sent.
+/// Attack by HTTP/2 frames: an initial sequence, and then numbered repetitions until the connection is closed or enough
+/// was sent.
 struct Attack {
-    what: &'static str,
-    first: Vec<u8>,
-    repeated: fn(u32, &[u8]) -> Vec<u8>,
-    times: u32,
+    description: &'static str,
+    initial_frames: Vec<u8>,
+    repeated_frames: fn(u32, &[u8]) -> Vec<u8>,
+    repetitions: u32,
     /// Expected error code of the GOAWAY that ends the connection.
-    ended_with: u32,
+    expected_error: u32,
 }
 
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
@@ -61,44 +61,44 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
     let nothing = |_: u32, _: &[u8]| Vec::new();
     let open = |flags| frame(HEADERS, flags, 1, request);
     let once = |what, first, ended_with| Attack {
-        what,
-        first,
-        repeated: nothing,
-        times: 0,
-        ended_with,
+        description: what,
+        initial_frames: first,
+        repeated_frames: nothing,
+        repetitions: 0,
+        expected_error: ended_with,
     };
     vec![
         Attack {
-            what: "requests that are reset at once",
-            first: Vec::new(),
-            repeated: |number, request| {
+            description: "requests that are reset at once",
+            initial_frames: Vec::new(),
+            repeated_frames: |number, request| {
                 let stream = number * 2 - 1;
                 let open = frame(HEADERS, END_HEADERS | END_STREAM, stream, request);
                 [open, frame(RST_STREAM, 0, stream, &8u32.to_be_bytes())].concat()
             },
-            times: 100_000,
-            ended_with: ENHANCE_YOUR_CALM,
+            repetitions: 100_000,
+            expected_error: ENHANCE_YOUR_CALM,
         },
         Attack {
-            what: "headers that never end",
-            first: open(0),
-            repeated: |_, _| frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b"),
-            times: 100_000,
-            ended_with: ENHANCE_YOUR_CALM,
+            description: "headers that never end",
+            initial_frames: open(0),
+            repeated_frames: |_, _| frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b"),
+            repetitions: 100_000,
+            expected_error: ENHANCE_YOUR_CALM,
         },
         Attack {
-            what: "empty headers that never end",
-            first: open(0),
-            repeated: |_, _| frame(CONTINUATION, 0, 1, b""),
-            times: 100_000,
-            ended_with: ENHANCE_YOUR_CALM,
+            description: "empty headers that never end",
+            initial_frames: open(0),
+            repeated_frames: |_, _| frame(CONTINUATION, 0, 1, b""),
+            repetitions: 100_000,
+            expected_error: ENHANCE_YOUR_CALM,
         },
         Attack {
-            what: "data without bytes",
-            first: open(END_HEADERS),
-            repeated: |_, _| frame(DATA, 0, 1, b""),
-            times: 100_000,
-            ended_with: ENHANCE_YOUR_CALM,
+            description: "data without bytes",
+            initial_frames: open(END_HEADERS),
+            repeated_frames: |_, _| frame(DATA, 0, 1, b""),
+            repetitions: 100_000,
+            expected_error: ENHANCE_YOUR_CALM,
         },
         once(
             "a window beyond 31 bits",
@@ -169,7 +169,7 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
 
 /// Response and errors that the waypoint has sent on an HTTP/2 connection.
 #[derive(Debug, Default)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedFrames {
     pub(crate) goaway: Option<u32>,
     pub(crate) resets: Vec<(u32, u32)>,
     pub(crate) headers: usize,
@@ -177,12 +177,12 @@ pub(crate) struct Observed {
     pub(crate) is_success: bool,
 }
 
-/// Reads frames up to the end of the connection.
-pub(crate) async fn listen(
+/// Reads HTTP/2 frames until `until` returns true or the connection ends.
+pub(crate) async fn read_frames(
     mut io: impl AsyncRead + Unpin,
-    until: impl Fn(&Observed) -> bool,
-) -> Observed {
-    let mut observed = Observed::default();
+    until: impl Fn(&ObservedFrames) -> bool,
+) -> ObservedFrames {
+    let mut observed = ObservedFrames::default();
     loop {
         let mut head = [0; 9];
         if until(&observed) || io.read_exact(&mut head).await.is_err() {
@@ -207,17 +207,19 @@ pub(crate) async fn listen(
     }
 }
 
-async fn attack<IO>(io: IO, request: &[u8], attack: &Attack) -> Observed
+async fn run_attack<IO>(io: IO, request: &[u8], attack: &Attack) -> ObservedFrames
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (read, mut write) = tokio::io::split(io);
-    let hearing = ambit_rt::spawn("listening", listen(read, |_| false));
-    let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &attack.first].concat();
+    let hearing = ambit_rt::spawn("listening", read_frames(read, |_| false));
+    let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &attack.initial_frames].concat();
     let sending = async {
         write.write_all(&begin).await?;
-        for number in 1..=attack.times {
-            write.write_all(&(attack.repeated)(number, request)).await?;
+        for number in 1..=attack.repetitions {
+            write
+                .write_all(&(attack.repeated_frames)(number, request))
+                .await?;
             if hearing.is_finished() {
                 break;
             }
@@ -227,22 +229,22 @@ where
         write.flush().await
     };
     // The connection is expected to be closed.
-    let _cut: std::io::Result<()> = timeout(LONG, sending).await.unwrap();
-    timeout(LONG, hearing)
+    let _cut: std::io::Result<()> = timeout(TIMEOUT, sending).await.unwrap();
+    timeout(TIMEOUT, hearing)
         .await
-        .unwrap_or_else(|_| panic!("{} goes on for ever", attack.what))
+        .unwrap_or_else(|_| panic!("{} goes on for ever", attack.description))
         .unwrap()
 }
 
 /// Returns the resident memory of this process in bytes.
-pub(crate) fn resident() -> u64 {
+pub(crate) fn resident_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * 4096
 }
 
-async fn world() -> (World, Strict) {
-    let (world, strict) = (World::new().await, Strict::start().await);
+async fn world() -> (World, StrictServer) {
+    let (world, strict) = (World::new().await, StrictServer::start().await);
     world.serve("web", VIP, &[strict.address]);
     (world, strict)
 }
@@ -251,46 +253,55 @@ async fn world() -> (World, Strict) {
 async fn invalid_frames_end_only_their_hbone_connection() {
     let (world, _application) = world().await;
     let other = world.client().await;
-    let before = resident();
+    let before = resident_bytes();
     for one in attacks(CONNECT) {
-        let (connection, _) = world.tls().await;
-        let observed = attack(connection, CONNECT, &one).await;
+        let (connection, _) = world.open_tls().await;
+        let observed = run_attack(connection, CONNECT, &one).await;
         assert_eq!(
             observed.goaway,
-            Some(one.ended_with),
+            Some(one.expected_error),
             "{}: {observed:?}",
-            one.what
+            one.description
         );
-        assert_eq!(other.get(VIP, HTTP1).await, 200, "{}", one.what);
+        assert_eq!(other.get(VIP, HTTP1).await, 200, "{}", one.description);
     }
-    let grown = resident().saturating_sub(before);
-    assert!(grown < GROWTH, "{grown} bytes");
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < MAX_MEMORY_GROWTH, "{grown} bytes");
 }
 
 #[tokio::test]
 async fn invalid_frames_in_a_tunnel_end_only_its_connection() {
     let (world, _application) = world().await;
     let client = world.client().await;
-    let before = resident();
+    let before = resident_bytes();
     for (number, one) in (0..).zip(attacks(GET)) {
         let tunnel = client.tunnel(VIP, HTTP2).await;
-        let observed = attack(tunnel, GET, &one).await;
+        let observed = run_attack(tunnel, GET, &one).await;
         assert_eq!(
             observed.goaway,
-            Some(one.ended_with),
+            Some(one.expected_error),
             "{}: {observed:?}",
-            one.what
+            one.description
         );
         // On the same connection of tunnels.
-        assert_eq!(client.get(VIP, HTTP1).await, 200, "{}", one.what);
-        assert_eq!(world.refused("http2"), number + 1, "{}", one.what);
+        assert_eq!(client.get(VIP, HTTP1).await, 200, "{}", one.description);
+        assert_eq!(
+            world.rejected_count("http2"),
+            number + 1,
+            "{}",
+            one.description
+        );
     }
-    let grown = resident().saturating_sub(before);
-    assert!(grown < GROWTH, "{grown} bytes");
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < MAX_MEMORY_GROWTH, "{grown} bytes");
 }
 
-/// Sends bytes after the connection preface, and reads frames until `enough` returns true.
-async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Observed) -> bool) -> Observed
+/// Sends the connection preface and these bytes, and reads frames until `enough` returns true.
+async fn send_and_read<IO>(
+    io: IO,
+    bytes: &[u8],
+    enough: impl Fn(&ObservedFrames) -> bool,
+) -> ObservedFrames
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -298,7 +309,9 @@ where
     let all = [PREFACE, &frame(SETTINGS, 0, 0, b""), bytes].concat();
     write.write_all(&all).await.unwrap();
     write.flush().await.unwrap();
-    timeout(LONG, listen(read, enough)).await.expect("in vain")
+    timeout(TIMEOUT, read_frames(read, enough))
+        .await
+        .expect("in vain")
 }
 
 #[tokio::test]
@@ -308,22 +321,22 @@ async fn excess_streams_are_refused_singly() {
         let open = |number: u32| frame(HEADERS, END_HEADERS, number * 2 + 1, request);
         (0..300).flat_map(open).collect()
     };
-    let refused = |observed: &Observed| {
+    let refused = |observed: &ObservedFrames| {
         let refused = observed
             .resets
             .iter()
             .filter(|(_, code)| *code == REFUSED_STREAM);
         refused.count() >= 50
     };
-    let (connection, _) = world.tls().await;
-    let observed = say(connection, &opens(CONNECT), refused).await;
+    let (connection, _) = world.open_tls().await;
+    let observed = send_and_read(connection, &opens(CONNECT), refused).await;
     assert!(
         refused(&observed) && observed.goaway.is_none(),
         "{observed:?}"
     );
     let client = world.client().await;
     let tunnel = client.tunnel(VIP, HTTP2).await;
-    let observed = say(tunnel, &opens(GET), refused).await;
+    let observed = send_and_read(tunnel, &opens(GET), refused).await;
     assert!(
         refused(&observed) && observed.goaway.is_none(),
         "{observed:?}"
@@ -344,16 +357,16 @@ async fn headers_over_the_limit_end_only_their_stream() {
         bytes.extend(frame(CONTINUATION, END_HEADERS, 1, b""));
         bytes
     };
-    let ended = |observed: &Observed| observed.headers > 0 || !observed.resets.is_empty();
-    let (connection, _) = world.tls().await;
-    let observed = say(connection, &send(CONNECT), ended).await;
+    let ended = |observed: &ObservedFrames| observed.headers > 0 || !observed.resets.is_empty();
+    let (connection, _) = world.open_tls().await;
+    let observed = send_and_read(connection, &send(CONNECT), ended).await;
     assert!(
         ended(&observed) && observed.goaway.is_none(),
         "{observed:?}"
     );
     let client = world.client().await;
     let tunnel = client.tunnel(VIP, HTTP2).await;
-    let observed = say(tunnel, &send(GET), ended).await;
+    let observed = send_and_read(tunnel, &send(GET), ended).await;
     assert!(
         ended(&observed) && observed.goaway.is_none(),
         "{observed:?}"
@@ -365,12 +378,12 @@ async fn headers_over_the_limit_end_only_their_stream() {
 async fn unread_acknowledgements_delay_only_their_client() {
     let (world, _application) = world().await;
     let client = world.client().await;
-    let before = resident();
+    let before = resident_bytes();
     let pings = frame(PING, 0, 0, &[0; 8]).repeat(50_000);
     let settings = frame(SETTINGS, 0, 0, b"").repeat(50_000);
     let mut held = Vec::new();
     for flood in [pings, settings] {
-        let (mut connection, _) = world.tls().await;
+        let (mut connection, _) = world.open_tls().await;
         let mut tunnel = client.tunnel(VIP, HTTP2).await;
         let begin = [PREFACE, &frame(SETTINGS, 0, 0, b""), &flood].concat();
         let inside = begin.clone();
@@ -387,6 +400,6 @@ async fn unread_acknowledgements_delay_only_their_client() {
             assert_eq!(client.get(VIP, HTTP1).await, 200);
         }
     }
-    let grown = resident().saturating_sub(before);
-    assert!(grown < GROWTH, "{grown} bytes");
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < MAX_MEMORY_GROWTH, "{grown} bytes");
 }

@@ -4,16 +4,16 @@
 use tokio::{io::AsyncWriteExt, time::timeout};
 
 use crate::{
-    application::{Received, Strict},
-    fixture::{Client, HTTP1, LONG, World},
-    http2::{DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, listen},
+    application::{ReceivedRequest, StrictServer},
+    fixture::{Client, HTTP1, TIMEOUT, World},
+    http2::{DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, read_frames},
 };
 
 const VIP: &str = "10.0.0.1";
 
 type Bytes = &'static [u8];
 
-/// Difference between a case's request and `GET /` of the host `web`.
+/// Difference between the request of a test case and `GET /` of the host `web`.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Without(Bytes),
@@ -25,7 +25,7 @@ enum Change {
     First(Bytes, Bytes),
     /// Adds a body in one DATA frame.
     Body(Bytes),
-    /// Adds one field after the body, with or without END_STREAM.
+    /// Adds a trailer field after the body; `OpenTrailer` does so without END_STREAM.
     Trailer(Bytes, Bytes),
     OpenTrailer(Bytes, Bytes),
     /// Adds a DATA frame after END_STREAM.
@@ -34,14 +34,14 @@ enum Change {
 
 use Change::{Add, Body, First, LateBody, OpenTrailer, Set, Trailer, Without};
 
-/// Requests that the application is expected to receive.
+/// Expected requests that reach the application.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Nothing,
     /// One request with this request line and this body.
     One(&'static str, Bytes),
-    /// One request with this request line and this body, or none: the error that follows may be detected before or
-    /// after the request is forwarded.
+    /// At most one request, with this request line and this body: the waypoint may detect the error that follows before
+    /// or after it forwards the request.
     AtMostOne(&'static str, Bytes),
     /// One request whose header section contains this line.
     Line(&'static str),
@@ -154,8 +154,8 @@ const CASES: &[(&str, &[Change], Expected)] = &[
     ("a length in trailers", &[Set(b":method", b"POST"), Body(b"abc"), Trailer(b"content-length", b"9")], One("POST / HTTP/1.1", b"abc")),
 ];
 
-/// Encodes a request with these changes as frames on stream 1.
-fn frames(changes: &[Change]) -> Vec<u8> {
+/// Encodes the request of a test case as HTTP/2 frames on stream 1.
+fn encode_frames(changes: &[Change]) -> Vec<u8> {
     let mut fields: Vec<(Bytes, Bytes)> = vec![
         (b":method", b"GET"),
         (b":scheme", b"http"),
@@ -176,8 +176,10 @@ fn frames(changes: &[Change]) -> Vec<u8> {
             Add(name, value) => fields.push((name, value)),
             First(name, value) => fields.insert(0, (name, value)),
             Body(bytes) => rest.push((DATA, 0, bytes.to_vec())),
-            Trailer(name, value) => rest.push((HEADERS, END_STREAM, block(&[(name, value)]))),
-            OpenTrailer(name, value) => rest.push((HEADERS, 0, block(&[(name, value)]))),
+            Trailer(name, value) => {
+                rest.push((HEADERS, END_STREAM, encode_fields(&[(name, value)])))
+            }
+            OpenTrailer(name, value) => rest.push((HEADERS, 0, encode_fields(&[(name, value)]))),
             LateBody(_) => {}
         }
     }
@@ -194,7 +196,7 @@ fn frames(changes: &[Change]) -> Vec<u8> {
         .iter()
         .any(|change| matches!(change, Body(_) | Trailer(..) | OpenTrailer(..)));
     let end = if is_alone { END_STREAM } else { 0 };
-    let mut bytes = frame(HEADERS, END_HEADERS | end, 1, &block(&fields));
+    let mut bytes = frame(HEADERS, END_HEADERS | end, 1, &encode_fields(&fields));
     for (kind, flags, payload) in rest {
         let ends = if kind == HEADERS { END_HEADERS } else { 0 };
         bytes.extend(frame(kind, flags | ends, 1, &payload));
@@ -202,8 +204,8 @@ fn frames(changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes fields in HPACK, as literals.
-fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
+/// Encodes header fields in HPACK, as literals.
+fn encode_fields(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0);
@@ -217,30 +219,36 @@ fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     block
 }
 
-/// Sends a request in a tunnel of its own. Returns whether the response has status 200.
-async fn send(client: &Client, changes: &[Change]) -> bool {
+/// Sends the request of a test case in a tunnel of its own. Returns whether the response has status 200.
+async fn send_request(client: &Client, changes: &[Change]) -> bool {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (read, mut write) = tokio::io::split(tunnel);
-    let all = [PREFACE, &frame(SETTINGS, 0, 0, b""), &frames(changes)].concat();
+    let all = [
+        PREFACE,
+        &frame(SETTINGS, 0, 0, b""),
+        &encode_frames(changes),
+    ]
+    .concat();
     write.write_all(&all).await.unwrap();
     write.flush().await.unwrap();
-    let is_over =
-        |observed: &crate::http2::Observed| observed.headers > 0 || !observed.resets.is_empty();
-    let observed = timeout(LONG, listen(read, is_over))
+    let is_over = |observed: &crate::http2::ObservedFrames| {
+        observed.headers > 0 || !observed.resets.is_empty()
+    };
+    let observed = timeout(TIMEOUT, read_frames(read, is_over))
         .await
         .expect("no answer");
     observed.headers > 0 && observed.resets.is_empty() && observed.is_success
 }
 
-fn is_expected(received: &[Received], expected: Expected) -> bool {
+fn is_expected(received: &[ReceivedRequest], expected: Expected) -> bool {
     let whole: Vec<_> = received
         .iter()
         .filter_map(|one| match one {
-            Received::Whole { head, body, .. } => Some((head, body)),
-            Received::Malformed(_) | Received::Cut => None,
+            ReceivedRequest::Complete { head, body, .. } => Some((head, body)),
+            ReceivedRequest::Malformed(_) | ReceivedRequest::Truncated => None,
         })
         .collect();
-    let malformed = |one: &Received| matches!(one, Received::Malformed(_));
+    let malformed = |one: &ReceivedRequest| matches!(one, ReceivedRequest::Malformed(_));
     if received.iter().any(malformed) {
         return false;
     }
@@ -257,17 +265,17 @@ fn is_expected(received: &[Received], expected: Expected) -> bool {
 
 #[tokio::test]
 async fn ambiguous_requests_smuggle_nothing() {
-    let (world, mut strict) = (World::new().await, Strict::start().await);
+    let (world, mut strict) = (World::new().await, StrictServer::start().await);
     world.serve("web", VIP, &[strict.address]);
     let client = world.client().await;
     let mut wrong = Vec::new();
     for (what, changes, expected) in CASES {
-        let is_success = send(&client, changes).await;
+        let is_success = send_request(&client, changes).await;
         // A further request on the application's connection, if that was kept.
         assert_eq!(client.get(VIP, HTTP1).await, 200, "{what}");
         let mut received = strict.received();
         let after = received.pop();
-        let is_whole = matches!(after, Some(Received::Whole { .. }));
+        let is_whole = matches!(after, Some(ReceivedRequest::Complete { .. }));
         if !is_whole || !is_expected(&received, *expected) {
             wrong.push(format!("{what}: {is_success} {received:?} {after:?}"));
         } else if !matches!(expected, AtMostOne(..)) && is_success == matches!(expected, Nothing) {

@@ -1,4 +1,5 @@
-//! Tests of a caller with many checks in flight at its own rate-limit service, which never responds.
+//! Tests of a caller whose checks at its own rate-limit service, which never responds, exceed the limit of checks in
+//! flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,20 +7,20 @@ use ambit_model::{
     GlobalLimit, HttpAction, HttpPolicy, HttpProvider, HttpRule, LimitDescriptor, LimitValue,
     NamespacedHostname, PolicyKey, Provider, ProviderProtocol, RateLimit, WaypointRecord,
 };
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
-    application::{Strict, head, scripted},
-    fixture::{HTTP1, HTTP2, World, record},
+    application::{StrictServer, read_request_head, run_scripted_server},
+    fixture::{HTTP1, HTTP2, World, record_name},
     http2::{END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame},
 };
 
 const WEB: &str = "10.0.0.1";
-const LIMITED: &str = "10.0.0.2";
+const LIMITED_VIP: &str = "10.0.0.2";
 const PROVIDER: &str = "10.0.0.8";
-const LIMITS: &str = "10.0.0.9";
+const LIMIT_SERVICE_VIP: &str = "10.0.0.9";
 /// Number of tunnels with 100 requests each, which together exceed the limit of checks in flight.
 const TUNNELS: usize = 11;
 
@@ -27,8 +28,8 @@ fn name(service: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
 }
 
-/// Builds a CUSTOM policy for the service `web`.
-fn custom(fail_open: bool) -> WaypointUpdate {
+/// Builds a CUSTOM policy for the service `web`, whose provider fails open or closed.
+fn custom_policy(fail_open: bool) -> WaypointUpdate {
     let provider = Provider {
         name: "authz".into(),
         target: Ok((name("authz"), HTTP1)),
@@ -46,11 +47,11 @@ fn custom(fail_open: bool) -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name("ask"), WaypointRecord::from(policy))
 }
 
 /// Builds a RateLimit for the service `limited` that fails open.
-fn limit() -> WaypointUpdate {
+fn rate_limit() -> WaypointUpdate {
     let global = GlobalLimit {
         target: Ok((name("limits"), HTTP2)),
         domain: "tenant".into(),
@@ -68,34 +69,34 @@ fn limit() -> WaypointUpdate {
         fail_open: true,
         ..RateLimit::default()
     };
-    WaypointUpdate::Put(record("limit"), WaypointRecord::from(object))
+    WaypointUpdate::Upserted(record_name("limit"), WaypointRecord::from(object))
 }
 
 #[tokio::test]
 async fn flooding_caller_neither_blocks_others_nor_skips_its_checks() {
     let world = World::new().await;
-    let (web, mut limited) = (Strict::start().await, Strict::start().await);
-    let (provider, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let (web, mut limited) = (StrictServer::start().await, StrictServer::start().await);
+    let (provider, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         let _gone = stream.write_all(answer).await;
     })
     .await;
-    let (hangs, _) = scripted(|_, mut stream| async move {
+    let (hangs, _) = run_scripted_server(|_, mut stream| async move {
         while let Ok(1..) = stream.read(&mut [0; 1024]).await {}
     })
     .await;
     world.serve("web", WEB, &[web.address]);
-    world.serve("limited", LIMITED, &[limited.address]);
+    world.serve("limited", LIMITED_VIP, &[limited.address]);
     world.serve("authz", PROVIDER, &[provider]);
-    world.serve("limits", LIMITS, &[hangs]);
-    world.publish(custom(false));
-    world.publish(limit());
+    world.serve("limits", LIMIT_SERVICE_VIP, &[hangs]);
+    world.publish(custom_policy(false));
+    world.publish(rate_limit());
 
     let attacker = world.attacker().await.unwrap();
     let mut held = Vec::new();
     for _ in 0..TUNNELS {
-        let mut tunnel = attacker.tunnel(LIMITED, HTTP1).await;
+        let mut tunnel = attacker.tunnel(LIMITED_VIP, HTTP1).await;
         let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, b"")].concat();
         for number in 0..100 {
             let get = b"\x82\x86\x84\x01\x03web";
@@ -107,9 +108,9 @@ async fn flooding_caller_neither_blocks_others_nor_skips_its_checks() {
     }
     let refused = || {
         let labels = ["kind=\"global\"", "outcome=\"too_many\""];
-        world.count("ambit_rate_limit_decisions_total", &labels)
+        world.metric_sum("ambit_rate_limit_decisions_total", &labels)
     };
-    until("the caller has more checks in flight than it may", || {
+    wait_until("the caller has more checks in flight than it may", || {
         refused() > 0
     })
     .await;
@@ -121,7 +122,7 @@ async fn flooding_caller_neither_blocks_others_nor_skips_its_checks() {
         "a check of another caller"
     );
     // The flooding caller's own requests are not checked, and therefore refused, even if the policy fails open.
-    world.publish(custom(true));
+    world.publish(custom_policy(true));
     assert_eq!(
         attacker.get(WEB, HTTP1).await,
         599,

@@ -1,24 +1,24 @@
-//! Tests of records that reach a waypoint later than its clients, which therefore call targets that it does not serve
-//! yet.
+//! Tests of waypoints that receive records later than their clients. The clients call targets that the waypoint does
+//! not serve yet.
 
 use std::time::Duration;
 
-use ambit_model::{Destination, GatewayAddress, NamespacedHostname};
+use ambit_model::{GatewayAddress, GatewayDestination, NamespacedHostname};
 use ambit_testkit::build;
 use tokio::time::{Instant, timeout};
 
-use crate::fixture::{HTTP1, World, listener};
+use crate::fixture::{HTTP1, World, bind_listener};
 
 /// Time after which a tunnel must still wait for its target's record; an immediate rejection takes much less.
-const UNDECIDED: Duration = Duration::from_millis(100);
+const MIN_WAIT_FOR_RECORD: Duration = Duration::from_millis(100);
 
 #[tokio::test]
 async fn tunnel_waits_for_the_record_of_its_target() {
     let world = World::new().await;
     let client = world.client().await;
-    let (_listener, application) = listener().await;
+    let (_listener, application) = bind_listener().await;
     let mut tunnel = Box::pin(client.try_tunnel("10.1.0.9", HTTP1));
-    assert!(timeout(UNDECIDED, &mut tunnel).await.is_err());
+    assert!(timeout(MIN_WAIT_FOR_RECORD, &mut tunnel).await.is_err());
     world.serve("late", "10.1.0.9", &[application]);
     assert!(tunnel.await.is_ok());
 }
@@ -27,18 +27,18 @@ async fn tunnel_waits_for_the_record_of_its_target() {
 async fn tunnel_waits_until_its_pod_is_behind_the_waypoint() {
     let world = World::new().await;
     let client = world.client().await;
-    let (_listener, application) = listener().await;
+    let (_listener, application) = bind_listener().await;
     let ip = application.ip().to_string();
     let mut pod = build::workload("late", &[&ip]);
-    world.workload(pod.clone());
+    world.publish_workload(pod.clone());
     let mut tunnel = Box::pin(client.try_tunnel(&ip, application.port()));
-    assert!(timeout(UNDECIDED, &mut tunnel).await.is_err());
+    assert!(timeout(MIN_WAIT_FOR_RECORD, &mut tunnel).await.is_err());
     let hostname = NamespacedHostname::new("ns", "waypoint.ns.svc.cluster.local");
     pod.waypoint = Some(GatewayAddress {
-        destination: Destination::Hostname(hostname),
+        destination: GatewayDestination::Hostname(hostname),
         hbone_mtls_port: 15008,
     });
-    world.workload(pod);
+    world.publish_workload(pod);
     assert!(tunnel.await.is_ok());
 }
 
@@ -49,9 +49,9 @@ async fn unserved_target_is_refused_after_a_moment() {
     let begin = Instant::now();
     let refused = client.try_tunnel("10.1.0.9", HTTP1).await;
     assert!(refused.is_err());
-    assert!(begin.elapsed() >= UNDECIDED);
+    assert!(begin.elapsed() >= MIN_WAIT_FOR_RECORD);
     // Changes of other records neither permit the tunnel nor delay its refusal.
-    let (_listener, application) = listener().await;
+    let (_listener, application) = bind_listener().await;
     let refused = client.try_tunnel("10.1.0.9", HTTP1);
     let others = async {
         loop {

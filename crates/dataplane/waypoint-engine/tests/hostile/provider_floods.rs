@@ -1,5 +1,5 @@
-//! Tests of a client whose requests make the waypoint call an authorization provider that does not respond: the memory
-//! of the calls is charged to the client, and checks of other clients at the same provider continue.
+//! Tests of a client whose requests cause checks at an authorization provider that does not respond. The memory of the
+//! checks is charged to the client, and checks of other clients at the same provider continue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use ambit_model::{
     HttpAction, HttpPolicy, HttpRule, NamespacedHostname, PolicyKey, Provider, ProviderBody,
     ProviderProtocol, WaypointRecord,
 };
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use http::{HeaderMap, HeaderValue, Response};
 use tokio::{
@@ -16,21 +16,23 @@ use tokio::{
 };
 
 use crate::{
-    application::Strict,
-    fixture::{Client, HTTP1, HTTP2, World, listener, read_response, record},
-    http2::resident,
+    application::StrictServer,
+    fixture::{Client, HTTP1, HTTP2, World, bind_listener, read_response, record_name},
+    http2::resident_bytes,
 };
 
 const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
-/// Size of request bodies that the provider checks, larger than the receive window of its connections.
-const BODY: usize = 200 << 10;
-/// Number of requests whose checks exceed one caller's budget.
-const FLOOD: usize = 90;
-/// Memory limit of the waypoint, in bytes: its budget is 128 MiB, of which one caller may use 32.
-const MEMORY: &str = "268435456";
+/// Size in bytes of request bodies that the provider checks. It exceeds the receive window of the provider's
+/// connections.
+const BODY_BYTES: usize = 200 << 10;
+/// Number of requests whose checks together exceed the memory budget of one caller.
+const FLOOD_REQUESTS: usize = 90;
+/// Memory limit of the waypoint, in bytes. Half of it, 128 MiB, is the budget for callers, of which one caller may use
+/// 32 MiB.
+const MEMORY_LIMIT: &str = "268435456";
 
-fn custom() -> WaypointUpdate {
+fn custom_policy() -> WaypointUpdate {
     let service = build::service("authz", &[], &[]).hostname;
     let provider = Provider {
         name: "authz".into(),
@@ -53,18 +55,18 @@ fn custom() -> WaypointUpdate {
         provider: Some(Arc::new(provider)),
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name("ask"), WaypointRecord::from(policy))
 }
 
-/// Runs an authorization provider that reads at most its connection's receive window of a check, and allows checks that
-/// fit in it.
-async fn provider(listener: TcpListener) {
+/// Runs an authorization provider that allows checks which fit in the receive window of its connection. It reads no
+/// more than the window.
+async fn run_provider(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
-        ambit_rt::spawn("provider", allow_small(stream));
+        ambit_rt::spawn("provider", allow_small_checks(stream));
     }
 }
 
-async fn allow_small(stream: TcpStream) {
+async fn allow_small_checks(stream: TcpStream) {
     let Ok(mut connection) = h2::server::handshake(stream).await else {
         return;
     };
@@ -89,25 +91,25 @@ async fn allow_small(stream: TcpStream) {
     }
 }
 
-async fn scene() -> (World, Strict) {
+async fn scene() -> (World, StrictServer) {
     let world = World::with_env(&[
-        ("AMBIT_MEMORY_LIMIT", MEMORY),
+        ("AMBIT_MEMORY_LIMIT", MEMORY_LIMIT),
         ("AMBIT_CANCEL_ON_HALF_CLOSE", "true"),
     ])
     .await;
-    let strict = Strict::start().await;
+    let strict = StrictServer::start().await;
     world.serve("web", WEB, &[strict.address]);
-    let (at, address) = listener().await;
-    ambit_rt::spawn("provider", provider(at));
+    let (at, address) = bind_listener().await;
+    ambit_rt::spawn("provider", run_provider(at));
     world.serve("authz", PROVIDER, &[address]);
-    world.publish(custom());
+    world.publish(custom_policy());
     (world, strict)
 }
 
 /// Sends requests whose checks the provider does not read completely.
-async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
-    let head = format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY}\r\n\r\n");
-    let request = [head.as_bytes(), &[b'x'; BODY]].concat();
+async fn start_flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
+    let head = format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY_BYTES}\r\n\r\n");
+    let request = [head.as_bytes(), &[b'x'; BODY_BYTES]].concat();
     let mut held = Vec::new();
     for _ in 0..requests {
         held.push(client.tunnel(WEB, HTTP1).await);
@@ -119,7 +121,7 @@ async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
     held
 }
 
-/// Sends a request whose client waits for the response, and returns the status.
+/// Sends a request and waits for the response; returns its status.
 async fn get(client: &Client) -> u16 {
     let mut tunnel = client.tunnel(WEB, HTTP1).await;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -137,30 +139,33 @@ async fn hanging_checks_are_charged_to_their_caller() {
     let (world, _web) = scene().await;
     let attacker = world.attacker().await.unwrap();
     let (before, process) = world.memory_budget();
-    let resident_before = resident();
-    let one = flood(&attacker, 1).await;
-    until("the body and the call with it are charged", || {
-        world.memory_budget().0 >= before + 2 * BODY
+    let resident_before = resident_bytes();
+    let one = start_flood(&attacker, 1).await;
+    wait_until("the body and the call with it are charged", || {
+        world.memory_budget().0 >= before + 2 * BODY_BYTES
     })
     .await;
-    let more = flood(&attacker, FLOOD).await;
-    until("no more calls are made for the caller", || {
-        world.count("ambit_memory_budget_refused_total", &["scope=\"caller\""]) > 0
+    let more = start_flood(&attacker, FLOOD_REQUESTS).await;
+    wait_until("no more calls are made for the caller", || {
+        world.metric_sum("ambit_memory_budget_refused_total", &["scope=\"caller\""]) > 0
     })
     .await;
     // Requests over the budget are rejected even if the provider's policy fails open.
-    until("what is refused is answered", || world.ended(503, "OM") > 0).await;
-    assert_eq!(world.ended(200, "-"), 0);
+    wait_until("what is refused is answered", || {
+        world.request_count_with(503, "OM") > 0
+    })
+    .await;
+    assert_eq!(world.request_count_with(200, "-"), 0);
     let (held, _) = world.memory_budget();
     assert!(held <= process / 4, "{held} of {process}");
-    let grown = usize::try_from(resident().saturating_sub(resident_before)).unwrap();
+    let grown = usize::try_from(resident_bytes().saturating_sub(resident_before)).unwrap();
     assert!(grown < process / 2, "{grown} of {process}");
     let client = world.client().await;
     assert_eq!(get(&client).await, 200, "another caller's check");
     drop((one, more));
     // Except for the connection's windows, which do not shrink after its tunnels have ended.
-    until("what the calls held is given back", || {
-        world.memory_budget().0 <= before + 4 * BODY + FLOOD * (16 << 10)
+    wait_until("what the calls held is given back", || {
+        world.memory_budget().0 <= before + 4 * BODY_BYTES + FLOOD_REQUESTS * (16 << 10)
     })
     .await;
 }
@@ -171,9 +176,9 @@ async fn unread_check_does_not_stall_others() {
     let attacker = world.attacker().await.unwrap();
     let client = world.client().await;
     let (before, _) = world.memory_budget();
-    let _held = flood(&attacker, 1).await;
-    until("the check is under way", || {
-        world.memory_budget().0 >= before + 2 * BODY
+    let _held = start_flood(&attacker, 1).await;
+    wait_until("the check is under way", || {
+        world.memory_budget().0 >= before + 2 * BODY_BYTES
     })
     .await;
     assert_eq!(get(&client).await, 200);

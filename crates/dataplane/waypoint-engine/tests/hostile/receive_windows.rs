@@ -1,4 +1,4 @@
-//! Tests that peers can send no more bytes to a waypoint that does not read them than are charged to the caller.
+//! Tests of peers whose data the waypoint does not read: they can send no more bytes than are charged to the caller.
 
 use std::{
     future::poll_fn,
@@ -12,7 +12,7 @@ use std::{
 
 use ambit_hbone::{Settings, server, tls};
 use ambit_rt::AbortOnDrop;
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use tokio::{
@@ -21,18 +21,18 @@ use tokio::{
 };
 
 use crate::{
-    application::{head, scripted},
-    fixture::{HTTP1, HTTP2, LONG, TCP, World},
+    application::{read_request_head, run_scripted_server},
+    fixture::{HTTP1, HTTP2, TCP, TIMEOUT, World},
 };
 
 const VIP: &str = "10.0.0.1";
 /// Memory limit of the waypoint, of which the connections of one caller may use a sixteenth.
-const MEMORY: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
-/// Tolerated bytes that are neither in a window nor charged: kernel buffers and the first reads of a connection.
-const SLACK: usize = 1 << 20;
+const MEMORY_LIMIT: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
+/// Tolerated number of bytes beyond the charged windows: kernel buffers and the first reads of a connection.
+const SLACK_BYTES: usize = 1 << 20;
 
 /// Waits until a counter no longer grows, and returns it.
-async fn settled(number: &AtomicUsize) -> usize {
+async fn wait_until_settled(number: &AtomicUsize) -> usize {
     let mut every = tokio::time::interval(Duration::from_millis(500));
     every.tick().await;
     let mut last = 0;
@@ -48,8 +48,8 @@ async fn settled(number: &AtomicUsize) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_tunnels_stay_within_their_charge() {
-    let world = World::with_env(&[MEMORY]).await;
-    let (hangs, _) = scripted(|_, mut stream| async move {
+    let world = World::with_env(&[MEMORY_LIMIT]).await;
+    let (hangs, _) = run_scripted_server(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
         std::future::pending::<()>().await;
     })
@@ -74,18 +74,21 @@ async fn unread_tunnels_stay_within_their_charge() {
             })
         })
         .collect();
-    let sent = settled(&sent).await;
+    let sent = wait_until_settled(&sent).await;
     let charged = world.memory_budget().0.saturating_sub(before);
-    assert!(sent <= charged + SLACK, "{sent} sent, {charged} charged");
+    assert!(
+        sent <= charged + SLACK_BYTES,
+        "{sent} sent, {charged} charged"
+    );
     drop(flows);
 }
 
 /// Runs an HTTP/2 application with endless responses. Returns its address, and a counter of the bytes that the
 /// waypoint's windows allowed it to send.
-async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
+async fn run_endless_application() -> (SocketAddr, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = sent.clone();
-    let (address, _) = scripted(move |_, stream| {
+    let (address, _) = run_scripted_server(move |_, stream| {
         let counted = counted.clone();
         async move {
             let Ok(mut connection) = h2::server::handshake(stream).await else {
@@ -115,8 +118,8 @@ async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_http2_responses_stay_within_their_charge() {
-    let world = World::with_env(&[MEMORY]).await;
-    let (address, sent) = endless().await;
+    let world = World::with_env(&[MEMORY_LIMIT]).await;
+    let (address, sent) = run_endless_application().await;
     world.serve("web", VIP, &[address]);
     let client = world.client().await;
     let (before, _) = world.memory_budget();
@@ -133,9 +136,12 @@ async fn unread_http2_responses_stay_within_their_charge() {
         responses.push(requests.send_request(request, true).unwrap());
         requests = requests.ready().await.unwrap();
     }
-    let sent = settled(&sent).await;
+    let sent = wait_until_settled(&sent).await;
     let charged = world.memory_budget().0.saturating_sub(before);
-    assert!(sent <= charged + SLACK, "{sent} sent, {charged} charged");
+    assert!(
+        sent <= charged + SLACK_BYTES,
+        "{sent} sent, {charged} charged"
+    );
     drop(responses);
 }
 
@@ -143,7 +149,7 @@ const TUNNELS: usize = 60;
 
 /// Runs an HBONE server at port 15008 of an address, until the guard is dropped. It sends as much in each tunnel as the
 /// windows allow, and counts the bytes.
-pub(crate) async fn flooding_tunnels(
+pub(crate) async fn run_flooding_server(
     world: &World,
     name: &str,
     ip: &str,
@@ -153,7 +159,7 @@ pub(crate) async fn flooding_tunnels(
     let identity = build::identity("ns", name);
     // The listener of a previous test may not be closed yet.
     let mut bound = None;
-    until(
+    wait_until(
         "the endpoint of an earlier scene has released the port",
         || {
             bound = std::net::TcpListener::bind((ip, 15008)).ok();
@@ -169,7 +175,7 @@ pub(crate) async fn flooding_tunnels(
             let config = pki.cert(&identity).server_config().unwrap();
             let counted = counted.clone();
             ambit_rt::spawn("endpoint connection", async move {
-                let stream = tls::accept(stream, config, LONG).await.unwrap();
+                let stream = tls::accept(stream, config, TIMEOUT).await.unwrap();
                 let (settings, never) = (Settings::default(), std::future::pending());
                 let serving = server::serve(stream, &settings, never, |incoming| {
                     let counted = counted.clone();
@@ -189,10 +195,10 @@ pub(crate) async fn flooding_tunnels(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_endpoints_behind_tunnels_are_charged() {
-    let world = World::with_env(&[MEMORY]).await;
+    let world = World::with_env(&[MEMORY_LIMIT]).await;
     let ip = "127.0.9.1";
-    let (sent, _endpoint) = flooding_tunnels(&world, "flood", ip).await;
-    world.serve_tunnels("flood", VIP, ip);
+    let (sent, _endpoint) = run_flooding_server(&world, "flood", ip).await;
+    world.serve_by_tunnel("flood", VIP, ip);
     let window = 16 << 10;
     let settings = Settings {
         stream_window: window,
@@ -200,26 +206,26 @@ async fn unread_endpoints_behind_tunnels_are_charged() {
         min_stream_window: window,
         ..Settings::default()
     };
-    let client = world.client_within(&settings).await;
+    let client = world.client_with_settings(&settings).await;
     let (before, _) = world.memory_budget();
     let mut tunnels = Vec::new();
     for _ in 0..TUNNELS {
         tunnels.push(client.try_tunnel(VIP, TCP).await.unwrap());
     }
-    let sent = settled(&sent).await;
+    let sent = wait_until_settled(&sent).await;
     // Some bytes are in the client's own windows rather than the waypoint's.
     let taken = TUNNELS * usize::try_from(window).unwrap();
     let charged = world.memory_budget().0.saturating_sub(before);
-    let most = charged + taken + SLACK;
+    let most = charged + taken + SLACK_BYTES;
     assert!(sent <= most, "{sent} sent, {charged} charged");
     drop(tunnels);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upgraded_connections_are_charged_until_they_close() {
-    let world = World::with_env(&[MEMORY]).await;
-    let (address, _) = scripted(|_, mut stream| async move {
-        head(&mut stream).await;
+    let world = World::with_env(&[MEMORY_LIMIT]).await;
+    let (address, _) = run_scripted_server(|_, mut stream| async move {
+        read_request_head(&mut stream).await;
         let answer = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
         stream.write_all(answer).await.unwrap();
         let _ended = stream.read(&mut [0; 1024]).await;
@@ -228,7 +234,7 @@ async fn upgraded_connections_are_charged_until_they_close() {
     world.serve("web", VIP, &[address]);
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
-    until("the tunnel is served", || world.memory_budget().0 > 0).await;
+    wait_until("the tunnel is served", || world.memory_budget().0 > 0).await;
     let (idle, _) = world.memory_budget();
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
     tunnel.write_all(request).await.unwrap();
@@ -237,10 +243,10 @@ async fn upgraded_connections_are_charged_until_they_close() {
     assert_eq!(&read, b"HTTP/1.1 101");
     // The HTTP/1 server has ended, and released its charge for the tunnel.
     let charged = idle + (24 << 10)..=idle + (32 << 10);
-    until("the tunnel and both copy buffers are charged", || {
+    wait_until("the tunnel and both copy buffers are charged", || {
         charged.contains(&world.memory_budget().0)
     })
     .await;
     tunnel.shutdown().await.unwrap();
-    until("they are given back", || world.memory_budget().0 <= idle).await;
+    wait_until("they are given back", || world.memory_budget().0 <= idle).await;
 }

@@ -16,15 +16,15 @@ use ambit_model::{
     NamespacedHostname, PathChange, PathPattern, PolicyKey, RouteName, StreamBackend, StreamRoute,
     StringMatch, WaypointDestination, WaypointRecord, WaypointService,
 };
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use futures_util::future::join_all;
 use http::Request;
 use tokio::io::AsyncReadExt as _;
 
 use crate::{
-    application::{Received, Strict, scripted},
-    fixture::{Client, HTTP1, TCP, UNDECLARED, World, record},
+    application::{ReceivedRequest, StrictServer, run_scripted_server},
+    fixture::{Client, HTTP1, TCP, UNDECLARED, World, record_name},
 };
 
 /// Address of the service `web`, which has routes; followed by that of its backend `back`.
@@ -35,7 +35,7 @@ pub(crate) fn service(name: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(name, &[], &[]).hostname)
 }
 
-pub(crate) fn to(name: &str) -> HttpBackend {
+pub(crate) fn backend(name: &str) -> HttpBackend {
     HttpBackend {
         service: Ok(service(name)),
         port: HTTP1,
@@ -104,7 +104,7 @@ fn deny_rule(name: &str, of: &[&str], rule: HttpRule) -> WaypointUpdate {
         rules: vec![rule],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name(name), WaypointRecord::from(policy))
 }
 
 fn paths(paths: &[&str]) -> HttpOperation {
@@ -126,14 +126,14 @@ fn hosts(host: &str) -> HttpOperation {
 pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) client: Client,
-    pub(crate) web: Strict,
-    back: Strict,
+    pub(crate) web: StrictServer,
+    back: StrictServer,
 }
 
 impl Scene {
     pub(crate) async fn new() -> Self {
         let world = World::new().await;
-        let (web, back) = (Strict::start().await, Strict::start().await);
+        let (web, back) = (StrictServer::start().await, StrictServer::start().await);
         world.serve("web", VIP, &[web.address]);
         world.serve("back", BACK_VIP, &[back.address]);
         let client = world.client().await;
@@ -146,7 +146,7 @@ impl Scene {
     }
 
     /// Publishes the routes of a service.
-    pub(crate) fn follow(&self, name: &str, routes: Vec<HttpRoute>) {
+    pub(crate) fn publish_routes(&self, name: &str, routes: Vec<HttpRoute>) {
         self.publish(WaypointService {
             service: service(name),
             routes,
@@ -154,25 +154,25 @@ impl Scene {
         });
     }
 
-    pub(crate) fn publish(&self, telemetry: WaypointService) {
-        let name = telemetry
+    pub(crate) fn publish(&self, service: WaypointService) {
+        let name = service
             .service
             .hostname
             .split('.')
             .next()
             .unwrap_or_default();
         let record = arcstr::format!("gw/{name}");
-        let update = WaypointUpdate::Put(record, WaypointRecord::from(telemetry));
+        let update = WaypointUpdate::Upserted(record, WaypointRecord::from(service));
         self.world.publish(update);
     }
 
-    /// Sends an HTTP/1.1 request, and describes the result: status and location, or the application that has received
-    /// it, with target and host.
-    pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
+    /// Sends an HTTP/1.1 request and describes the result as text: status and location, or the application that has
+    /// received the request, with target and host.
+    pub(crate) async fn describe_request(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        let response = self.client.say(VIP, HTTP1, request.as_bytes()).await;
+        let response = self.client.send_bytes(VIP, HTTP1, request.as_bytes()).await;
         let text = response.text();
-        match self.got().as_slice() {
+        match self.received_requests().as_slice() {
             [] => {
                 let status = text.get(9..12).unwrap_or("nothing").to_owned();
                 let location = text
@@ -186,12 +186,12 @@ impl Scene {
     }
 
     /// Returns the requests that the applications have received since the last call.
-    pub(crate) fn got(&mut self) -> Vec<String> {
+    pub(crate) fn received_requests(&mut self) -> Vec<String> {
         let each = [("web", &mut self.web), ("back", &mut self.back)];
         let all = each.into_iter().flat_map(|(name, application)| {
             let received = application.received().into_iter();
             received.map(move |one| match one {
-                Received::Whole { head, .. } => {
+                ReceivedRequest::Complete { head, .. } => {
                     let target = head.split(' ').nth(1).unwrap_or_default();
                     let host = head.lines().find_map(|line| line.strip_prefix("host: "));
                     format!("{name} {target} {}", host.unwrap_or("-"))
@@ -203,7 +203,7 @@ impl Scene {
     }
 }
 
-/// Targets and hosts, each with the expected result.
+/// Request targets and hosts, each with the expected result as text.
 const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/x", "web", "web /x web"),
     // A denied path in any spelling, whichever rule it would match.
@@ -295,16 +295,16 @@ async fn authorized_form_is_the_forwarded_form() {
     };
     let full = rewrite(None, PathChange::Full("/all/../whole/%61".into()));
     let old = rewrite(Some("other.example"), PathChange::Prefix("/new".into()));
-    scene.follow(
+    scene.publish_routes(
         "web",
         vec![route(
             None,
             vec![
-                rule(prefix("/old"), vec![old], to("back")),
-                rule(prefix("/gone"), vec![away], to("gone")),
-                rule(prefix("/full"), vec![full], to("web")),
-                rule(canary, Vec::new(), to("back")),
-                rule(prefix("/"), Vec::new(), to("web")),
+                rule(prefix("/old"), vec![old], backend("back")),
+                rule(prefix("/gone"), vec![away], backend("gone")),
+                rule(prefix("/full"), vec![full], backend("web")),
+                rule(canary, Vec::new(), backend("back")),
+                rule(prefix("/"), Vec::new(), backend("web")),
             ],
         )],
     );
@@ -318,7 +318,7 @@ async fn authorized_form_is_the_forwarded_form() {
     scene.world.publish(deny("secret", &["back"], secret));
     let mut wrong = Vec::new();
     for (target, host, expected) in SPELLINGS {
-        let is = scene.ask(target, host).await;
+        let is = scene.describe_request(target, host).await;
         if is != *expected {
             wrong.push(format!("{target} of {host:?}: {is}, not {expected}"));
         }
@@ -337,14 +337,14 @@ async fn requests_of_one_connection_are_authorized_and_routed_singly() {
         ..HttpRouteMatch::default()
     };
     let full = rewrite(None, PathChange::Full("/all".into()));
-    scene.follow(
+    scene.publish_routes(
         "web",
         vec![route(
             None,
             vec![
-                rule(prefix("/full"), vec![full], to("web")),
-                rule(canary, Vec::new(), to("back")),
-                rule(prefix("/"), Vec::new(), to("web")),
+                rule(prefix("/full"), vec![full], backend("web")),
+                rule(canary, Vec::new(), backend("back")),
+                rule(prefix("/"), Vec::new(), backend("web")),
             ],
         )],
     );
@@ -377,7 +377,7 @@ async fn requests_of_one_connection_are_authorized_and_routed_singly() {
             .send_request(request.body(()).unwrap(), true)
             .unwrap();
         let status = answer.await.unwrap().status().as_u16();
-        asked.push(format!("{status} {}", scene.got().concat()));
+        asked.push(format!("{status} {}", scene.received_requests().concat()));
     }
     assert_eq!(
         asked,
@@ -407,13 +407,13 @@ async fn consumer_routes_give_no_more_access_than_requests() {
         path: None,
     });
     let rules = vec![
-        rule(prefix("/own"), vec![full("/admin")], to("web")),
-        rule(prefix("/root"), vec![full("/everywhere")], to("web")),
-        rule(prefix("/back"), vec![full("/everywhere")], to("back")),
-        rule(prefix("/host"), vec![host], to("web")),
-        rule(prefix("/role"), vec![role], to("web")),
-        rule(prefix("/fine"), vec![full("/also")], to("web")),
-        rule(prefix("/plain"), Vec::new(), to("back")),
+        rule(prefix("/own"), vec![full("/admin")], backend("web")),
+        rule(prefix("/root"), vec![full("/everywhere")], backend("web")),
+        rule(prefix("/back"), vec![full("/everywhere")], backend("back")),
+        rule(prefix("/host"), vec![host], backend("web")),
+        rule(prefix("/role"), vec![role], backend("web")),
+        rule(prefix("/fine"), vec![full("/also")], backend("web")),
+        rule(prefix("/plain"), Vec::new(), backend("back")),
     ];
     scene
         .world
@@ -435,7 +435,7 @@ async fn consumer_routes_give_no_more_access_than_requests() {
     };
     scene.world.publish(deny_rule("role", &["web"], conditions));
     // The owner of the service may forward requests anywhere that were admitted in their received form.
-    scene.follow("web", vec![route(None, rules.clone())]);
+    scene.publish_routes("web", vec![route(None, rules.clone())]);
     for (target, expected) in [
         ("/own", "web /admin web"),
         ("/root", "web /everywhere web"),
@@ -444,9 +444,13 @@ async fn consumer_routes_give_no_more_access_than_requests() {
         ("/role", "web /role web"),
         ("/fine", "web /also web"),
     ] {
-        assert_eq!(scene.ask(target, "web").await, expected, "{target}");
+        assert_eq!(
+            scene.describe_request(target, "web").await,
+            expected,
+            "{target}"
+        );
     }
-    scene.follow("web", vec![route(Some("ns"), rules)]);
+    scene.publish_routes("web", vec![route(Some("ns"), rules)]);
     for (target, expected) in [
         ("/own", "403"),
         ("/root", "403"),
@@ -456,7 +460,11 @@ async fn consumer_routes_give_no_more_access_than_requests() {
         ("/fine", "web /also web"),
         ("/plain", "back /plain web"),
     ] {
-        assert_eq!(scene.ask(target, "web").await, expected, "{target}");
+        assert_eq!(
+            scene.describe_request(target, "web").await,
+            expected,
+            "{target}"
+        );
     }
 }
 
@@ -492,7 +500,7 @@ async fn consumer_stream_routes_give_no_more_access() {
 #[tokio::test]
 async fn policies_apply_to_subsets_of_other_services() {
     let mut scene = Scene::new().await;
-    let uid = build::plain_workload("back-0", &[]).uid;
+    let uid = build::workload_outside_mesh("back-0", &[]).uid;
     let subset = DestinationSubset {
         workloads: [uid].into(),
         ..DestinationSubset::default()
@@ -503,51 +511,58 @@ async fn policies_apply_to_subsets_of_other_services() {
         ports: BTreeMap::new(),
         subsets: [("v1".into(), subset)].into(),
     };
-    let update = WaypointUpdate::Put(record("back"), WaypointRecord::from(destination));
+    let update = WaypointUpdate::Upserted(record_name("back"), WaypointRecord::from(destination));
     scene.world.publish(update);
     let v1 = HttpBackend {
         subset: Some("v1".into()),
-        ..to("back")
+        ..backend("back")
     };
     let new = rewrite(None, PathChange::Prefix("/new".into()));
     let rules = vec![rule(prefix("/old"), vec![new], v1.clone())];
-    scene.follow("web", vec![route(None, rules)]);
+    scene.publish_routes("web", vec![route(None, rules)]);
     scene
         .world
         .publish(deny("secret", &["back"], paths(&["/new/secret"])));
-    let open = scene.ask("/old/open", "web").await;
+    let open = scene.describe_request("/old/open", "web").await;
     // Another service's endpoint is not chosen by this waypoint.
     assert!(
         ["503", "back /new/open web"].contains(&open.as_str()),
         "{open}"
     );
-    assert_eq!(scene.ask("/old/secret", "web").await, "403");
+    assert_eq!(scene.describe_request("/old/secret", "web").await, "403");
 }
 
 #[tokio::test]
 async fn routes_do_not_chain_within_a_waypoint() {
     let mut scene = Scene::new().await;
-    let all = |name| vec![route(None, vec![rule(prefix("/"), Vec::new(), to(name))])];
-    scene.follow("web", all("back"));
-    scene.follow("back", all("web"));
-    assert_eq!(scene.ask("/a", "web").await, "back /a web");
-    scene.follow("web", all("web"));
-    assert_eq!(scene.ask("/a", "web").await, "web /a web");
-    scene.follow("web", all("nowhere"));
-    assert_eq!(scene.ask("/a", "web").await, "503");
+    let all = |name| {
+        vec![route(
+            None,
+            vec![rule(prefix("/"), Vec::new(), backend(name))],
+        )]
+    };
+    scene.publish_routes("web", all("back"));
+    scene.publish_routes("back", all("web"));
+    assert_eq!(scene.describe_request("/a", "web").await, "back /a web");
+    scene.publish_routes("web", all("web"));
+    assert_eq!(scene.describe_request("/a", "web").await, "web /a web");
+    scene.publish_routes("web", all("nowhere"));
+    assert_eq!(scene.describe_request("/a", "web").await, "503");
 }
 
 #[tokio::test]
 async fn hanging_mirrors_are_bounded_and_delay_no_original() {
-    const REQUESTS: usize = 300;
-    /// Maximum number of concurrent requests: on a busy machine, mirrored requests would time out if all were sent one
-    /// by one.
+    const REQUESTS: usize = 60;
+    /// Number of mirrors of a request, so that the limit is reached long before the first mirrored request times out,
+    /// also on a busy machine.
+    const MIRRORS: usize = 5;
+    /// Maximum number of requests that the test sends concurrently.
     const BATCH: usize = 30;
     const MAX_MIRRORED: usize = 256;
     let mut scene = Scene::new().await;
     let open = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let counted = open.clone();
-    let (stuck, connections) = scripted(move |_, mut stream| {
+    let (stuck, connections) = run_scripted_server(move |_, mut stream| {
         let counted = counted.clone();
         async move {
             let [now, most] = &*counted;
@@ -565,8 +580,8 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
         numerator: 1,
         denominator: 1,
     });
-    let rules = vec![rule(prefix("/"), vec![copied], to("web"))];
-    scene.follow("web", vec![route(None, rules)]);
+    let rules = vec![rule(prefix("/"), vec![copied; MIRRORS], backend("web"))];
+    scene.publish_routes("web", vec![route(None, rules)]);
     let numbers: Vec<usize> = (0..REQUESTS).collect();
     for batch in numbers.chunks(BATCH) {
         let requests = batch.iter().map(|number| {
@@ -575,11 +590,11 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
         let requests: Vec<String> = requests.collect();
         let responses = requests
             .iter()
-            .map(|request| scene.client.say(VIP, HTTP1, request.as_bytes()));
+            .map(|request| scene.client.send_bytes(VIP, HTTP1, request.as_bytes()));
         for response in join_all(responses).await {
             assert_eq!(response.statuses(), [200]);
         }
-        let mut received = scene.got();
+        let mut received = scene.received_requests();
         received.sort();
         let mut expected: Vec<_> = batch
             .iter()
@@ -589,10 +604,10 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
         assert_eq!(received, expected);
     }
     let family = "ambit_requests_mirrored_total";
-    let busy = || scene.world.count(family, &["outcome=\"busy\""]);
-    until("each is sent or counted as too much", || {
+    let busy = || scene.world.metric_sum(family, &["outcome=\"busy\""]);
+    wait_until("each is sent or counted as too much", || {
         let sent = u64::try_from(connections.load(Relaxed)).unwrap();
-        sent + busy() == u64::try_from(REQUESTS).unwrap()
+        sent + busy() == u64::try_from(REQUESTS * MIRRORS).unwrap()
     })
     .await;
     assert!(busy() > 0);

@@ -10,8 +10,8 @@ use ambit_model::{
 use ambit_xds::WaypointUpdate;
 
 use crate::{
-    application::{Received, Strict},
-    fixture::{HTTP1, World, record},
+    application::{ReceivedRequest, StrictServer},
+    fixture::{HTTP1, World, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -120,8 +120,8 @@ const SPELLINGS: &[&str] = &[
     "/%41%44%4D%49%4E",
 ];
 
-async fn world() -> (World, Strict) {
-    let (world, strict) = (World::new().await, Strict::start().await);
+async fn world() -> (World, StrictServer) {
+    let (world, strict) = (World::new().await, StrictServer::start().await);
     world.serve("web", VIP, &[strict.address]);
     (world, strict)
 }
@@ -134,10 +134,10 @@ fn deny(name: &str, rule: HttpRule) -> WaypointUpdate {
         rules: vec![rule],
         ..HttpPolicy::default()
     };
-    WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
+    WaypointUpdate::Upserted(record_name(name), WaypointRecord::from(policy))
 }
 
-fn to(operation: HttpOperation) -> HttpRule {
+fn rule_for(operation: HttpOperation) -> HttpRule {
     HttpRule {
         operations: vec![operation],
         ..HttpRule::default()
@@ -156,11 +156,13 @@ fn request(line: &str, lines: &[&str]) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{lines}\r\n").into_bytes()
 }
 
-/// Returns the request lines that the application has received.
-fn came(application: &mut Strict) -> Vec<String> {
+/// Returns the request lines that the application has received since the last call.
+fn received_lines(application: &mut StrictServer) -> Vec<String> {
     let received = application.received().into_iter();
     let line = |received| match received {
-        Received::Whole { head, .. } => head.lines().next().unwrap_or_default().to_owned(),
+        ReceivedRequest::Complete { head, .. } => {
+            head.lines().next().unwrap_or_default().to_owned()
+        }
         other => format!("{other:?}"),
     };
     received.map(line).collect()
@@ -175,13 +177,13 @@ async fn no_spelling_of_a_denied_path_reaches_the_application() {
         paths: paths(&["/admin", "/admin/*"]),
         ..HttpOperation::default()
     };
-    world.publish(deny("admin", to(admin)));
+    world.publish(deny("admin", rule_for(admin)));
     let mut wrong = Vec::new();
     for spelling in SPELLINGS {
         let response = client
-            .say(VIP, HTTP1, &request(&format!("GET {spelling}"), &[]))
+            .send_bytes(VIP, HTTP1, &request(&format!("GET {spelling}"), &[]))
             .await;
-        let came = came(&mut application);
+        let came = received_lines(&mut application);
         if !came.is_empty() || !matches!(response.statuses()[..], [400 | 403]) {
             wrong.push(format!(
                 "{spelling:?}: {:?}, came {came:?}",
@@ -192,7 +194,7 @@ async fn no_spelling_of_a_denied_path_reaches_the_application() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for other in ["/", "/administrator", "/public/admin", "/.well-known/admin"] {
         let response = client
-            .say(VIP, HTTP1, &request(&format!("GET {other}"), &[]))
+            .send_bytes(VIP, HTTP1, &request(&format!("GET {other}"), &[]))
             .await;
         assert_eq!(response.statuses(), [200], "{other}");
     }
@@ -226,7 +228,7 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
         not_values: Vec::new(),
     };
     for (name, operation) in [("methods", methods), ("all", everything), ("host", host)] {
-        world.publish(deny(name, to(operation)));
+        world.publish(deny(name, rule_for(operation)));
     }
     for (name, condition) in [("role", root), ("cookie", cookie)] {
         let rule = HttpRule {
@@ -259,8 +261,8 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
         ("GET /", &["Cookie: a=1; role=root"], 403),
         ("GET /", &["Cookie: a=1", "Cookie: role=root"], 403),
     ] {
-        let response = client.say(VIP, HTTP1, &request(line, lines)).await;
-        let came = came(&mut application);
+        let response = client.send_bytes(VIP, HTTP1, &request(line, lines)).await;
+        let came = received_lines(&mut application);
         if response.statuses() != [status] || came.is_empty() == (status == 200) {
             wrong.push(format!(
                 "{line} {lines:?}: {:?}, came {came:?}",
@@ -276,7 +278,7 @@ async fn no_spelling_of_a_denied_request_reaches_the_application() {
         "internal:080",
     ] {
         let sent = format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
-        let response = client.say(VIP, HTTP1, sent.as_bytes()).await;
+        let response = client.send_bytes(VIP, HTTP1, sent.as_bytes()).await;
         if !matches!(response.statuses()[..], [400 | 403]) {
             wrong.push(format!("{host}: {:?}", response.statuses()));
         }
@@ -306,8 +308,8 @@ async fn limits_count_all_spellings_of_a_request_together() {
         local: vec![limit],
         ..RateLimit::default()
     };
-    world.publish(WaypointUpdate::Put(
-        record("login"),
+    world.publish(WaypointUpdate::Upserted(
+        record_name("login"),
         WaypointRecord::from(object),
     ));
     let mut statuses = Vec::new();
@@ -325,15 +327,15 @@ async fn limits_count_all_spellings_of_a_request_together() {
         "post /login",
         "Post //Login;1",
     ] {
-        let response = client.say(VIP, HTTP1, &request(line, &[])).await;
+        let response = client.send_bytes(VIP, HTTP1, &request(line, &[])).await;
         statuses.push((line, response.statuses()));
     }
     let over = |(_, statuses): &&(&str, Vec<u16>)| *statuses != [429];
     let passed: Vec<_> = statuses.iter().filter(over).collect();
     assert_eq!(passed, [&("POST /login", vec![200])]);
-    assert_eq!(came(&mut application).len(), 1);
+    assert_eq!(received_lines(&mut application).len(), 1);
     for other in ["POST /logins", "GET /login", "POST /x/login"] {
-        let response = client.say(VIP, HTTP1, &request(other, &[])).await;
+        let response = client.send_bytes(VIP, HTTP1, &request(other, &[])).await;
         assert_eq!(response.statuses(), [200], "{other}");
     }
 }

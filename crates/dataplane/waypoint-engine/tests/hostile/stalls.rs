@@ -6,7 +6,7 @@ use std::{
 };
 
 use ambit_hbone::TunnelIo;
-use ambit_testkit::until;
+use ambit_testkit::wait_until;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
@@ -17,22 +17,23 @@ use tokio::{
 };
 
 use crate::{
-    application::{head, scripted},
-    fixture::{Client, HTTP1, HTTP2, LONG, World, read_response},
+    application::{read_request_head, run_scripted_server},
+    fixture::{Client, HTTP1, HTTP2, TIMEOUT, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
-/// Size of a response that exceeds all windows between a client and an HTTP/2 application.
-const BIG: usize = 64 << 20;
-/// Number of bytes that other clients send and receive.
-const SMALL: usize = 200 << 10;
+/// Size of a response in bytes that exceeds all windows between a client and an HTTP/2 application.
+const BIG_RESPONSE_BYTES: usize = 64 << 20;
+/// Number of bytes that clients which do read send and receive.
+const SMALL_BODY_BYTES: usize = 200 << 10;
 
-/// Runs an HTTP/2 application with RFC 9113's initial windows: `/big` has an endless response, `/sink` is never read,
-/// and others are echoed with `SMALL` more bytes. Returns its address and the number of active requests.
-async fn application() -> (SocketAddr, Arc<AtomicUsize>) {
+/// Runs an HTTP/2 application with the initial windows of RFC 9113. The response of `/big` is endless, the request of
+/// `/sink` is never read, and other requests are echoed with 200 KiB more bytes. Returns its address and the
+/// counter of active requests.
+async fn run_application() -> (SocketAddr, Arc<AtomicUsize>) {
     let active = Arc::new(AtomicUsize::new(0));
     let counted = active.clone();
-    let (address, _) = scripted(move |_, stream| {
+    let (address, _) = run_scripted_server(move |_, stream| {
         let counted = counted.clone();
         async move {
             let Ok(mut connection) = h2::server::handshake(stream).await else {
@@ -62,7 +63,7 @@ async fn respond_to(request: Request<RecvStream>, mut respond: SendResponse<Byte
         }
         "/big" => {
             if let Ok(mut stream) = send(&mut respond) {
-                let _cut = send_bytes(&mut stream, BIG).await;
+                let _cut = send_bytes(&mut stream, BIG_RESPONSE_BYTES).await;
             }
         }
         _ => {
@@ -72,13 +73,13 @@ async fn respond_to(request: Request<RecvStream>, mut respond: SendResponse<Byte
                 let _credited = body.flow_control().release_capacity(data.len());
             }
             if let Ok(mut stream) = send(&mut respond) {
-                let _cut = send_bytes(&mut stream, bytes + SMALL).await;
+                let _cut = send_bytes(&mut stream, bytes + SMALL_BODY_BYTES).await;
             }
         }
     }
 }
 
-/// Sends a number of bytes as the windows allow, and then END_STREAM.
+/// Sends `count` bytes as the windows allow, and then END_STREAM.
 async fn send_bytes(stream: &mut SendStream<Bytes>, count: usize) -> Result<(), h2::Error> {
     let mut left = count;
     while left > 0 {
@@ -106,7 +107,7 @@ async fn connect(client: &Client, window: u32) -> (SendRequest<Bytes>, impl Size
     (send, driver)
 }
 
-/// Opens a stream for a request to a path.
+/// Opens an HTTP/2 stream for a request to a path.
 async fn open(
     connection: &SendRequest<Bytes>,
     path: &str,
@@ -117,11 +118,11 @@ async fn open(
 }
 
 /// Checks that another client's request with a body succeeds.
-async fn other_is_served(client: &Client, what: &str) {
+async fn check_other_client(client: &Client, what: &str) {
     let exchange = async {
         let (connection, _driver) = connect(client, 65_535).await;
         let (response, mut body) = open(&connection, "/").await;
-        send_bytes(&mut body, SMALL).await.unwrap();
+        send_bytes(&mut body, SMALL_BODY_BYTES).await.unwrap();
         let response = response.await.unwrap();
         assert_eq!(response.status(), 200);
         let mut body = response.into_body();
@@ -131,19 +132,19 @@ async fn other_is_served(client: &Client, what: &str) {
             bytes += data.len();
             body.flow_control().release_capacity(data.len()).unwrap();
         }
-        assert_eq!(bytes, SMALL * 2);
+        assert_eq!(bytes, SMALL_BODY_BYTES * 2);
     };
-    let served = timeout(LONG, exchange).await;
+    let served = timeout(TIMEOUT, exchange).await;
     assert!(served.is_ok(), "held up by {what}");
 }
 
 #[tokio::test]
 async fn unread_responses_do_not_delay_others() {
     let world = World::new().await;
-    let (address, active) = application().await;
+    let (address, active) = run_application().await;
     world.serve("web", VIP, &[address]);
     let (attacker, other) = (world.client_as("attacker").await, world.client().await);
-    other_is_served(&other, "nothing").await;
+    check_other_client(&other, "nothing").await;
     // A window of 0, or any that the client chooses; on several connections, also of the same caller.
     let (mut held, mut drivers) = (Vec::new(), Vec::new());
     for (client, window) in [
@@ -159,10 +160,10 @@ async fn unread_responses_do_not_delay_others() {
             held.push(response.await.unwrap());
         }
         drivers.push(driver);
-        other_is_served(&other, "unread responses").await;
+        check_other_client(&other, "unread responses").await;
     }
     drop((held, drivers));
-    until("the application is done with them", || {
+    wait_until("the application is done with them", || {
         active.load(Relaxed) == 0
     })
     .await;
@@ -171,7 +172,7 @@ async fn unread_responses_do_not_delay_others() {
 #[tokio::test]
 async fn unread_uploads_do_not_delay_others() {
     let world = World::new().await;
-    let (address, active) = application().await;
+    let (address, active) = run_application().await;
     world.serve("web", VIP, &[address]);
     let (attacker, other) = (world.client_as("attacker").await, world.client().await);
     let (connection, driver) = connect(&attacker, 65_535).await;
@@ -180,19 +181,19 @@ async fn unread_uploads_do_not_delay_others() {
         let (response, mut body) = open(&connection, "/sink").await;
         let sending = ambit_rt::spawn_abortable("upload", async move {
             // Until the windows are full.
-            let _cut = send_bytes(&mut body, BIG).await;
+            let _cut = send_bytes(&mut body, BIG_RESPONSE_BYTES).await;
         });
         held.push((response, sending));
     }
-    until("the application has them all", || {
+    wait_until("the application has them all", || {
         active.load(Relaxed) == 20
     })
     .await;
     for _ in 0..5 {
-        other_is_served(&other, "unread uploads").await;
+        check_other_client(&other, "unread uploads").await;
     }
     drop((driver, held, connection));
-    until("the application is done with them", || {
+    wait_until("the application is done with them", || {
         active.load(Relaxed) == 0
     })
     .await;
@@ -200,14 +201,14 @@ async fn unread_uploads_do_not_delay_others() {
 
 /// Creates a waypoint with a stall timeout of one second, and a service whose application counts requests that have
 /// ended.
-async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
+async fn world_with_stall_timeout(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_STALL_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));
     let tell = ended.clone();
-    let (address, _) = scripted(move |_, mut stream| {
+    let (address, _) = run_scripted_server(move |_, mut stream| {
         let tell = tell.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             if response.is_empty() {
                 let _reset = stream.ready(tokio::io::Interest::ERROR).await;
             } else {
@@ -228,19 +229,19 @@ async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
 #[tokio::test]
 async fn unread_response_is_terminated() {
     const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
-    let (world, ended) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
+    let (world, ended) = world_with_stall_timeout(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let client = world.client().await;
     let mut tunnel = client.tunnel(VIP, HTTP1).await;
     tunnel.write_all(GET).await.unwrap();
-    until("the application is rid of it", || ended.load(Relaxed) == 1).await;
+    wait_until("the application is rid of it", || ended.load(Relaxed) == 1).await;
     // A late reader receives the bytes in flight, and no end.
-    assert!(!read_response(tunnel).await.ended);
+    assert!(!read_response(tunnel).await.ended_with_fin);
 }
 
 #[tokio::test]
 async fn unread_upload_is_terminated() {
     const POST: &[u8] = b"POST / HTTP/1.1\r\nHost: web\r\nContent-Length: 100000000\r\n\r\n";
-    let (world, ended) = stalled(b"").await;
+    let (world, ended) = world_with_stall_timeout(b"").await;
     let client = world.client().await;
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (mut read, mut write) = tokio::io::split(tunnel);
@@ -250,22 +251,22 @@ async fn unread_upload_is_terminated() {
         while write.write_all(&piece).await.is_ok() {}
     });
     let mut answer = [0; 12];
-    let reading = timeout(LONG, read.read_exact(&mut answer)).await;
+    let reading = timeout(TIMEOUT, read.read_exact(&mut answer)).await;
     reading.expect("no answer").unwrap();
     assert_eq!(&answer, b"HTTP/1.1 504");
-    until("the application is rid of it", || ended.load(Relaxed) == 1).await;
+    wait_until("the application is rid of it", || ended.load(Relaxed) == 1).await;
 }
 
 #[tokio::test]
 async fn idle_stream_never_stalls() {
     const OTHER: &str = "10.0.0.2";
-    let (world, given_up) = stalled(b"HTTP/1.1 200 OK\r\n\r\n").await;
+    let (world, given_up) = world_with_stall_timeout(b"HTTP/1.1 200 OK\r\n\r\n").await;
     let resume = Arc::new(Notify::new());
     let resumed = resume.clone();
-    let (address, _) = scripted(move |_, mut stream| {
+    let (address, _) = run_scripted_server(move |_, mut stream| {
         let resumed = resumed.clone();
         async move {
-            head(&mut stream).await;
+            read_request_head(&mut stream).await;
             let begun = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n";
             stream.write_all(begun).await.unwrap();
             resumed.notified().await;
@@ -287,12 +288,15 @@ async fn idle_stream_never_stalls() {
         let mut unread = client.tunnel(VIP, HTTP1).await;
         let get = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
         unread.write_all(get).await.unwrap();
-        until("one that stalls is given up", || {
+        wait_until("one that stalls is given up", || {
             given_up.load(Relaxed) == count
         })
         .await;
     }
     resume.notify_one();
     let rest = read_response(quiet).await;
-    assert!(rest.ended && rest.text().contains("b\r\n"), "{rest:?}");
+    assert!(
+        rest.ended_with_fin && rest.text().contains("b\r\n"),
+        "{rest:?}"
+    );
 }

@@ -10,14 +10,14 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fixture::{LONG, TCP, World, listener, read_response};
+use crate::fixture::{TCP, TIMEOUT, World, bind_listener, read_response};
 
 const SERVICE: &str = "10.96.0.1";
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Whether a client with this certificate can open a tunnel.
-async fn passes(world: &World, certificate: &WorkloadCert) -> bool {
-    match world.client_or_refusal(certificate).await {
+async fn can_open_tunnel(world: &World, certificate: &WorkloadCert) -> bool {
+    match world.try_client(certificate).await {
         Some(client) => client.try_tunnel(SERVICE, TCP).await.is_ok(),
         None => false,
     }
@@ -28,8 +28,8 @@ async fn clients_of_accepted_trust_domains_connect() {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     let (west, stranger) = (Pki::new(), Pki::new());
-    let world = World::with(&[], Pki::with_settings(settings)).await;
-    let (application, address) = listener().await;
+    let world = World::with_pki(&[], Pki::with_settings(settings)).await;
+    let (application, address) = bind_listener().await;
     world.serve("db", SERVICE, &[address]);
     let accept = |aliases: &[&str], roots: &Pki| {
         accept_trust_domains(&domains, aliases, &[("west", roots)]);
@@ -52,7 +52,7 @@ async fn clients_of_accepted_trust_domains_connect() {
         let (world, all) = (&world, &all);
         async move {
             for (certificate, is_accepted) in all.iter().zip(names) {
-                let passes = passes(world, certificate).await;
+                let passes = can_open_tunnel(world, certificate).await;
                 assert_eq!(passes, is_accepted, "{}", certificate.identity());
             }
         }
@@ -64,7 +64,7 @@ async fn clients_of_accepted_trust_domains_connect() {
     let clients = [&all[1], &all[6]];
     let mut open = Vec::new();
     for certificate in clients {
-        let client = world.client_with(certificate).await;
+        let client = world.client_with_certificate(certificate).await;
         let mut tunnel = client.tunnel(SERVICE, TCP).await;
         tunnel.write_all(b"one").await.unwrap();
         open.push((client, tunnel));
@@ -72,10 +72,13 @@ async fn clients_of_accepted_trust_domains_connect() {
     let mut bytes = [0; 3];
     let mut streams = Vec::new();
     while streams.len() < 2 {
-        let (mut stream, _) = timeout(LONG, application.accept()).await.unwrap().unwrap();
+        let (mut stream, _) = timeout(TIMEOUT, application.accept())
+            .await
+            .unwrap()
+            .unwrap();
         // The tunnels of the checks above transferred no bytes.
         if matches!(
-            timeout(LONG, stream.read_exact(&mut bytes)).await,
+            timeout(TIMEOUT, stream.read_exact(&mut bytes)).await,
             Ok(Ok(_))
         ) {
             streams.push(stream);
@@ -84,7 +87,7 @@ async fn clients_of_accepted_trust_domains_connect() {
     accept(&[], &stranger);
     for (_, tunnel) in open {
         let rest = read_response(tunnel).await;
-        assert!(!rest.ended && rest.bytes.is_empty(), "{rest:?}");
+        assert!(!rest.ended_with_fin && rest.bytes.is_empty(), "{rest:?}");
     }
     expect([true, false, false, false, false, false, false, false]).await;
 }

@@ -4,12 +4,12 @@
 use std::{sync::Arc, time::Duration};
 
 use ambit_model::{
-    AppProtocol, Authentication, Destination, GatewayAddress, HBONE_PORT, HttpAction,
+    AppProtocol, Authentication, GatewayAddress, GatewayDestination, HBONE_PORT, HttpAction,
     HttpOperation, HttpPolicy, HttpRule, LocalLimit, NamespacedHostname, PolicyKey, Provider,
     ProviderProtocol, RateLimit, WaypointExtension, WaypointRecord, WaypointRecordType,
 };
 use ambit_proxy::state::MeshUpdate;
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use ambit_xds::WaypointUpdate;
 use parking_lot::Mutex;
 use tokio::{
@@ -18,14 +18,14 @@ use tokio::{
 };
 
 use crate::{
-    application::scripted,
-    fixture::{LONG, UNDECLARED, World, lines_about, read_response, record},
+    application::run_scripted_server,
+    fixture::{TIMEOUT, UNDECLARED, World, log_lines_about, read_response, record_name},
 };
 
 const VIP: &str = "10.0.0.1";
 
 /// First bytes that some lenient server accepts as a request, but that RFC 9112 does not allow.
-const LENIENT: &[&[u8]] = &[
+const LENIENT_REQUESTS: &[&[u8]] = &[
     b"SET a b\r\n",
     b"NICK foo\r\n",
     b"INVITE sip:bob@example.com SIP/2.0\r\n\r\n",
@@ -51,8 +51,8 @@ const LENIENT: &[&[u8]] = &[
     b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03",
 ];
 
-/// Valid request lines in unusual spellings, which must be authorized as requests.
-const REQUESTS: &[&[u8]] = &[
+/// Valid request lines in unusual spellings: the waypoint must authorize them as requests.
+const VALID_REQUEST_LINES: &[&[u8]] = &[
     b"GET /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
     b"GET /secret HTTP/1.0\r\nHost: web\r\n\r\n",
     b"GET /secret HTTP/1.1\nHost: web\nConnection: close\n\n",
@@ -61,16 +61,16 @@ const REQUESTS: &[&[u8]] = &[
 ];
 
 /// Application that records all received bytes, and responds to the first bytes of each connection.
-struct Recording {
+struct RecordingServer {
     address: std::net::SocketAddr,
     received: Arc<Mutex<Vec<u8>>>,
 }
 
-impl Recording {
+impl RecordingServer {
     async fn start() -> Self {
         let received = Arc::new(Mutex::new(Vec::new()));
         let kept = received.clone();
-        let (address, _) = scripted(move |_, mut stream| {
+        let (address, _) = run_scripted_server(move |_, mut stream| {
             let kept = kept.clone();
             async move {
                 let mut bytes = [0; 4096];
@@ -88,7 +88,7 @@ impl Recording {
         Self { address, received }
     }
 
-    fn take(&self) -> Vec<u8> {
+    fn take_received(&self) -> Vec<u8> {
         std::mem::take(&mut *self.received.lock())
     }
 }
@@ -112,14 +112,14 @@ fn secret_paths() -> HttpPolicy {
 }
 
 /// Returns one object of each kind that needs HTTP requests, the update that removes it, and its name in a rejection.
-fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
+fn objects_requiring_http() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     let web = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
     let key = |name: &str| PolicyKey::from_resource_name(&format!("ns/{name}"));
-    let at = |name: &str| record(name);
+    let at = |name: &str| record_name(name);
     let nowhere = Provider {
         name: "nowhere".into(),
         target: Err("there is none".into()),
-        timeout: LONG,
+        timeout: TIMEOUT,
         status_on_error: 403,
         fail_open: false,
         body: None,
@@ -160,36 +160,37 @@ fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     };
     vec![
         (
-            WaypointUpdate::Put(at("paths"), WaypointRecord::from(secret_paths())),
+            WaypointUpdate::Upserted(at("paths"), WaypointRecord::from(secret_paths())),
             WaypointUpdate::Removed(WaypointRecordType::Policy, at("paths")),
             "AuthorizationPolicy ns/paths",
         ),
         (
-            WaypointUpdate::Put(at("custom"), WaypointRecord::from(custom)),
+            WaypointUpdate::Upserted(at("custom"), WaypointRecord::from(custom)),
             WaypointUpdate::Removed(WaypointRecordType::Policy, at("custom")),
             "AuthorizationPolicy ns/custom",
         ),
         (
-            WaypointUpdate::Put(at("tokens"), WaypointRecord::from(tokens)),
+            WaypointUpdate::Upserted(at("tokens"), WaypointRecord::from(tokens)),
             WaypointUpdate::Removed(WaypointRecordType::Authentication, at("tokens")),
             "RequestAuthentication ns/tokens",
         ),
         (
-            WaypointUpdate::Put(at("limit"), WaypointRecord::from(limit)),
+            WaypointUpdate::Upserted(at("limit"), WaypointRecord::from(limit)),
             WaypointUpdate::Removed(WaypointRecordType::RateLimit, at("limit")),
             "rate limit ns/limit",
         ),
         (
-            WaypointUpdate::Put(at("plugin"), WaypointRecord::from(plugin)),
+            WaypointUpdate::Upserted(at("plugin"), WaypointRecord::from(plugin)),
             WaypointUpdate::Removed(WaypointRecordType::Extension, at("plugin")),
             "plugin ns/plugin",
         ),
     ]
 }
 
-/// Whether a log line about a client contains all texts. Access logs write spaces within a field in hexadecimal.
+/// Whether a line of the access log about a client contains all texts. Access logs write spaces within a field in
+/// hexadecimal.
 fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
-    let lines = lines_about(client);
+    let lines = log_lines_about(client);
     let has_all = |line: &String| {
         let line = line.replace("\\x20", " ");
         texts.iter().all(|text| line.contains(text))
@@ -200,27 +201,31 @@ fn is_logged(client: std::net::SocketAddr, texts: &[&str]) -> bool {
 #[tokio::test]
 async fn non_http_passes_only_without_objects_for_requests() {
     let world = World::new().await;
-    let application = Recording::start().await;
+    let application = RecordingServer::start().await;
     world.serve("web", VIP, &[application.address]);
-    for bytes in LENIENT {
-        let response = world.client().await.say(VIP, UNDECLARED, bytes).await;
+    for bytes in LENIENT_REQUESTS {
+        let response = world
+            .client()
+            .await
+            .send_bytes(VIP, UNDECLARED, bytes)
+            .await;
         let name = bytes.escape_ascii().to_string();
         assert_eq!(response.bytes, b"+OK\r\n", "{name}");
-        assert_eq!(application.take(), *bytes, "{name}");
+        assert_eq!(application.take_received(), *bytes, "{name}");
     }
-    for (object, gone, name) in objects() {
+    for (object, gone, name) in objects_requiring_http() {
         world.publish(object);
-        for bytes in LENIENT {
-            let before = world.refused("not_http");
+        for bytes in LENIENT_REQUESTS {
+            let before = world.rejected_count("not_http");
             let client = world.client().await;
-            let response = client.say(VIP, UNDECLARED, bytes).await;
+            let response = client.send_bytes(VIP, UNDECLARED, bytes).await;
             let what = format!("{name}, {}: {:?}", bytes.escape_ascii(), response.text());
-            assert_eq!(application.take(), b"", "{what}");
+            assert_eq!(application.take_received(), b"", "{what}");
             assert_eq!(response.statuses(), [400], "{what}");
             assert!(response.text().contains(name), "{what}");
-            assert_eq!(world.refused("not_http"), before + 1, "{what}");
+            assert_eq!(world.rejected_count("not_http"), before + 1, "{what}");
             let is_logged = is_logged(client.address, &["not_http", name]);
-            assert!(is_logged, "{what}: {:?}", lines_about(client.address));
+            assert!(is_logged, "{what}: {:?}", log_lines_about(client.address));
         }
         world.publish(gone);
     }
@@ -229,37 +234,41 @@ async fn non_http_passes_only_without_objects_for_requests() {
 #[tokio::test]
 async fn every_request_spelling_is_authorized_on_undeclared_ports() {
     let world = World::new().await;
-    let application = Recording::start().await;
+    let application = RecordingServer::start().await;
     world.serve("web", VIP, &[application.address]);
     let policy = Box::new(secret_paths());
-    world.publish(WaypointUpdate::Put(
-        record("paths"),
+    world.publish(WaypointUpdate::Upserted(
+        record_name("paths"),
         WaypointRecord::Policy(policy),
     ));
-    for bytes in REQUESTS {
-        let response = world.client().await.say(VIP, UNDECLARED, bytes).await;
+    for bytes in VALID_REQUEST_LINES {
+        let response = world
+            .client()
+            .await
+            .send_bytes(VIP, UNDECLARED, bytes)
+            .await;
         let what = format!("{}: {:?}", bytes.escape_ascii(), response.text());
         assert!(response.text().contains(" 403 "), "{what}");
-        assert_eq!(application.take(), b"", "{what}");
+        assert_eq!(application.take_received(), b"", "{what}");
     }
 }
 
 #[tokio::test]
 async fn open_connection_ends_when_an_object_requires_http() {
     let world = World::new().await;
-    let application = Recording::start().await;
+    let application = RecordingServer::start().await;
     world.serve("web", VIP, &[application.address]);
-    for (object, gone, name) in objects() {
+    for (object, gone, name) in objects_requiring_http() {
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
         tunnel.write_all(b"SET a b\r\n").await.unwrap();
         let mut reply = [0; 5];
-        let read = timeout(LONG, tunnel.read_exact(&mut reply)).await;
+        let read = timeout(TIMEOUT, tunnel.read_exact(&mut reply)).await;
         read.unwrap().unwrap();
         world.publish(object);
         let rest = read_response(tunnel).await;
         assert!(rest.bytes.is_empty(), "{name}: {rest:?}");
-        until("it is logged", || is_logged(client.address, &[name])).await;
+        wait_until("it is logged", || is_logged(client.address, &[name])).await;
         world.publish(gone);
     }
 }
@@ -267,49 +276,56 @@ async fn open_connection_ends_when_an_object_requires_http() {
 #[tokio::test]
 async fn incomplete_request_lines_are_refused_by_name() {
     let world = World::with_env(&[("AMBIT_REQUEST_HEADERS_TIMEOUT", "500ms")]).await;
-    let application = Recording::start().await;
+    let application = RecordingServer::start().await;
     world.serve("web", VIP, &[application.address]);
     // Without such objects, a client of a server-first protocol gets its greeting.
     let mut tunnel = world.client().await.tunnel(VIP, UNDECLARED).await;
     tunnel.write_all(b"SELECT 1;").await.unwrap();
     let mut reply = [0; 5];
-    let read = timeout(LONG, tunnel.read_exact(&mut reply)).await;
+    let read = timeout(TIMEOUT, tunnel.read_exact(&mut reply)).await;
     read.unwrap().unwrap();
-    assert_eq!(application.take(), b"SELECT 1;");
+    assert_eq!(application.take_received(), b"SELECT 1;");
     let policy = Box::new(secret_paths());
-    world.publish(WaypointUpdate::Put(
-        record("paths"),
+    world.publish(WaypointUpdate::Upserted(
+        record_name("paths"),
         WaypointRecord::Policy(policy),
     ));
     for (bytes, reason) in [(&b""[..], "not_http"), (b"GET /secret", "headers_too_slow")] {
-        let before = world.refused(reason);
+        let before = world.rejected_count(reason);
         let client = world.client().await;
         let mut tunnel = client.tunnel(VIP, UNDECLARED).await;
         tunnel.write_all(bytes).await.unwrap();
         let response = read_response(tunnel).await;
         assert!(response.bytes.is_empty(), "{response:?}");
-        until("it is counted", || world.refused(reason) == before + 1).await;
+        wait_until("it is counted", || {
+            world.rejected_count(reason) == before + 1
+        })
+        .await;
         let is_logged = is_logged(client.address, &["AuthorizationPolicy ns/paths"]);
-        assert!(is_logged, "{:?}", lines_about(client.address));
+        assert!(is_logged, "{:?}", log_lines_about(client.address));
     }
-    assert_eq!(application.take(), b"");
+    assert_eq!(application.take_received(), b"");
 }
 
 /// Publishes a pod behind the waypoint which is selected by a service that the waypoint does not serve.
-fn pod_of(
+fn publish_pod(
     world: &World,
     name: &str,
     application: std::net::SocketAddr,
-    speaks: Option<AppProtocol>,
+    declared_protocol: Option<AppProtocol>,
 ) {
     let port = application.port();
     let mut service = build::service(name, &[], &[(port, port)]);
-    service.app_protocols = speaks.map(|speaks| (port, speaks)).into_iter().collect();
+    service.app_protocols = declared_protocol
+        .map(|speaks| (port, speaks))
+        .into_iter()
+        .collect();
     let hostname = NamespacedHostname::new("ns", service.hostname.clone());
-    let pod = build::plain_workload(&format!("{name}-pod"), &[&application.ip().to_string()]);
-    let mut pod = build::endpoint_of(pod, &hostname.to_string(), &[(port, port)]);
+    let pod =
+        build::workload_outside_mesh(&format!("{name}-pod"), &[&application.ip().to_string()]);
+    let mut pod = build::make_endpoint(pod, &hostname.to_string(), &[(port, port)]);
     pod.waypoint = Some(GatewayAddress {
-        destination: Destination::Hostname(NamespacedHostname::new(
+        destination: GatewayDestination::Hostname(NamespacedHostname::new(
             "ns",
             "waypoint.ns.svc.cluster.local",
         )),
@@ -324,7 +340,7 @@ fn pod_of(
 #[tokio::test]
 async fn declared_protocols_apply_to_pod_addresses() {
     let world = World::new().await;
-    let (tokens, ..) = objects().swap_remove(2);
+    let (tokens, ..) = objects_requiring_http().swap_remove(2);
     world.publish(tokens);
     for (name, speaks, passes) in [
         ("tcp", Some(AppProtocol::Tcp), true),
@@ -332,18 +348,18 @@ async fn declared_protocols_apply_to_pod_addresses() {
         ("http", Some(AppProtocol::Http11), false),
         ("undeclared", None, false),
     ] {
-        let application = Recording::start().await;
-        pod_of(&world, name, application.address, speaks);
+        let application = RecordingServer::start().await;
+        publish_pod(&world, name, application.address, speaks);
         let (ip, port) = (
             application.address.ip().to_string(),
             application.address.port(),
         );
         for bytes in [&b"HELLO\r\n"[..], b"GET  / HTTP/1.1\r\n\r\n"] {
             let client = world.client().await;
-            let response = client.say(&ip, port, bytes).await;
+            let response = client.send_bytes(&ip, port, bytes).await;
             let expected = if passes { bytes } else { b"" };
             assert_eq!(
-                application.take(),
+                application.take_received(),
                 expected,
                 "{name}: {:?}",
                 response.text()

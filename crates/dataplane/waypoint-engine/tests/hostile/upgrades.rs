@@ -11,17 +11,17 @@ use tokio::{
 };
 
 use crate::{
-    application::scripted,
+    application::run_scripted_server,
     fixture::{HTTP1, HTTP2, World, read_response},
 };
 
 const VIP: &str = "10.0.0.1";
 
 /// Texts that an application has read: header sections of requests, and data after the protocol switch.
-type Read = Arc<Mutex<Vec<String>>>;
+type ReadTexts = Arc<Mutex<Vec<String>>>;
 
 /// Reads the next header section with its body of declared length; `None` at the end of the connection.
-async fn next(stream: &mut TcpStream) -> Option<String> {
+async fn read_message(stream: &mut TcpStream) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
         read.push(stream.read_u8().await.ok()?);
@@ -36,15 +36,15 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
 }
 
 /// Header line with the WebSocket key of the tests' requests.
-const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+const KEY_HEADER: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
-/// Returns the `Sec-WebSocket-Accept` header for the key in a request's header section, if it has one. The header name
-/// may be in lower case.
-fn accept(head: &str) -> String {
-    let lower = KEY.to_ascii_lowercase();
+/// Returns a `Sec-WebSocket-Accept` header for the key in a request's header section; empty without a key. The key's
+/// header name may be in lower case.
+fn accept_header(head: &str) -> String {
+    let lower = KEY_HEADER.to_ascii_lowercase();
     let Some((_, key)) = head
         .contains(&lower)
-        .then(|| KEY.split_once(": "))
+        .then(|| KEY_HEADER.split_once(": "))
         .flatten()
     else {
         return String::new();
@@ -54,20 +54,20 @@ fn accept(head: &str) -> String {
     format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
 }
 
-/// Runs an application that switches protocols on request. Below `/forged/` its response accepts a wrong key, below
-/// `/silent/` none.
-async fn application() -> (SocketAddr, Read) {
-    let read = Read::default();
+/// Runs an application that switches protocols on request. Its response accepts a wrong key for paths below `/forged/`,
+/// and no key below `/silent/`.
+async fn run_application() -> (SocketAddr, ReadTexts) {
+    let read = ReadTexts::default();
     let noted = read.clone();
-    let (address, _) = scripted(move |_, mut stream| {
+    let (address, _) = run_scripted_server(move |_, mut stream| {
         let noted = noted.clone();
         async move {
-            while let Some(head) = next(&mut stream).await {
+            while let Some(head) = read_message(&mut stream).await {
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 noted.lock().push(head);
                 let mut parts = path.split('/').skip(1);
                 let accept = match parts.next() {
-                    Some("switch") => accept(noted.lock().last().unwrap()),
+                    Some("switch") => accept_header(noted.lock().last().unwrap()),
                     Some("forged") => {
                         "Sec-WebSocket-Accept: AAAAAAAAAAAAAAAAAAAAAAAAAAA=\r\n".to_owned()
                     }
@@ -106,9 +106,9 @@ async fn application() -> (SocketAddr, Read) {
     (address, read)
 }
 
-async fn world(upgrades: &'static str) -> (World, Read) {
+async fn world(upgrades: &'static str) -> (World, ReadTexts) {
     let world = World::with_env(&[("AMBIT_UPGRADES", upgrades)]).await;
-    let (address, read) = application().await;
+    let (address, read) = run_application().await;
     world.serve("web", VIP, &[address]);
     (world, read)
 }
@@ -217,7 +217,7 @@ async fn unsupported_upgrades_are_ordinary_requests() {
         (
             "not listed",
             "GET / HTTP/1.1",
-            &["Upgrade: websocket", KEY],
+            &["Upgrade: websocket", KEY_HEADER],
             "",
         ),
         (
@@ -249,7 +249,12 @@ async fn unsupported_upgrades_are_ordinary_requests() {
         (
             "two keys",
             "GET / HTTP/1.1",
-            &["Connection: upgrade", "Upgrade: websocket", KEY, KEY],
+            &[
+                "Connection: upgrade",
+                "Upgrade: websocket",
+                KEY_HEADER,
+                KEY_HEADER,
+            ],
             "",
         ),
         (
@@ -263,7 +268,7 @@ async fn unsupported_upgrades_are_ordinary_requests() {
         let first = request(line, lines, body);
         let then = request("GET /then HTTP/1.1", &[], "") + &request("GET /%00 HTTP/1.1", &[], "");
         let response = client
-            .say(VIP, HTTP1, (first + &then).as_bytes())
+            .send_bytes(VIP, HTTP1, (first + &then).as_bytes())
             .await
             .text();
         let statuses: Vec<_> = response
@@ -290,7 +295,7 @@ async fn unsupported_upgrades_are_ordinary_requests() {
         "",
     );
     let response = client
-        .say(
+        .send_bytes(
             VIP,
             HTTP1,
             (h2c + "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").as_bytes(),
@@ -307,7 +312,7 @@ async fn unsupported_upgrades_are_ordinary_requests() {
 async fn unrequested_protocol_switch_is_refused() {
     let (world, read) = world("").await;
     let client = world.client().await;
-    let websocket = &["Connection: upgrade", "Upgrade: websocket", KEY][..];
+    let websocket = &["Connection: upgrade", "Upgrade: websocket", KEY_HEADER][..];
     for (what, line, lines) in [
         ("nothing asked for", "GET /switch/foo HTTP/1.1", &[][..]),
         (
@@ -352,7 +357,11 @@ async fn unrequested_protocol_switch_is_refused() {
         (
             "HTTP/1.0",
             "GET /switch/websocket HTTP/1.0",
-            &["Connection: keep-alive, upgrade", "Upgrade: websocket", KEY],
+            &[
+                "Connection: keep-alive, upgrade",
+                "Upgrade: websocket",
+                KEY_HEADER,
+            ],
         ),
         (
             "the answer to another key",
@@ -372,7 +381,7 @@ async fn unrequested_protocol_switch_is_refused() {
     ] {
         let bytes =
             request(line, lines, "") + &request("GET /then HTTP/1.1", &["Connection: close"], "");
-        let response = client.say(VIP, HTTP1, bytes.as_bytes()).await.text();
+        let response = client.send_bytes(VIP, HTTP1, bytes.as_bytes()).await.text();
         assert!(
             response.contains(" 502 ") && !response.contains(" 101 "),
             "{what}: {response}"
@@ -400,7 +409,7 @@ async fn only_configured_protocols_are_switched_to() {
         let (world, read) = world(upgrades).await;
         let upgrade = format!("Upgrade: {name}");
         let path = format!("GET /switch/{} HTTP/1.1", name.to_lowercase());
-        let asked = request(&path, &["Connection: Upgrade", &upgrade, KEY], "");
+        let asked = request(&path, &["Connection: Upgrade", &upgrade, KEY_HEADER], "");
         let mut tunnel = world.client().await.tunnel(VIP, HTTP1).await;
         tunnel
             .write_all(format!("{asked}early").as_bytes())

@@ -1,19 +1,24 @@
-//! Tests with records that have fields unknown to this build.
+//! Tests with records that contain fields unknown to this build.
 
 use super::*;
 
-/// Encoded field with the unknown number 99 and an empty text.
-const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
+/// Encoded protobuf field with the unknown number 99 and an empty value.
+const UNKNOWN_FIELD: [u8; 3] = [0x9a, 0x06, 0];
 
-fn with_unknown(mut resource: Resource) -> Resource {
+fn with_unknown_field(mut resource: Resource) -> Resource {
     resource.version = "2e".into();
-    resource.resource.as_mut().unwrap().value.extend(UNKNOWN);
+    resource
+        .resource
+        .as_mut()
+        .unwrap()
+        .value
+        .extend(UNKNOWN_FIELD);
     resource
 }
 
 /// Accepts a client, and sends it its first workloads and services.
 async fn start_session(control_plane: &mut ControlPlane) -> Session {
-    let mut session = control_plane.session().await;
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     session.request().await;
     session.send(ADDRESS_TYPE_URL, "a", vec![], &[]).await;
@@ -41,7 +46,7 @@ async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
         session.request().await.error_detail
     };
     assert_eq!(push("1", policy("p")).await, None);
-    let refusal = push("2", with_unknown(policy("p"))).await.unwrap();
+    let refusal = push("2", with_unknown_field(policy("p"))).await.unwrap();
     assert!(
         refusal
             .message
@@ -56,12 +61,12 @@ async fn policy_not_understood_becomes_a_deny_all_and_is_refused() {
     // cache again.
     assert!(*recorder.0.ready.borrow());
     assert_eq!(
-        push("3", with_unknown(policy("q"))).await.map(|_| ()),
+        push("3", with_unknown_field(policy("q"))).await.map(|_| ()),
         Some(())
     );
     drop(session);
-    assert_eq!(recorder.ending().await, StreamEnding::Closed);
-    let mut session = control_plane.session().await;
+    assert_eq!(recorder.next_ending().await, StreamEnding::Closed);
+    let mut session = control_plane.accept_session().await;
     session.request().await;
     let mut versions: Vec<_> = session
         .request()
@@ -92,14 +97,14 @@ async fn a_later_valid_version_replaces_the_substitute() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = start_session(&mut control_plane).await;
-    for (nonce, policy) in [("1", with_unknown(policy("p"))), ("2", policy("p"))] {
+    for (nonce, policy) in [("1", with_unknown_field(policy("p"))), ("2", policy("p"))] {
         session
             .send(AUTHORIZATION_TYPE_URL, nonce, vec![policy], &[])
             .await;
         session.request().await;
     }
     assert_eq!(last_policy(&recorder).not_understood, None);
-    let odd = vec![with_unknown(policy("p"))];
+    let odd = vec![with_unknown_field(policy("p"))];
     session.send(AUTHORIZATION_TYPE_URL, "3", odd, &[]).await;
     session.request().await;
     session
@@ -128,7 +133,7 @@ async fn last_good_version_stays_if_configured() {
     session.request().await;
     let before = recorder.updates();
     let cached = recorder.0.cached.lock().unwrap().len();
-    let odd = vec![with_unknown(policy("p"))];
+    let odd = vec![with_unknown_field(policy("p"))];
     session.send(AUTHORIZATION_TYPE_URL, "2", odd, &[]).await;
     assert!(session.request().await.error_detail.is_some());
     assert_eq!(recorder.updates(), before);
@@ -140,10 +145,10 @@ async fn unknown_fields_of_a_workload_are_only_counted() {
     let mut control_plane = ControlPlane::start().await;
     let (recorder, _client) = start(&control_plane.address, headers());
     let mut session = start_session(&mut control_plane).await;
-    let both = vec![with_unknown(workload("u")), workload("v")];
+    let both = vec![with_unknown_field(workload("u")), workload("v")];
     session.send(ADDRESS_TYPE_URL, "1", both, &[]).await;
     assert_eq!(session.request().await.error_detail, None);
     assert_eq!(names(&recorder.updates()), ["u", "v"]);
-    let unknown = recorder.0.unknown.lock().unwrap().clone();
+    let unknown = recorder.0.unknown_fields.lock().unwrap().clone();
     assert_eq!(unknown, [(ADDRESS_TYPE_URL.to_owned(), 1)]);
 }

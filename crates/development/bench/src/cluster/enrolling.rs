@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use super::{
     load::Load,
-    rig::{BenchCluster, PodPlan, is_captured, pause, timed, unix, words},
+    rig::{BenchCluster, PodPlan, is_captured, pause, split_arguments, timed, unix_seconds},
     stats::MeasuredSample,
     table::ClusterRow,
 };
 use crate::report::ReportLine;
 
 /// Measures failed requests while a running namespace is labelled and unlabelled under load.
-pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
+pub(super) async fn enrol_running_namespace(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-label", false).await?;
     let server = rig.server("bench-label", "server", 2).await?;
     // Openings in plaintext, and data of connections that stay in plaintext.
-    let wire = rig.wire(
+    let wire = rig.capture_packets(
         1,
         "tcp and (dst port 8080 or dst port 9090 or dst port 15008)",
     )?;
@@ -27,7 +27,7 @@ pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
     pause(2.0).await;
     let labelled = rig.label("bench-label", true).await?;
     rig.wait_until_captured("bench-label", true).await?;
-    let enrolled = unix();
+    let enrolled = unix_seconds();
     pause(10.0).await;
     let unlabelled = rig.label("bench-label", false).await?;
     rig.wait_until_captured("bench-label", false).await?;
@@ -47,12 +47,12 @@ pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
         .map(|packet| packet.from.as_str())
         .collect::<std::collections::BTreeSet<_>>();
     let opened_in_plaintext = opened_in_plaintext.difference(&before).count();
-    let failed = report.failed(labelled, f64::MAX);
-    let broken = report.broken(labelled, f64::MAX);
+    let failed = report.failed_requests(labelled, f64::MAX);
+    let broken = report.broken_connections(labelled, f64::MAX);
     rig.remove_namespace("bench-label").await?;
     Ok(ClusterRow {
         scenario: "label, then unlabel, a running namespace under load",
-        existing: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
+        istio_result: "all open connections broken, 1-17 new ones fail, keep-alive ones stay in plaintext",
         target: "0 failures, 0 broken; every connection opened after enrolment is mTLS",
         measured: format!(
             "label: {}; unlabel: {}; {broken} broken, {opened_in_plaintext} opened in plaintext; enrolled {:.2} s after the label",
@@ -61,28 +61,30 @@ pub(super) async fn label(rig: &BenchCluster) -> Result<ClusterRow> {
             enrolled - labelled,
         ),
         times_better: None,
-        reached: failed == 0 && opened_in_plaintext == 0,
+        is_target_reached: failed == 0 && opened_in_plaintext == 0,
     }
     .print_row())
 }
 
-/// Measures the first connection of pods that connect in their first millisecond.
+/// Measures the first connection of pods that connect in the first millisecond of their process.
 pub(super) async fn first_connection(rig: &BenchCluster) -> Result<ClusterRow> {
     const PODS: usize = 10;
-    const AT_ONCE: usize = 20;
+    const CONCURRENT_PODS: usize = 20;
     rig.namespace("bench-first", true).await?;
     let server = rig.server("bench-first", "server", 2).await?;
     let mut alone = MeasuredSample::default();
     let mut retries = 0;
     for number in 0..PODS {
-        let (ms, tries) = first_answer(rig, &server, &format!("one-{number}")).await?;
+        let (ms, tries) = measure_first_response(rig, &server, &format!("one-{number}")).await?;
         alone.add(ms);
         retries += tries;
     }
-    let names: Vec<_> = (0..AT_ONCE)
+    let names: Vec<_> = (0..CONCURRENT_PODS)
         .map(|number| format!("many-{number}"))
         .collect();
-    let pods = names.iter().map(|name| first_answer(rig, &server, name));
+    let pods = names
+        .iter()
+        .map(|name| measure_first_response(rig, &server, name));
     let mut crowd = MeasuredSample::default();
     for (ms, tries) in try_join_all(pods).await? {
         crowd.add(ms);
@@ -91,32 +93,38 @@ pub(super) async fn first_connection(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.remove_namespace("bench-first").await?;
     Ok(ClusterRow {
         scenario: "first connection of a new mesh pod",
-        existing: "held 0.9 s",
+        istio_result: "held 0.9 s",
         target: "under 50 ms",
         measured: format!(
-            "median {:.1} ms, worst {:.1} of {PODS}; {AT_ONCE} at once {:.1}, worst {:.1}; {retries} tries failed",
+            "median {:.1} ms, worst {:.1} of {PODS}; {CONCURRENT_PODS} at once {:.1}, worst {:.1}; {retries} tries failed",
             alone.median(),
             alone.worst(),
             crowd.median(),
             crowd.worst(),
         ),
         times_better: Some(900.0 / alone.median()),
-        reached: alone.worst() < 50.0 && retries == 0,
+        is_target_reached: alone.worst() < 50.0 && retries == 0,
     }
     .print_row())
 }
 
 /// Creates a pod that connects to the server at once; returns the milliseconds to its first response, and the number of
-/// failed attempts before.
-async fn first_answer(rig: &BenchCluster, server: &str, name: &str) -> Result<(f64, u64)> {
+/// failed attempts before it.
+async fn measure_first_response(
+    rig: &BenchCluster,
+    server: &str,
+    name: &str,
+) -> Result<(f64, u64)> {
     let plan = PodPlan {
         namespace: "bench-first",
         name,
         node: 1,
-        tool: words(&format!("first-connect {server}:9090")),
+        tool_arguments: split_arguments(&format!("first-connect {server}:9090")),
     };
     rig.create(&plan).await?;
-    let line = rig.line("bench-first", name, "first-connect").await?;
+    let line = rig
+        .wait_for_log_line("bench-first", name, "first-connect")
+        .await?;
     let reported: Value = serde_json::from_str(&line)?;
     let ms = reported.get("first_answer_ms").and_then(Value::as_f64);
     let retries = reported.get("retries").and_then(Value::as_u64);
@@ -129,17 +137,17 @@ async fn first_answer(rig: &BenchCluster, server: &str, name: &str) -> Result<(f
 /// Measures the time from a namespace's label to the annotation of its pods, for one pod and for a hundred at once.
 pub(super) async fn enrolment(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     const ROUNDS: usize = 10;
-    const CROWD: usize = 100;
+    const CONCURRENT_PODS: usize = 100;
     rig.namespace("bench-enrol", false).await?;
-    sleepers(rig, 0..1).await?;
+    create_idle_pods(rig, 0..1).await?;
     let mut one = MeasuredSample::default();
     for _ in 0..ROUNDS {
-        one.add(1e3 * until_captured(rig, 1).await?);
+        one.add(1e3 * measure_capture_time(rig, 1).await?);
         rig.label("bench-enrol", false).await?;
         rig.wait_until_captured("bench-enrol", false).await?;
     }
-    sleepers(rig, 1..CROWD).await?;
-    let hundred = 1e3 * until_captured(rig, CROWD).await?;
+    create_idle_pods(rig, 1..CONCURRENT_PODS).await?;
+    let hundred = 1e3 * measure_capture_time(rig, CONCURRENT_PODS).await?;
     let memory = super::memory::memory_of_hundred_pods(rig)?;
     rig.remove_namespace("bench-enrol").await?;
     let mut lines = vec![
@@ -157,13 +165,13 @@ pub(super) async fn enrolment(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
 }
 
 /// Creates idle pods, alternating between the nodes, and waits until they run.
-async fn sleepers(rig: &BenchCluster, numbers: std::ops::Range<usize>) -> Result<()> {
+async fn create_idle_pods(rig: &BenchCluster, numbers: std::ops::Range<usize>) -> Result<()> {
     for number in numbers.clone() {
         let plan = PodPlan {
             namespace: "bench-enrol",
             name: &format!("pod-{number}"),
             node: if number % 2 == 0 { 1 } else { 2 },
-            tool: words("sleep"),
+            tool_arguments: split_arguments("sleep"),
         };
         rig.create(&plan).await?;
     }
@@ -174,8 +182,8 @@ async fn sleepers(rig: &BenchCluster, numbers: std::ops::Range<usize>) -> Result
     Ok(())
 }
 
-/// Labels the namespace and returns the time until this number of pods is annotated as captured.
-async fn until_captured(rig: &BenchCluster, pods: usize) -> Result<f64> {
+/// Labels the namespace and returns the time in seconds until this number of pods is annotated as captured.
+async fn measure_capture_time(rig: &BenchCluster, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()
         .applied_objects()

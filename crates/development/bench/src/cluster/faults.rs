@@ -7,24 +7,25 @@ use futures_util::future::try_join_all;
 
 use super::{
     load::{Load, Report},
-    rig::{BenchCluster, PodPlan, Program, pause, unix, words},
+    rig::{BenchCluster, PodPlan, Program, pause, split_arguments, unix_seconds},
     stats::MeasuredSample,
     table::ClusterRow,
 };
 
-/// Measures repeated kills of the node proxy's worker process on the client's node and on the server's.
+/// Measures failed requests while the node proxy's worker process is killed repeatedly, on the client's node and on the
+/// server's.
 pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
     let server = rig.server("bench-kill", "server", 2).await?;
     let load = Load::start(rig, "bench-kill", "load", &server, 40, "").await?;
     pause(2.0).await;
-    let first = unix();
+    let first = unix_seconds();
     for _ in 0..KILLS {
         rig.kill(1, Program::NodeProxyWorker)?;
         pause(3.0).await;
     }
-    let second = unix();
+    let second = unix_seconds();
     for _ in 0..KILLS {
         rig.kill(2, Program::NodeProxyWorker)?;
         pause(3.0).await;
@@ -34,7 +35,7 @@ pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     let refused = refused_connections(&report);
     Ok(ClusterRow {
         scenario: "node proxy killed, and killed again",
-        existing: "0.3-1.2 s away, then 18-20 s",
+        istio_result: "0.3-1.2 s away, then 18-20 s",
         target: "no opening refused, under 0.2 s, however often",
         measured: format!(
             "{KILLS} x client's node: {}; {KILLS} x server's: {}; {refused} refused, longest silence {:.2} s",
@@ -43,19 +44,20 @@ pub(super) async fn proxy_killed(rig: &BenchCluster) -> Result<ClusterRow> {
             report.longest_gap(),
         ),
         times_better: Some(18.3 / report.longest_gap()),
-        reached: refused == 0 && report.longest_gap() < 0.2,
+        is_target_reached: refused == 0 && report.longest_gap() < 0.2,
     }
     .print_row())
 }
 
-/// Measures kills of the main process of the node proxy's container, and with it of all others, on both nodes in turn.
+/// Measures failed requests while the main process of the node proxy's container is killed on both nodes in turn, which
+/// ends the container's other processes too.
 pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<ClusterRow> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
     let server = rig.server("bench-kill", "server", 2).await?;
     let load = Load::start(rig, "bench-kill", "load", &server, 40, "").await?;
     pause(2.0).await;
-    let first = unix();
+    let first = unix_seconds();
     for _ in 0..KILLS {
         for node in [1, 2] {
             rig.node(node).kill_parents("/ambit-node-proxy worker")?;
@@ -68,7 +70,7 @@ pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<Cluster
     let refused = refused_connections(&report);
     Ok(ClusterRow {
         scenario: "the node proxy's whole container killed",
-        existing: "0.3-1.2 s away, then 18-20 s",
+        istio_result: "0.3-1.2 s away, then 18-20 s",
         target: "no opening refused, under 0.2 s",
         measured: format!(
             "{KILLS} x each node: {}; {refused} refused, longest silence {:.2} s",
@@ -76,27 +78,27 @@ pub(super) async fn proxy_container_killed(rig: &BenchCluster) -> Result<Cluster
             report.longest_gap()
         ),
         times_better: Some(0.83 / report.longest_gap()),
-        reached: refused == 0 && report.longest_gap() < 0.2,
+        is_target_reached: refused == 0 && report.longest_gap() < 0.2,
     }
     .print_row())
 }
 
-/// Measures a rollout of the node proxy's DaemonSet on both nodes.
+/// Measures failed requests during a rollout of the node proxy's DaemonSet on both nodes.
 pub(super) async fn rollout(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
     let load = Load::start(rig, "bench-roll", "load", &server, 55, "").await?;
     pause(2.0).await;
-    let began = unix();
+    let began = unix_seconds();
     rig.kubectl("rollout restart daemonset/ztunnel --namespace istio-system")?;
     rig.wait_until_rolled_out("daemonset", "ztunnel").await?;
-    let took = unix() - began;
+    let took = unix_seconds() - began;
     let report = load.stop().await?;
     rig.remove_namespace("bench-roll").await?;
-    let failed = report.failed(began, f64::MAX);
+    let failed = report.failed_requests(began, f64::MAX);
     Ok(ClusterRow {
         scenario: "node proxy DaemonSet rollout",
-        existing: "0 new ones fail; 4 keep-alive and 10 long connections cut after 26.7 s",
+        istio_result: "0 new ones fail; 4 keep-alive and 10 long connections cut after 26.7 s",
         target: "none cut within the drain, no opening refused",
         measured: format!(
             "{}, done after {took:.0} s; longest silence {:.2} s",
@@ -104,17 +106,17 @@ pub(super) async fn rollout(rig: &BenchCluster) -> Result<ClusterRow> {
             report.longest_gap()
         ),
         times_better: None,
-        reached: failed == 0,
+        is_target_reached: failed == 0,
     }
     .print_row())
 }
 
-/// Measures a replacement of the agent and of the control plane.
-pub(super) async fn others_replaced(rig: &BenchCluster) -> Result<ClusterRow> {
+/// Measures failed requests during a replacement of the agent and of the control plane.
+pub(super) async fn other_components_replaced(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
     let load = Load::start(rig, "bench-roll", "load", &server, 45, "").await?;
-    let began = unix();
+    let began = unix_seconds();
     rig.kubectl(
         "rollout restart daemonset/ambit-agent deployment/ambit-control --namespace istio-system",
     )?;
@@ -126,11 +128,11 @@ pub(super) async fn others_replaced(rig: &BenchCluster) -> Result<ClusterRow> {
     rig.remove_namespace("bench-roll").await?;
     Ok(ClusterRow {
         scenario: "agent and control plane replaced under load",
-        existing: "(not measured)",
+        istio_result: "(not measured)",
         target: "no effect on traffic",
         measured: report.summary(began, f64::MAX),
         times_better: None,
-        reached: report.failed(began, f64::MAX) == 0,
+        is_target_reached: report.failed_requests(began, f64::MAX) == 0,
     }
     .print_row())
 }
@@ -143,25 +145,25 @@ fn refused_connections(report: &Report) -> usize {
         .count()
 }
 
-/// Measures pods that start while the agent is killed whenever it runs, for 20 seconds.
+/// Measures the start times of pods while the agent crash-loops: it is killed whenever it runs, for 20 seconds.
 pub(super) async fn agent_crash_looping(rig: &BenchCluster) -> Result<ClusterRow> {
-    const LOOP: Duration = Duration::from_secs(20);
+    const CRASH_LOOP_DURATION: Duration = Duration::from_secs(20);
     rig.namespace("bench-loop", true).await?;
     rig.namespace("bench-plain", false).await?;
     let start = Instant::now();
     let mut created = None;
-    while start.elapsed() < LOOP {
+    while start.elapsed() < CRASH_LOOP_DURATION {
         rig.kill(1, Program::Agent)?;
         if created.is_none() && start.elapsed() > Duration::from_secs(1) {
-            created = Some(starters(rig).await?);
+            created = Some(create_start_time_pods(rig).await?);
         }
         pause(0.1).await;
     }
-    let ended = unix();
+    let ended = unix_seconds();
     while rig.pids(1, Program::Agent)?.is_empty() {
         pause(0.02).await;
     }
-    let back = unix();
+    let back = unix_seconds();
     let (mut mesh, mut plain, mut after) =
         <(MeasuredSample, MeasuredSample, MeasuredSample)>::default();
     for (namespace, name, before) in created.unwrap_or_default() {
@@ -177,7 +179,7 @@ pub(super) async fn agent_crash_looping(rig: &BenchCluster) -> Result<ClusterRow
     rig.remove_namespace("bench-plain").await?;
     Ok(ClusterRow {
         scenario: "agent crash-looping for 20 s",
-        existing: "mesh pods wait 50 s, others 1.6 s",
+        istio_result: "mesh pods wait 50 s, others 1.6 s",
         target: "they start within 2 s of its return",
         measured: format!(
             "mesh pods after {:.1} s, worst {:.1}, which is {:.1} s after the agent's return ({:.1} s after the loop); others {:.1} s",
@@ -188,13 +190,13 @@ pub(super) async fn agent_crash_looping(rig: &BenchCluster) -> Result<ClusterRow
             plain.worst(),
         ),
         times_better: Some(50.9 / mesh.median()),
-        reached: after.worst() < 2.0,
+        is_target_reached: after.worst() < 2.0,
     }
     .print_row())
 }
 
 /// Creates three pods in the mesh and three outside; returns namespace, name and time of creation of each.
-async fn starters(rig: &BenchCluster) -> Result<Vec<(&'static str, String, f64)>> {
+async fn create_start_time_pods(rig: &BenchCluster) -> Result<Vec<(&'static str, String, f64)>> {
     let pods = (0..6).map(|number| async move {
         let namespace = if number % 2 == 0 {
             "bench-loop"
@@ -202,25 +204,27 @@ async fn starters(rig: &BenchCluster) -> Result<Vec<(&'static str, String, f64)>
             "bench-plain"
         };
         let name = format!("pod-{number}");
-        let before = rig.create(&starter(namespace, &name)).await?;
+        let before = rig.create(&start_time_pod(namespace, &name)).await?;
         Ok::<_, anyhow::Error>((namespace, name, before))
     });
     try_join_all(pods).await
 }
 
 /// Returns the plan of a pod that prints its start time, and ends.
-pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
+pub(super) fn start_time_pod<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
     PodPlan {
         namespace,
         name,
         node: 1,
-        tool: words("first-connect 127.0.0.1:9 --give-up 0"),
+        tool_arguments: split_arguments("first-connect 127.0.0.1:9 --give-up 0"),
     }
 }
 
-/// Waits for the output of a pod planned by [`starter`], and returns the start time of its process.
+/// Waits for the output of a pod planned by [`start_time_pod`], and returns the start time of its process.
 pub(super) async fn process_start(rig: &BenchCluster, namespace: &str, name: &str) -> Result<f64> {
-    let line = rig.line(namespace, name, "first-connect").await?;
+    let line = rig
+        .wait_for_log_line(namespace, name, "first-connect")
+        .await?;
     let reported: serde_json::Value = serde_json::from_str(&line)?;
     reported
         .get("unix")

@@ -6,7 +6,7 @@ use ambit_cluster::objects;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::rig::{BenchCluster, PodPlan, words};
+use super::rig::{BenchCluster, PodPlan, split_arguments};
 
 /// Load generator that runs in a pod.
 pub(super) struct Load<'a> {
@@ -35,7 +35,7 @@ pub(super) struct ModeTotals {
     pub(super) p99_ms: f64,
 }
 
-/// Report of a finished load.
+/// Report of a finished load: its failures, and sums by kind of connection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) failures: Vec<Failure>,
@@ -100,7 +100,7 @@ impl Report {
     }
 
     /// Returns the number of failed requests on all kinds of connections between two times.
-    pub(super) fn failed(&self, from: f64, to: f64) -> usize {
+    pub(super) fn failed_requests(&self, from: f64, to: f64) -> usize {
         ["new", "keep-alive", "long"]
             .iter()
             .map(|mode| self.between(mode, from, to).count())
@@ -108,7 +108,7 @@ impl Report {
     }
 
     /// Returns the number of established connections that broke between two times.
-    pub(super) fn broken(&self, from: f64, to: f64) -> usize {
+    pub(super) fn broken_connections(&self, from: f64, to: f64) -> usize {
         ["keep-alive", "long"]
             .iter()
             .flat_map(|mode| self.between(mode, from, to))
@@ -134,17 +134,18 @@ impl<'a> Load<'a> {
         seconds: u32,
         more: &str,
     ) -> Result<Self> {
-        let tool = words(&format!(
+        let tool = split_arguments(&format!(
             "load --http http://{server}:8080/ --echo {server}:9090 --seconds {seconds} {more}"
         ));
         let plan = PodPlan {
             namespace,
             name,
             node: 1,
-            tool,
+            tool_arguments: tool,
         };
         rig.create(&plan).await?;
-        rig.line(namespace, name, "\"running\"").await?;
+        rig.wait_for_log_line(namespace, name, "\"running\"")
+            .await?;
         Ok(Self {
             rig,
             namespace,
@@ -195,7 +196,13 @@ mod tests {
             report.summary(101.15, 102.0),
             "new 0, keep-alive 0, long 1 (reset 1)"
         );
-        assert_eq!((report.broken(0.0, 1e9), report.failed(0.0, 1e9)), (1, 3));
+        assert_eq!(
+            (
+                report.broken_connections(0.0, 1e9),
+                report.failed_requests(0.0, 1e9)
+            ),
+            (1, 3)
+        );
         assert!((report.longest_gap() - 0.5).abs() < 1e-9);
     }
 }

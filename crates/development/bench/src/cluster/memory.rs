@@ -8,16 +8,16 @@ use super::{
 };
 use crate::{process::Memory, report::ReportLine};
 
-/// Measures memory with about ten idle pods.
+/// Measures the memory of the mesh's programs with about ten idle pods.
 pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLine>)> {
     // Freed pages are returned a little later.
     pause(15.0).await;
-    let agent = larger(rig, Program::Agent)?;
-    let proxy = larger(rig, Program::NodeProxy)?;
-    let control = larger(rig, Program::Control)?;
+    let agent = larger_memory(rig, Program::Agent)?;
+    let proxy = larger_memory(rig, Program::NodeProxy)?;
+    let control = larger_memory(rig, Program::Control)?;
     let row = ClusterRow {
         scenario: "memory: agent, node proxy, control plane idle",
-        existing: "78 / 19-24 / 135 MB",
+        istio_result: "78 / 19-24 / 135 MB",
         target: "15 / 10 / 30 MB",
         measured: format!(
             "{:.1} / {:.1} / {:.1} MB",
@@ -27,7 +27,7 @@ pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLi
             (78.0 + 21.5 + 135.0)
                 / (agent.proportional + proxy.proportional + control.proportional),
         ),
-        reached: agent.proportional <= 15.0
+        is_target_reached: agent.proportional <= 15.0
             && proxy.proportional <= 10.0
             && control.proportional <= 30.0,
     }
@@ -64,10 +64,10 @@ pub(super) async fn idle(rig: &BenchCluster) -> Result<(ClusterRow, Vec<ReportLi
     Ok((row, lines.collect()))
 }
 
-/// Measures memory with 50 mesh pods on each node.
+/// Measures the memory of the mesh's programs with 50 mesh pods on each node.
 pub(super) fn memory_of_hundred_pods(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
-    let agent = larger(rig, Program::Agent)?;
-    let proxy = larger(rig, Program::NodeProxy)?;
+    let agent = larger_memory(rig, Program::Agent)?;
+    let proxy = larger_memory(rig, Program::NodeProxy)?;
     Ok(vec![
         ReportLine::without_baseline(
             "agent, 100 pods of the mesh on 2 nodes",
@@ -85,7 +85,7 @@ pub(super) fn memory_of_hundred_pods(rig: &BenchCluster) -> Result<Vec<ReportLin
 }
 
 /// Returns the larger memory of a program on the two nodes; the control plane runs on one only.
-fn larger(rig: &BenchCluster, program: Program) -> Result<Memory> {
+fn larger_memory(rig: &BenchCluster, program: Program) -> Result<Memory> {
     [1, 2]
         .into_iter()
         .filter_map(|node| rig.memory(node, program).ok())

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use super::{
     load::Load,
-    rig::{BenchCluster, pause, unix},
+    rig::{BenchCluster, pause, unix_seconds},
     stats::MeasuredSample,
     table::ClusterRow,
 };
@@ -40,8 +40,9 @@ spec:
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
 
-/// Measures a DENY policy with a selector under 500 requests per second on each kind of connection.
-pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
+/// Measures the time until a DENY policy with a selector takes effect on new and on open connections, and until its
+/// deletion does, under 500 requests per second on each kind of connection.
+pub(super) async fn deny_policy_enforcement(rig: &BenchCluster) -> Result<ClusterRow> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;
     let server = rig.server("bench-policy", "server", 2).await?;
@@ -50,10 +51,10 @@ pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
     let mut moments = Vec::new();
     for _ in 0..ROUNDS {
         pause(1.5).await;
-        let made = unix();
+        let made = unix_seconds();
         rig.apply(DENY).await?;
         pause(1.0).await;
-        let gone = unix();
+        let gone = unix_seconds();
         rig.delete(DENY).await?;
         moments.push((made, gone));
     }
@@ -78,7 +79,7 @@ pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
     }
     Ok(ClusterRow {
         scenario: "DENY with a selector",
-        existing: "new connections in 0.20 s, existing ones never; lifted in 0.18 s",
+        istio_result: "new connections in 0.20 s, existing ones never; lifted in 0.18 s",
         target: "both, within 0.2 s",
         measured: format!(
             "new {:.3} s, worst {:.3}; existing {:.3}, worst {:.3}, never {never}; lifted {:.3}, worst {:.3} (of {ROUNDS})",
@@ -90,13 +91,13 @@ pub(super) async fn deny(rig: &BenchCluster) -> Result<ClusterRow> {
             lifted.worst(),
         ),
         times_better: Some(0.197 / new.median()),
-        reached: never == 0 && new.worst() <= 0.2 && open.worst() <= 0.2,
+        is_target_reached: never == 0 && new.worst() <= 0.2 && open.worst() <= 0.2,
     }
     .print_row())
 }
 
 /// Measures the time from a policy's creation until both nodes enforce it, and from its deletion until neither does.
-pub(super) async fn last_node(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
+pub(super) async fn enforcement_on_all_nodes(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     const ROUNDS: usize = 100;
     rig.namespace("bench-nodes", true).await?;
     let mut watchers = Vec::new();
@@ -108,10 +109,10 @@ pub(super) async fn last_node(rig: &BenchCluster) -> Result<Vec<ReportLine>> {
     rig.wait_until_captured("bench-nodes", true).await?;
     let (mut refused, mut allowed) = <(MeasuredSample, MeasuredSample)>::default();
     for _ in 0..ROUNDS {
-        let made = unix();
+        let made = unix_seconds();
         rig.apply(DENY_ALL).await?;
         refused.add(1e3 * (slowest_node(&watchers, false)? - made));
-        let gone = unix();
+        let gone = unix_seconds();
         rig.delete(DENY_ALL).await?;
         allowed.add(1e3 * (slowest_node(&watchers, true)? - gone));
     }
@@ -146,8 +147,8 @@ fn slowest_node(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
 /// Watcher that repeatedly calls a server from outside the mesh on new connections, and records when it starts or stops
 /// responding.
 struct PolicyWatcher {
-    turns: mpsc::Receiver<(bool, f64)>,
-    ended: Arc<AtomicBool>,
+    availability_changes: mpsc::Receiver<(bool, f64)>,
+    stop_requested: Arc<AtomicBool>,
 }
 
 impl PolicyWatcher {
@@ -158,21 +159,26 @@ impl PolicyWatcher {
         std::thread::spawn(move || {
             let mut before = None;
             while !end.load(Ordering::Relaxed) {
-                let answers = queries_of(server).is_ok();
+                let answers = send_get(server).is_ok();
                 if before.replace(answers) != Some(answers)
-                    && sender.send((answers, unix())).is_err()
+                    && sender.send((answers, unix_seconds())).is_err()
                 {
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        Self { turns, ended }
+        Self {
+            availability_changes: turns,
+            stop_requested: ended,
+        }
     }
 
     fn wait_until_changed(&self, answers: bool) -> Result<f64> {
         loop {
-            let turn = self.turns.recv_timeout(Duration::from_secs(30));
+            let turn = self
+                .availability_changes
+                .recv_timeout(Duration::from_secs(30));
             let (now, unix) = turn.with_context(|| format!("no change to answering: {answers}"))?;
             if now == answers {
                 return Ok(unix);
@@ -183,11 +189,11 @@ impl PolicyWatcher {
 
 impl Drop for PolicyWatcher {
     fn drop(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.stop_requested.store(true, Ordering::Relaxed);
     }
 }
 
-fn queries_of(server: SocketAddr) -> std::io::Result<()> {
+fn send_get(server: SocketAddr) -> std::io::Result<()> {
     let timeout = Duration::from_secs(1);
     let mut stream = TcpStream::connect_timeout(&server, timeout)?;
     stream.set_read_timeout(Some(timeout))?;

@@ -19,7 +19,7 @@ use crate::process::Memory;
 
 /// Timeout of operations on pods.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Name of the image with the lab's tools, as the cluster knows it.
+/// Name of the image with the lab's tools, under which the cluster has loaded it.
 const TOOLS_IMAGE: &str = "ambit/tools:dev";
 /// Annotation of pods whose traffic is redirected to the node proxy.
 const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
@@ -27,13 +27,13 @@ const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
 pub(super) const DATAPLANE_MODE_LABEL: &str = "istio.io/dataplane-mode";
 pub(super) const MESH_NAMESPACE: &str = "istio-system";
 
-/// Running cluster with the mesh.
+/// Running Kubernetes cluster with the mesh, on which the benchmarks run.
 pub(super) struct BenchCluster {
     pub(super) client: Client,
     cluster: Cluster,
-    places: ClusterPaths,
+    paths: ClusterPaths,
     slot: Slot,
-    /// Whether to keep the cluster at the end, because it was running before.
+    /// Whether the cluster outlives the benchmarks, because it was running before they started.
     keep: bool,
     ambit: PathBuf,
 }
@@ -60,7 +60,7 @@ impl Program {
     }
 }
 
-/// Pod to create.
+/// Name, node and command of a pod to create.
 #[derive(Clone, Debug)]
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
@@ -68,13 +68,13 @@ pub(super) struct PodPlan<'a> {
     /// Number of the node to run on, from 1.
     pub(super) node: u8,
     /// Arguments of `ambit-lab-tool`.
-    pub(super) tool: Vec<String>,
+    pub(super) tool_arguments: Vec<String>,
 }
 
 impl PodPlan<'_> {
     fn object(&self, restart: &str) -> Result<Pod> {
         let mut command = vec!["/usr/bin/ambit-lab-tool".to_owned()];
-        command.extend(self.tool.iter().cloned());
+        command.extend(self.tool_arguments.iter().cloned());
         Ok(serde_json::from_value(json!({
             "metadata": {"name": self.name, "namespace": self.namespace, "labels": {"app": self.name}},
             "spec": {
@@ -90,12 +90,12 @@ impl PodPlan<'_> {
 }
 
 /// Splits a text into arguments of `ambit-lab-tool`.
-pub(super) fn words(text: &str) -> Vec<String> {
+pub(super) fn split_arguments(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Returns the time in seconds since 1970, as load tools print it.
-pub(super) fn unix() -> f64 {
+/// Returns the time in seconds since 1970, the unit of the load tools' timestamps.
+pub(super) fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())
@@ -125,7 +125,7 @@ impl BenchCluster {
         Ok(Self {
             client: cluster.client().await?,
             cluster,
-            places,
+            paths: places,
             slot,
             keep,
             ambit: program.with_file_name("ambit"),
@@ -137,7 +137,7 @@ impl BenchCluster {
         if self.keep {
             return Ok(());
         }
-        Cluster::down(self.places, self.slot)
+        Cluster::down(self.paths, self.slot)
     }
 
     pub(super) fn node(&self, number: u8) -> Node<'_> {
@@ -192,7 +192,7 @@ impl BenchCluster {
         .await
     }
 
-    /// Enrols or unenrols a namespace by its label; returns the time before the change.
+    /// Enrols or unenrols a namespace by its label; returns the Unix time just before the change, in seconds.
     pub(super) async fn label(&self, name: &str, in_mesh: bool) -> Result<f64> {
         let mode = if in_mesh {
             json!("ambient")
@@ -201,7 +201,7 @@ impl BenchCluster {
         };
         let patch = json!({"metadata": {"labels": {DATAPLANE_MODE_LABEL: mode}}});
         let api: Api<Namespace> = Api::all(self.client.clone());
-        let before = unix();
+        let before = unix_seconds();
         api.patch(name, &PatchParams::default(), &Patch::Merge(&patch))
             .await?;
         Ok(before)
@@ -213,19 +213,20 @@ impl BenchCluster {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Creates a pod, and returns the time before its creation.
+    /// Creates a pod, and returns the Unix time just before its creation, in seconds.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
 
-    /// Creates a pod whose container restarts whenever it ends, and returns the time before its creation.
+    /// Creates a pod whose container restarts whenever it ends, and returns the Unix time just before its creation, in
+    /// seconds.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }
 
     async fn create_object(&self, plan: &PodPlan<'_>, restart: &str) -> Result<f64> {
         let object = plan.object(restart)?;
-        let before = unix();
+        let before = unix_seconds();
         self.pods(plan.namespace)
             .create(&PostParams::default(), &object)
             .await
@@ -248,12 +249,12 @@ impl BenchCluster {
 
     /// Creates a server with HTTP on port 8080 and an echo on port 9090; returns its address.
     pub(super) async fn server(&self, namespace: &str, name: &str, node: u8) -> Result<String> {
-        let tool = words("serve --port 8080 --echo 9090 --quiet");
+        let tool = split_arguments("serve --port 8080 --echo 9090 --quiet");
         let plan = PodPlan {
             namespace,
             name,
             node,
-            tool,
+            tool_arguments: tool,
         };
         self.create(&plan).await?;
         self.wait_until_running(namespace, name).await
@@ -266,7 +267,12 @@ impl BenchCluster {
     }
 
     /// Waits for a line that contains `part` in a pod's log, and returns it.
-    pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
+    pub(super) async fn wait_for_log_line(
+        &self,
+        namespace: &str,
+        name: &str,
+        part: &str,
+    ) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
         objects::wait_until(&what, TIMEOUT, async || {
             let log = self.log(namespace, name).await?;
@@ -287,7 +293,7 @@ impl BenchCluster {
         .await
     }
 
-    /// Waits until all pods of a namespace are annotated as captured, or none of them is.
+    /// Waits until all pods of a namespace are annotated as captured (`captured`), or until none is.
     pub(super) async fn wait_until_captured(&self, namespace: &str, captured: bool) -> Result<()> {
         let what = format!("captured: {captured} for all of {namespace}");
         objects::wait_until(&what, TIMEOUT, async || {
@@ -377,10 +383,14 @@ impl BenchCluster {
     }
 
     /// Captures packets on a node's outer interface that match a filter, until the returned value is dropped.
-    pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::PacketCapture> {
+    pub(super) fn capture_packets(
+        &self,
+        node: u8,
+        filter: &str,
+    ) -> Result<super::packet_capture::PacketCapture> {
         let mut tcpdump = self.node(node).command("tcpdump")?;
         tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
-        super::wire::PacketCapture::start(tcpdump)
+        super::packet_capture::PacketCapture::start(tcpdump)
     }
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use futures_util::future::try_join_all;
 
 use super::{
-    faults::{process_start, starter},
+    faults::{process_start, start_time_pod},
     rig::{BenchCluster, pause},
     stats::MeasuredSample,
     table::ClusterRow,
@@ -13,13 +13,13 @@ use crate::report::ReportLine;
 
 const SINGLE_STARTS: usize = 12;
 const CONCURRENT_STARTS: usize = 20;
-const CROWDS: usize = 3;
+const CONCURRENT_ROUNDS: usize = 3;
 
 /// Start times in seconds, of pods started one at a time and of many at once.
 #[derive(Clone, Debug)]
 pub(super) struct StartTimes {
-    alone: MeasuredSample,
-    crowd: MeasuredSample,
+    single: MeasuredSample,
+    concurrent: MeasuredSample,
 }
 
 /// Measures starts of pods in a namespace, in the mesh or outside.
@@ -35,7 +35,7 @@ pub(super) async fn measure(rig: &BenchCluster, in_mesh: bool) -> Result<StartTi
         // The effects of its end must not delay the next start.
         pause(0.5).await;
     }
-    for round in 0..CROWDS {
+    for round in 0..CONCURRENT_ROUNDS {
         let names: Vec<_> = (0..CONCURRENT_STARTS)
             .map(|n| format!("many-{round}-{n}"))
             .collect();
@@ -47,11 +47,14 @@ pub(super) async fn measure(rig: &BenchCluster, in_mesh: bool) -> Result<StartTi
         pause(2.0).await;
     }
     rig.remove_namespace("bench-start").await?;
-    Ok(StartTimes { alone, crowd })
+    Ok(StartTimes {
+        single: alone,
+        concurrent: crowd,
+    })
 }
 
 async fn measure_start(rig: &BenchCluster, name: &str) -> Result<f64> {
-    let before = rig.create(&starter("bench-start", name)).await?;
+    let before = rig.create(&start_time_pod("bench-start", name)).await?;
     Ok(process_start(rig, "bench-start", name).await? - before)
 }
 
@@ -61,20 +64,20 @@ pub(super) fn compare(
     outside: &StartTimes,
     inside: &StartTimes,
 ) -> (ClusterRow, Vec<ReportLine>) {
-    let cost = |starts: &StartTimes| starts.alone.median() - none.alone.median();
+    let cost = |starts: &StartTimes| starts.single.median() - none.single.median();
     let row = ClusterRow {
         scenario: "pod start: cost to pods outside / inside the mesh",
-        existing: "+0.10 s / +0.15 s",
+        istio_result: "+0.10 s / +0.15 s",
         target: "+0.01 s / +0.05 s",
         measured: format!(
             "{:+.3} s / {:+.3} s (median start without the mesh {:.3} s)",
             cost(outside),
             cost(inside),
-            none.alone.median()
+            none.single.median()
         ),
         times_better: Some(0.15 / cost(inside).max(0.001)),
         // A difference within the noise of a pod's start does not count as a cost.
-        reached: cost(outside) <= 0.015 && cost(inside) <= 0.055,
+        is_target_reached: cost(outside) <= 0.015 && cost(inside) <= 0.055,
     }
     .print_row();
     let ms = |seconds: f64| seconds * 1e3;
@@ -83,15 +86,15 @@ pub(super) fn compare(
             ReportLine::compared_with(
                 &format!("pod start {what}"),
                 "ms",
-                ms(none.alone.median()),
-                ms(sample.alone.median()),
+                ms(none.single.median()),
+                ms(sample.single.median()),
                 existing,
             ),
             ReportLine::compared_with(
                 &format!("{CONCURRENT_STARTS} pods at once {what}, median"),
                 "ms",
-                ms(none.crowd.median()),
-                ms(sample.crowd.median()),
+                ms(none.concurrent.median()),
+                ms(sample.concurrent.median()),
                 crowd_existing,
             ),
         ]

@@ -1,6 +1,6 @@
 //! Statistics of measured values.
 
-/// Measured values of one quantity.
+/// Measured values of one quantity, such as the start times of pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct MeasuredSample(Vec<f64>);
 

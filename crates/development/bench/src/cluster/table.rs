@@ -5,22 +5,22 @@
 
 use comfy_table::{ContentArrangement, Table};
 
-/// Results of one scenario.
+/// Results of one scenario: Istio's, the target, and the measured result.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterRow {
     pub(super) scenario: &'static str,
-    pub(super) existing: &'static str,
+    pub(super) istio_result: &'static str,
     pub(super) target: &'static str,
     pub(super) measured: String,
     /// Istio's result divided by the measured result, if both are single values.
     pub(super) times_better: Option<f64>,
-    pub(super) reached: bool,
+    pub(super) is_target_reached: bool,
 }
 
 impl ClusterRow {
     /// Prints the measured result immediately, and returns the row.
     pub(super) fn print_row(self) -> Self {
-        let reached = if self.reached {
+        let reached = if self.is_target_reached {
             "reached"
         } else {
             "NOT REACHED"
@@ -30,7 +30,7 @@ impl ClusterRow {
     }
 }
 
-/// Prints the table of scenarios.
+/// Prints the table of all scenarios' results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(rows: &[ClusterRow]) {
     let mut table = Table::new();
@@ -50,14 +50,14 @@ pub(crate) fn print(rows: &[ClusterRow]) {
         let ratio = row
             .times_better
             .map_or_else(String::new, |times| format!("{times:.1} x"));
-        let reached = if row.reached {
+        let reached = if row.is_target_reached {
             "reached"
         } else {
             "NOT REACHED"
         };
         table.add_row([
             row.scenario,
-            row.existing,
+            row.istio_result,
             row.target,
             &row.measured,
             &ratio,

@@ -20,7 +20,7 @@ use super::{new_pods, proxies, proxies::ControlPlaneTarget};
 
 /// Source address of the attacker.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
-/// Number of concurrent operations of the attacker.
+/// Number of concurrent requests or connections of the attacker.
 const CONCURRENCY: usize = 32;
 /// Maximum idle connections that the attacker holds.
 const MAX_IDLE_CONNECTIONS: usize = 17_000;
@@ -31,11 +31,11 @@ const PREPARATION_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attack {
     /// Requests debug pages repeatedly.
-    Debug,
+    DebugPages,
     /// Holds idle TLS connections.
     IdleTls,
     /// Calls the CSR API with forged tokens.
-    Tokens,
+    ForgedTokens,
 }
 
 /// Running attack, which ends when this value is dropped.
@@ -49,19 +49,19 @@ impl Drop for RunningAttack {
 }
 
 impl Attack {
-    /// All kinds of attacks, after a first round without an attack.
+    /// Rounds of the benchmark: the first without an attack (`None`), then one for each kind of attack.
     pub(super) const ALL: [Option<Self>; 4] = [
         None,
-        Some(Self::Debug),
+        Some(Self::DebugPages),
         Some(Self::IdleTls),
-        Some(Self::Tokens),
+        Some(Self::ForgedTokens),
     ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Debug => "debug pages",
+            Self::DebugPages => "debug pages",
             Self::IdleTls => "idle TLS",
-            Self::Tokens => "made up tokens",
+            Self::ForgedTokens => "made up tokens",
         }
     }
 
@@ -73,7 +73,7 @@ impl Attack {
     ) -> Result<RunningAttack> {
         let over = Arc::<AtomicBool>::default();
         let (ended, target) = (Arc::clone(&over), target.clone());
-        let pages = SocketAddr::new(own_address()?, monitoring);
+        let pages = SocketAddr::new(non_loopback_address()?, monitoring);
         let runtime = ambit_rt::current_thread_runtime()?;
         let idle = Arc::<AtomicUsize>::default();
         let held = Arc::clone(&idle);
@@ -87,11 +87,13 @@ impl Attack {
                         while !ended.load(Ordering::Relaxed) {
                             // Refused attempts are repeated.
                             let tried = match self {
-                                Self::Debug => read_page(pages).await,
+                                Self::DebugPages => read_page(pages).await,
                                 Self::IdleTls => {
                                     hold_idle_connections(&target, &idle, &ended).await
                                 }
-                                Self::Tokens => send_forged_tokens(&target, number, &ended).await,
+                                Self::ForgedTokens => {
+                                    send_forged_tokens(&target, number, &ended).await
+                                }
                             };
                             if tried.is_err() {
                                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -117,7 +119,7 @@ impl Attack {
 }
 
 /// Returns an address of this machine that is not loopback.
-fn own_address() -> Result<IpAddr> {
+fn non_loopback_address() -> Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // Nothing is sent: this only looks up the route.
     socket
@@ -136,7 +138,8 @@ async fn read_page(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Keeps one of the attacker's tasks' share of idle connections open, and replaces closed ones.
+/// Holds idle connections to the control plane for one of the attacker's tasks, and replaces connections that are
+/// closed.
 async fn hold_idle_connections(
     target: &ControlPlaneTarget,
     held: &AtomicUsize,
@@ -169,14 +172,15 @@ async fn send_forged_tokens(
     ended: &AtomicBool,
 ) -> Result<()> {
     let (mut send, _driver) = target.connect(SOURCE.into(), |stream| stream).await?;
-    let request = new_pods::request(String::new(), None);
+    let request = new_pods::certificate_request(String::new(), None);
     let begin = Instant::now();
     for number in 0_u64.. {
         if ended.load(Ordering::Relaxed) {
             break;
         }
-        let token = proxies::signed(&format!("{attacker} {number} {:?}", begin.elapsed()));
-        new_pods::ask(&mut send, &request, &token).await?;
+        let token =
+            proxies::token_with_signature(&format!("{attacker} {number} {:?}", begin.elapsed()));
+        new_pods::send_certificate_request(&mut send, &request, &token).await?;
     }
     Ok(())
 }

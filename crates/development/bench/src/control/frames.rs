@@ -5,9 +5,9 @@
 use anyhow::{Context, Result, bail};
 
 /// Maximum size of a message in bytes whose record names are read.
-const CHANGE: usize = 256 * 1024;
+const MAX_CHANGE_BYTES: usize = 256 * 1024;
 /// Length of the prefix of gRPC messages: compression flag and message length.
-const PREFIX: usize = 5;
+const GRPC_PREFIX_BYTES: usize = 5;
 
 // Field numbers of envoy.service.discovery.v3.
 const RESOURCES: u64 = 2;
@@ -16,7 +16,7 @@ const NONCE: u64 = 5;
 const REMOVED: u64 = 6;
 const RESOURCE_NAME: u64 = 3;
 /// Length-delimited wire type of protobuf.
-const BYTES: u64 = 2;
+const LENGTH_DELIMITED: u64 = 2;
 
 /// Fields of a delta xDS response that a proxy needs for its acknowledgement, and those that the benchmark records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,16 +32,16 @@ pub(super) struct ReceivedPush {
 /// Incremental parser of delta xDS responses.
 #[derive(Debug, Default)]
 pub(super) struct PushReader {
-    /// Bytes of an incomplete field.
+    /// Received bytes of a field that is still incomplete.
     pending: Vec<u8>,
     message: Option<Message>,
 }
 
 #[derive(Debug, Default)]
 struct Message {
-    left: usize,
+    remaining_bytes: usize,
     /// Number of bytes of the current field that are still to be skipped.
-    skip: usize,
+    bytes_to_skip: usize,
     is_change: bool,
     push: ReceivedPush,
 }
@@ -65,7 +65,7 @@ impl PushReader {
         loop {
             self.skip(&mut rest);
             let Some(message) = &mut self.message else {
-                let Some((head, after)) = rest.split_first_chunk::<PREFIX>() else {
+                let Some((head, after)) = rest.split_first_chunk::<GRPC_PREFIX_BYTES>() else {
                     break;
                 };
                 let [compressed, length @ ..] = *head;
@@ -74,8 +74,8 @@ impl PushReader {
                 }
                 let left = usize::try_from(u32::from_be_bytes(length))?;
                 self.message = Some(Message {
-                    left,
-                    is_change: left <= CHANGE,
+                    remaining_bytes: left,
+                    is_change: left <= MAX_CHANGE_BYTES,
                     push: ReceivedPush {
                         size: left,
                         ..ReceivedPush::default()
@@ -85,11 +85,11 @@ impl PushReader {
                 rest = after;
                 continue;
             };
-            if message.left == 0 {
+            if message.remaining_bytes == 0 {
                 pushes.extend(self.message.take().map(|message| message.push));
                 continue;
             }
-            if message.skip > 0 || !message.field(&mut rest, &mut named)? {
+            if message.bytes_to_skip > 0 || !message.field(&mut rest, &mut named)? {
                 break;
             }
         }
@@ -101,10 +101,10 @@ impl PushReader {
         let Some(message) = &mut self.message else {
             return;
         };
-        let skipped = message.skip.min(bytes.len());
+        let skipped = message.bytes_to_skip.min(bytes.len());
         *bytes = bytes.get(skipped..).unwrap_or_default();
-        message.skip -= skipped;
-        message.left -= skipped;
+        message.bytes_to_skip -= skipped;
+        message.remaining_bytes -= skipped;
     }
 }
 
@@ -115,7 +115,7 @@ impl Message {
         let (Some(key), Some(length)) = (varint(&mut after)?, varint(&mut after)?) else {
             return Ok(false);
         };
-        if key & 7 != BYTES {
+        if key & 7 != LENGTH_DELIMITED {
             bail!("a delta response with a field that is neither text nor message");
         }
         let length = usize::try_from(length)?;
@@ -123,8 +123,8 @@ impl Message {
         let header = rest.len() - after.len();
         if field == RESOURCES && !self.is_change {
             self.push.resources += 1;
-            self.skip = length;
-            self.left -= header;
+            self.bytes_to_skip = length;
+            self.remaining_bytes -= header;
             *rest = after;
             return Ok(true);
         }
@@ -144,8 +144,8 @@ impl Message {
             NONCE => self.push.nonce = String::from_utf8(value.to_vec())?,
             _ => {}
         }
-        self.left = self
-            .left
+        self.remaining_bytes = self
+            .remaining_bytes
             .checked_sub(header + length)
             .context("a field longer than its message")?;
         *rest = after.get(length..).unwrap_or_default();
@@ -244,7 +244,7 @@ mod tests {
         let names: Vec<_> = (0..2000).map(|n| n.to_string()).collect();
         let names: Vec<_> = names.iter().map(String::as_str).collect();
         let bytes = response(&names, &[], "big");
-        assert!(bytes.len() > CHANGE);
+        assert!(bytes.len() > MAX_CHANGE_BYTES);
         let mut reader = PushReader::default();
         let mut pushes = Vec::new();
         for chunk in bytes.chunks(1000) {

@@ -23,12 +23,14 @@ use super::{
 const PODS_PER_SECOND: u32 = 50;
 /// Timeout until a pod has its certificate.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout of one certificate request, and the pause before the next attempt, like those of node proxies.
+/// Timeout of one certificate request. [`RETRY_INTERVAL`] is the pause before the next attempt. Both are those of node
+/// proxies.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const CREATE_CERTIFICATE_PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Creates pods at a steady rate by `bring`, and returns the time until the certificate of each was issued.
+/// Creates pods at a steady rate by calling `bring` with their numbers, and returns the time until each pod's
+/// certificate was issued.
 pub(super) fn certificates(
     target: &ControlPlaneTarget,
     size: ClusterSize,
@@ -79,14 +81,19 @@ async fn certificate(target: &ControlPlaneTarget, node: u32, identity: &Identity
     let (mut send, driver) = connected.await?;
     let csr = CertificateRequest::new(identity)?.pem;
     let token = proxies::token(node);
-    let status = ask(&mut send, &request(csr, Some(identity)), &token).await?;
+    let status =
+        send_certificate_request(&mut send, &certificate_request(csr, Some(identity)), &token)
+            .await?;
     drop(driver);
     ensure!(status == "0", "refused with status {status}");
     Ok(())
 }
 
 /// Returns a certificate request, which impersonates `identity` if it is given.
-pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertificateRequest {
+pub(super) fn certificate_request(
+    csr: String,
+    identity: Option<&Identity>,
+) -> IstioCertificateRequest {
     let text = |identity: &Identity| Value {
         kind: Some(Kind::StringValue(identity.to_string())),
     };
@@ -101,7 +108,7 @@ pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertific
 }
 
 /// Sends a certificate request and returns its gRPC status.
-pub(super) async fn ask(
+pub(super) async fn send_certificate_request(
     send: &mut h2::client::SendRequest<bytes::Bytes>,
     request: &IstioCertificateRequest,
     token: &str,

@@ -3,14 +3,14 @@
 use ambit_model::Identity;
 use serde_json::{Value, json};
 
-use super::board::CHURN_POD_PREFIX;
+use super::delivery_board::CHURN_POD_PREFIX;
 
-/// Number of objects of each kind.
+/// Number of simulated objects of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClusterSize {
     pub(super) nodes: u32,
     pub(super) services: u32,
-    pub(super) pods_each: u32,
+    pub(super) pods_per_service: u32,
     pub(super) namespaces: u32,
 }
 
@@ -22,8 +22,8 @@ pub(super) const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 pub(super) const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub(super) const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
 
-/// Collections and kinds that have no objects.
-pub(super) const EMPTY: &[(&str, &str)] = &[
+/// API collections that the control plane watches and that are empty in the simulated cluster, each with its kind.
+pub(super) const EMPTY_COLLECTIONS: &[(&str, &str)] = &[
     (
         "/apis/networking.istio.io/v1/serviceentries",
         "ServiceEntry",
@@ -40,7 +40,7 @@ pub(super) const EMPTY: &[(&str, &str)] = &[
 
 impl ClusterSize {
     pub(super) fn pods(self) -> u32 {
-        self.services * self.pods_each
+        self.services * self.pods_per_service
     }
 
     fn namespace_of(self, service: u32) -> String {
@@ -58,7 +58,7 @@ impl ClusterSize {
             let of_service = [
                 (SERVICES, self.service(n)),
                 (ACCOUNTS, self.account(n)),
-                (SLICES, self.slice(n, n * self.pods_each)),
+                (SLICES, self.slice(n, n * self.pods_per_service)),
             ];
             let policy = n.is_multiple_of(10).then(|| (POLICIES, self.policy(n)));
             of_service.into_iter().chain(policy)
@@ -71,7 +71,7 @@ impl ClusterSize {
         json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": format!("svc-{n}"), "namespace": self.namespace_of(n),
-                "labels": {"app": format!("svc-{n}")}, "managedFields": managed("kubectl")},
+                "labels": {"app": format!("svc-{n}")}, "managedFields": managed_fields("kubectl")},
             "spec": {
                 "clusterIP": address(96, n), "clusterIPs": [address(96, n)], "type": "ClusterIP",
                 "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack", "sessionAffinity": "None",
@@ -119,9 +119,9 @@ impl ClusterSize {
 
     /// Returns the EndpointSlice of a service; `version` changes it.
     pub(super) fn slice(self, service: u32, version: u32) -> Value {
-        let endpoints: Vec<_> = (0..self.pods_each)
+        let endpoints: Vec<_> = (0..self.pods_per_service)
             .map(|n| {
-                let pod = service * self.pods_each + n;
+                let pod = service * self.pods_per_service + n;
                 json!({
                     "addresses": [address(10, pod + version % 7)], "nodeName": self.node_of(pod),
                     "conditions": {"ready": true, "serving": true, "terminating": false},
@@ -146,11 +146,11 @@ impl ClusterSize {
     }
 
     fn pod_name(self, n: u32) -> String {
-        format!("svc-{}-6d4cf56db6-{n:05}", n / self.pods_each)
+        format!("svc-{}-6d4cf56db6-{n:05}", n / self.pods_per_service)
     }
 
     fn pod(self, n: u32) -> Value {
-        self.any_pod(n / self.pods_each, &self.pod_name(n), n, true)
+        self.any_pod(n / self.pods_per_service, &self.pod_name(n), n, true)
     }
 
     /// Returns the pod that a change adds or removes; without an address, the pod is only scheduled.
@@ -204,7 +204,7 @@ impl ClusterSize {
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": true,
                     "blockOwnerDeletion": true, "name": format!("{app}-6d4cf56db6"),
                     "uid": "6f7e2d6a-9f0a-4f0e-8f4b-2f8f4a1f0c11"}],
-                "managedFields": managed("kubelet"),
+                "managedFields": managed_fields("kubelet"),
             },
             "spec": {
                 "nodeName": self.node_of(number), "serviceAccountName": app,
@@ -302,8 +302,8 @@ fn node(n: u32) -> Value {
     })
 }
 
-/// Returns the `managedFields` that every object has.
-fn managed(by: &str) -> Value {
+/// Returns `managedFields` of realistic size, which every simulated object has.
+fn managed_fields(by: &str) -> Value {
     let fields: serde_json::Map<_, _> = (0..24)
         .map(|n| {
             (
@@ -334,7 +334,7 @@ mod tests {
         let size = ClusterSize {
             nodes: 3,
             services: 20,
-            pods_each: 4,
+            pods_per_service: 4,
             namespaces: 2,
         };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -31,24 +31,24 @@ use tokio::{
     sync::Semaphore,
 };
 
-use super::{board::DeliveryBoard, frames::PushReader};
+use super::{delivery_board::DeliveryBoard, frames::PushReader};
 
 /// Maximum number of proxies that receive their initial state concurrently.
 const MAX_CONCURRENT_STARTS: usize = 32;
 /// HTTP/2 flow-control window of a proxy, in bytes.
-const WINDOW: u32 = 1 << 20;
+const FLOW_CONTROL_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Counters that all proxies share.
+/// Counters that all simulated proxies share.
 #[derive(Debug, Default)]
 pub(super) struct FleetTotals {
     /// Number of bytes that the proxies' sockets received.
     pub(super) bytes: AtomicU64,
-    /// Number of delta responses.
+    /// Number of delta xDS responses that the proxies received.
     pub(super) pushes: AtomicU64,
     /// Number of proxies that have received their initial state.
-    pub(super) synced: AtomicU32,
-    /// Number of streams that have ended.
-    pub(super) ended: AtomicU32,
+    pub(super) synced_proxies: AtomicU32,
+    /// Number of the proxies' xDS streams that have ended.
+    pub(super) ended_streams: AtomicU32,
 }
 
 /// All simulated proxies, and the thread on which they run.
@@ -71,11 +71,11 @@ pub(super) struct ControlPlaneTarget {
 /// Returns the token of a proxy in Kubernetes' format. Its signature is the proxy's number, by which the simulated API
 /// server recognizes it.
 pub(super) fn token(proxy: u32) -> String {
-    signed(&format!("proxy {proxy}"))
+    token_with_signature(&format!("proxy {proxy}"))
 }
 
 /// Returns a node proxy's token with this signature.
-pub(super) fn signed(signature: &str) -> String {
+pub(super) fn token_with_signature(signature: &str) -> String {
     let part = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
     let claims = r#"{"iss":"https://kubernetes.default.svc","aud":["istio-ca"],"exp":4000000000,
         "sub":"system:serviceaccount:istio-system:ztunnel"}"#;
@@ -116,8 +116,8 @@ impl ControlPlaneTarget {
             .await
             .context("TLS")?;
         let (send, connection) = h2::client::Builder::new()
-            .initial_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
+            .initial_window_size(FLOW_CONTROL_WINDOW_BYTES)
+            .initial_connection_window_size(FLOW_CONTROL_WINDOW_BYTES)
             .handshake::<_, Bytes>(stream)
             .await?;
         let driver = ambit_rt::spawn_abortable("connection", async move {
@@ -129,7 +129,7 @@ impl ControlPlaneTarget {
 }
 
 impl ProxyFleet {
-    /// Starts this number of proxies on a thread; they run until the process ends.
+    /// Starts `size` simulated proxies on one thread; the proxies run until the process ends.
     pub(super) fn start(size: u32, target: &ControlPlaneTarget, board: Arc<DeliveryBoard>) -> Self {
         let fleet = Self {
             totals: Arc::default(),
@@ -160,7 +160,7 @@ impl ProxyFleet {
                         if let Err(error) = proxy.run(&gate).await {
                             *failed.lock() = Some(format!("proxy {number}: {error:#}"));
                         }
-                        totals.ended.fetch_add(1, Ordering::Relaxed);
+                        totals.ended_streams.fetch_add(1, Ordering::Relaxed);
                     });
                 }
                 std::future::pending::<()>().await;
@@ -170,14 +170,14 @@ impl ProxyFleet {
     }
 
     /// Waits until every proxy has received its initial state.
-    pub(super) fn synced(&self, within: Duration) -> Result<()> {
+    pub(super) fn wait_until_synced(&self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
-            let synced = self.totals.synced.load(Ordering::Relaxed);
+            let synced = self.totals.synced_proxies.load(Ordering::Relaxed);
             if synced >= self.size {
                 return Ok(());
             }
-            self.check()?;
+            self.check_streams()?;
             ensure!(
                 Instant::now() < deadline,
                 "{synced} of {} proxies have their first state after {within:?}",
@@ -187,8 +187,8 @@ impl ProxyFleet {
         }
     }
 
-    /// Fails if any stream has ended.
-    pub(super) fn check(&self) -> Result<()> {
+    /// Returns an error if any proxy's xDS stream has ended.
+    pub(super) fn check_streams(&self) -> Result<()> {
         match &*self.failed.lock() {
             Some(error) => bail!("a stream ended: {error}"),
             None => Ok(()),
@@ -246,7 +246,7 @@ impl Proxy {
                 types += 1;
                 if types == 2 {
                     permit.take();
-                    self.totals.synced.fetch_add(1, Ordering::Relaxed);
+                    self.totals.synced_proxies.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }

@@ -10,18 +10,18 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{servers::provider, side::AMBIT_WAYPOINT};
+use super::{compared_proxy::AMBIT_WAYPOINT, servers::extension_provider};
 
 /// Namespace and name of the authorizer's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("authorizers", "authorizer");
 pub(super) const PORT: u16 = 9000;
 /// gRPC message with a `CheckResponse` whose status is 0 (OK).
-const ALLOWED: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
+const ALLOW_RESPONSE: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
 
 /// Returns the manifests of the authorizer's pod, and of the objects that make Ambit's waypoint call it.
 pub(super) fn manifests() -> Result<String> {
     let command = format!("{}, authorizer", std::env::current_exe()?.display());
-    let provider = provider(
+    let provider = extension_provider(
         NAMESPACED_NAME,
         &command,
         PORT,
@@ -58,7 +58,7 @@ pub(crate) fn serve() -> Result<()> {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             tokio::spawn(async move {
-                if let Err(error) = connection(stream).await {
+                if let Err(error) = serve_connection(stream).await {
                     eprintln!("a connection of a waypoint's: {error:#}");
                 }
             });
@@ -66,7 +66,7 @@ pub(crate) fn serve() -> Result<()> {
     })
 }
 
-async fn connection(stream: TcpStream) -> Result<()> {
+async fn serve_connection(stream: TcpStream) -> Result<()> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(accepted) = connection.accept().await {
         let (request, answer) = accepted?;
@@ -88,7 +88,7 @@ async fn allow(request: Request<h2::RecvStream>, mut answer: SendResponse<Bytes>
     }
     let head = Response::builder().header("content-type", "application/grpc");
     let mut stream = answer.send_response(head.body(()).context("a fixed response")?, false)?;
-    stream.send_data(Bytes::from_static(ALLOWED), false)?;
+    stream.send_data(Bytes::from_static(ALLOW_RESPONSE), false)?;
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", HeaderValue::from_static("0"));
     Ok(stream.send_trailers(trailers)?)

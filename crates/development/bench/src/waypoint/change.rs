@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     lab::WaypointLab,
     manifests,
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     table::WaypointRow,
 };
 
@@ -20,22 +20,24 @@ const CHANGES: usize = 20;
 /// Timeout until a change shows in a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Measures both sides in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy
-/// reads its routes from the changed file.
+/// Measures the time until a route change takes effect, at Ambit's waypoint and then at Envoy. For Ambit, a change
+/// starts with a manifest and passes through the control plane; Envoy reads its routes from the changed file.
 pub(super) fn compare(lab: &WaypointLab) -> Result<WaypointRow> {
     let (mut ours, mut envoy) = (
-        PollingClient::begin(lab, AMBIT_WAYPOINT)?,
-        PollingClient::begin(lab, ENVOY_WAYPOINT)?,
+        PollingClient::connect(lab, AMBIT_WAYPOINT)?,
+        PollingClient::connect(lab, ENVOY_WAYPOINT)?,
     );
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
     for mark in 1..=CHANGES {
         let began = Instant::now();
-        lab.rig
-            .apply("marking.yaml", &manifests::marking(AMBIT_WAYPOINT, mark))?;
-        our_times.push(ours.until(mark, began)?);
+        lab.rig.apply(
+            "marking.yaml",
+            &manifests::marking_route(AMBIT_WAYPOINT, mark),
+        )?;
+        our_times.push(ours.wait_for_mark(mark, began)?);
         let began = Instant::now();
-        lab.envoy.route(lab.scenario, Some(mark))?;
-        their_times.push(envoy.until(mark, began)?);
+        lab.envoy.write_routes(lab.scenario, Some(mark))?;
+        their_times.push(envoy.wait_for_mark(mark, began)?);
     }
     Ok(WaypointRow::change(our_times, their_times))
 }
@@ -46,7 +48,7 @@ struct PollingClient {
 }
 
 impl PollingClient {
-    fn begin(lab: &WaypointLab, side: ComparedProxy) -> Result<Self> {
+    fn connect(lab: &WaypointLab, side: ComparedProxy) -> Result<Self> {
         let client = format!("{}/client", side.name);
         let stream = lab.rig.dial(&client, &format!("{}:80", side.address))?;
         stream.set_nodelay(true)?;
@@ -56,7 +58,7 @@ impl PollingClient {
     }
 
     /// Returns the milliseconds since `began` until a response has the header value `mark`.
-    fn until(&mut self, mark: usize, began: Instant) -> Result<f64> {
+    fn wait_for_mark(&mut self, mark: usize, began: Instant) -> Result<f64> {
         let expected = mark.to_string();
         loop {
             if self.poll_route()?.as_deref() == Some(expected.as_str()) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Returns a socket address in Envoy's configuration.
-pub(super) fn socket(address: &str, port: u16) -> Value {
+pub(super) fn socket_address(address: &str, port: u16) -> Value {
     json!({"socket_address": {"address": address, "port_value": port}})
 }
 

@@ -64,13 +64,13 @@ impl EnvoyFiles {
         backend: &str,
         callee: Option<&str>,
     ) -> Result<()> {
-        self.route(scenario, None)?;
+        self.write_routes(scenario, None)?;
         let configuration = self.configuration(scenario, backend, callee)?;
         self.replace("envoy.json", &configuration.to_string())
     }
 
     /// Replaces Envoy's routes; `mark` is added to all responses as a header.
-    pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
+    pub(super) fn write_routes(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
         self.replace(ROUTES_FILE, &Self::routes(scenario, mark).to_string())
     }
 
@@ -88,7 +88,7 @@ pub(crate) fn run_as_waypoint(envoy: &Path, directory: &Path) -> Result<()> {
     ambit_rt::current_thread_runtime()?.block_on(async {
         // From the beginning, so that none is missed.
         let mut end = signal(SignalKind::terminate())?;
-        certify(&Env::from_process(), &files).await?;
+        fetch_certificate(&Env::from_process(), &files).await?;
         let configuration = files.path("envoy.json");
         while !configuration.exists() {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -127,7 +127,7 @@ async fn drain() -> Result<()> {
     Ok(())
 }
 
-async fn certify(env: &Env, files: &EnvoyFiles) -> Result<()> {
+async fn fetch_certificate(env: &Env, files: &EnvoyFiles) -> Result<()> {
     let named = |name| env.get(name).with_context(|| format!("{name} is not set"));
     let identity = Identity::new(
         named("TRUST_DOMAIN")?,

@@ -7,9 +7,9 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    clusters::{cluster_of, socket},
-    servers::{nginx, outside},
-    side::{AMBIT_WAYPOINT, ComparedProxy},
+    clusters::{cluster_of, socket_address},
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy},
+    servers::{nginx, pod_outside_mesh},
 };
 use crate::rig::BenchLab;
 
@@ -26,17 +26,17 @@ const HEADER: &str = "x-user";
 /// First address of the endpoints (RFC 2544), in a large enough network.
 const FIRST_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const NETWORK: &str = "198.18.0.0/22";
-const ENDPOINTS: u32 = 1000;
+const ENDPOINT_COUNT: u32 = 1000;
 
 fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
-    (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST_ENDPOINT.to_bits() + n))
+    (0..ENDPOINT_COUNT).map(|n| Ipv4Addr::from_bits(FIRST_ENDPOINT.to_bits() + n))
 }
 
 /// Returns the manifests of the server, and of the ServiceEntry with its addresses for Ambit's waypoint.
 pub(super) fn manifests(scratch: &Path) -> Result<String> {
     let (namespace, _) = NAMESPACED_NAME;
     let nginx = nginx(scratch, namespace)?;
-    let server = outside(NAMESPACED_NAME, &format!("nginx, -c, {nginx}"), PORT);
+    let server = pod_outside_mesh(NAMESPACED_NAME, &format!("nginx, -c, {nginx}"), PORT);
     let gateway = AMBIT_WAYPOINT.name;
     let endpoints: Vec<String> = endpoints()
         .map(|address| format!("{{address: {address}}}"))
@@ -71,7 +71,8 @@ spec:
     ))
 }
 
-/// Routes the endpoints' addresses to the server, which accepts them as its own.
+/// Routes the endpoints' network from the node to the server's pod, and makes the pod accept all addresses of the
+/// network as local ones.
 pub(super) fn route(rig: &BenchLab, server: &str) -> Result<()> {
     let (namespace, name) = NAMESPACED_NAME;
     let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);
@@ -107,7 +108,7 @@ end\n"
 }
 
 /// Returns the action of Envoy's route, with its hash policy.
-pub(super) fn to() -> Value {
+pub(super) fn route_action() -> Value {
     json!({
         "cluster": HOST,
         "timeout": "0s",
@@ -118,7 +119,7 @@ pub(super) fn to() -> Value {
 /// Returns Envoy's cluster, with the smallest ring that Istio configures.
 pub(super) fn cluster() -> Value {
     let addresses: Vec<Value> = endpoints()
-        .map(|address| socket(&address.to_string(), PORT))
+        .map(|address| socket_address(&address.to_string(), PORT))
         .collect();
     let mut cluster = cluster_of(HOST, &addresses);
     if let Some(fields) = cluster.as_object_mut() {

@@ -9,10 +9,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     envoy::EnvoyFiles,
     hashing, manifests,
     scenario::{Scenario, ScenarioStep},
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     table::{LoadResult, WaypointRow},
 };
 use crate::{
@@ -31,13 +31,13 @@ const ROUNDS: usize = 3;
 /// Number of warm-up attempts that may fail before the first measurement.
 const MAX_WARM_UPS: usize = 6;
 
-/// Kind of load from one client.
+/// Kind of load that one client sends through a waypoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Load {
     /// HTTP/1.1 on this number of connections.
     Http1(u32),
     /// Responses of 1 MiB on this number of connections.
-    Large(u32),
+    LargeResponses(u32),
     /// HTTP/2 on this number of connections, with ten concurrent requests on each.
     Http2(u32),
     /// Unary gRPC calls on this number of connections, with ten concurrent calls on each.
@@ -58,7 +58,7 @@ impl WaypointLab {
         let programs = programs(scratch.path(), envoy)?;
         let mut files = vec![(
             "rig.yaml".to_owned(),
-            manifests::of(scratch.path(), &programs, scenario)?,
+            manifests::all_manifests(scratch.path(), &programs, scenario)?,
         )];
         for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
             files.push((side.gateway(), manifests::gateway(side, 0)));
@@ -105,7 +105,7 @@ impl WaypointLab {
     }
 
     fn pids(&self, side: ComparedProxy) -> Result<Vec<u32>> {
-        process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
+        process::find_by_environment(side.program, &format!("GATEWAY_NAME={}", side.name))
     }
 
     /// Measures the load through both waypoints, alternately.
@@ -115,14 +115,14 @@ impl WaypointLab {
             ours.push(self.measure(AMBIT_WAYPOINT, load)?);
             envoy.push(self.measure(ENVOY_WAYPOINT, load)?);
         }
-        let mut rows = WaypointRow::of(&format!("{what}{load}"), &ours, &envoy);
+        let mut rows = WaypointRow::from_load_results(&format!("{what}{load}"), &ours, &envoy);
         if matches!(load, Load::Http1(1000)) {
             rows.push(self.memory(&load.to_string(), false)?);
         }
         Ok(rows)
     }
 
-    /// Compares the memory of both waypoints; with `is_idle`, after it no longer changes.
+    /// Compares the resident memory of both waypoints; with `is_idle`, waits first until the memory no longer changes.
     pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<WaypointRow> {
         let resident = |side| {
             let now = || process::resident_mb(&self.pids(side)?);
@@ -167,17 +167,17 @@ impl WaypointLab {
         })
     }
 
-    /// Sends load for this number of seconds.
+    /// Sends the load through a waypoint for this number of seconds, and returns its result.
     pub(super) fn send(&self, side: ComparedProxy, load: Load, seconds: u32) -> Result<HttpLoad> {
         let client = format!("{}/client", side.name);
         let log = self.scratch.path().join("requests.log");
         let path = match (load, self.scenario.rules) {
-            (Load::Large(_), _) => "large".to_owned(),
+            (Load::LargeResponses(_), _) => "large".to_owned(),
             (_, 0) => String::new(),
             (_, rules) => format!("route/{}/x", rules - 1),
         };
         let command = match load {
-            Load::Http1(connections) | Load::Large(connections) => {
+            Load::Http1(connections) | Load::LargeResponses(connections) => {
                 let url = match self.scenario.step {
                     Some(ScenarioStep::Hash) => hashing::url(side),
                     _ => format!("http://server.{}/{path}", side.name),
@@ -203,16 +203,16 @@ impl WaypointLab {
         let output = self.rig.exec(&client, &command)?;
         let sent = match load {
             Load::Http2(_) | Load::Grpc(_) => {
-                load::parse_h2load(&output)?.with_times(&fs::read_to_string(&log)?)?
+                load::parse_h2load(&output)?.with_latencies(&fs::read_to_string(&log)?)?
             }
-            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&output)?,
+            Load::Http1(_) | Load::LargeResponses(_) => load::parse_wrk(&output)?,
         };
         Ok(sent)
     }
 }
 
-/// Creates a directory of programs in which the waypoint program starts Ambit's or Envoy, by the name of the Gateway,
-/// and returns its path.
+/// Creates a directory of programs whose waypoint program starts Ambit's waypoint or Envoy, depending on the Gateway's
+/// name; returns the directory's path.
 fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
     let bench = std::env::current_exe()?;
     let built = bench.parent().context("a program is in a directory")?;
@@ -248,7 +248,9 @@ impl fmt::Display for Load {
             Self::Grpc(connections) => {
                 write!(f, "gRPC, {connections} connections of 10 calls")
             }
-            Self::Large(connections) => write!(f, "1 MiB answers, {connections} connections"),
+            Self::LargeResponses(connections) => {
+                write!(f, "1 MiB answers, {connections} connections")
+            }
         }
     }
 }

@@ -5,16 +5,16 @@ use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 use anyhow::Result;
 
 use super::{
-    scenario::{RULES_OF_SERVICE, Scenario},
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
+    scenario::{RULES_PER_SERVICE, Scenario},
     servers::nginx,
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
 };
 
 /// Maximum number of rules in an HTTPRoute.
 const RULES_PER_ROUTE: usize = 16;
 
 /// Returns all manifests except the Gateways, as one file.
-pub(super) fn of(scratch: &Path, programs: &Path, scenario: Scenario) -> Result<String> {
+pub(super) fn all_manifests(scratch: &Path, programs: &Path, scenario: Scenario) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
     // The name selects the program's role.
     let echo = scratch.join("server");
@@ -82,7 +82,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
 ",
                 side.name
             )?;
-            text += &routes(side.name, &service, RULES_OF_SERVICE);
+            text += &routes(side.name, &service, RULES_PER_SERVICE);
         }
     }
     if let Some(step) = scenario.step {
@@ -107,7 +107,7 @@ spec:
 }
 
 /// Returns the manifest of a route that adds the header value `mark` to responses.
-pub(super) fn marking(side: ComparedProxy, mark: usize) -> String {
+pub(super) fn marking_route(side: ComparedProxy, mark: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute

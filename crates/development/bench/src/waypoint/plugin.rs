@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::side::AMBIT_WAYPOINT;
+use super::compared_proxy::AMBIT_WAYPOINT;
 
 /// Module that sets a header of each request, and adds one to each response.
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");

@@ -5,22 +5,23 @@ use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 use anyhow::{Result, anyhow};
 
 use super::{
+    compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     lab::{Load, WaypointLab},
     manifests,
     scenario::Scenario,
-    side::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     table::{WaypointRow, median},
 };
 use crate::load::HttpLoad;
 
-/// Delay of the rollout, so that the load has started.
+/// Delay between the start of the load and the start of the rollout.
 const LOAD_LEAD_TIME: Duration = Duration::from_secs(2);
 /// Duration of the load in seconds; a rollout takes about half of it.
 const SECONDS: u32 = 20;
-/// Number of rollouts on each side.
+/// Number of rollouts of each waypoint, Ambit's and Envoy's.
 const ROUNDS: usize = 3;
 
-/// Compares both waypoints in turn: failed requests in all rollouts, and the 99th percentile of the latency in one.
+/// Compares rollouts of both waypoints: the number of failed requests in all rollouts, and the median of the rollouts'
+/// 99th percentiles of latency.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let lab = WaypointLab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -35,11 +36,11 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<WaypointRow>> {
     };
     Ok(vec![
         WaypointRow::failed("rollout", failed(&ours), failed(&theirs)),
-        WaypointRow::smaller("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
+        WaypointRow::smaller_is_better("rollout: p99", "us", p99(&ours), p99(&theirs), 1.0),
     ])
 }
 
-/// Rolls the waypoint out under load.
+/// Replaces all pods of a waypoint under load, and returns the load's result.
 fn roll(lab: &WaypointLab, side: ComparedProxy, revision: usize) -> Result<HttpLoad> {
     let before = pods(lab, side)?;
     thread::scope(|scope| {

@@ -4,19 +4,19 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{authorizer, hashing, plugin, side::ComparedProxy, tokens, tracing};
+use super::{authorizer, compared_proxy::ComparedProxy, hashing, plugin, tokens, tracing};
 
 /// Number of rules of each additional service.
-pub(super) const RULES_OF_SERVICE: usize = 1000;
+pub(super) const RULES_PER_SERVICE: usize = 1000;
 
 /// Objects with which the waypoints are configured for a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scenario {
-    /// Number of policies that reject requests other than those of the load.
+    /// Number of DENY policies, none of which matches the requests of the load.
     pub(super) policies: usize,
     /// Number of route rules; the load matches the last of them.
     pub(super) rules: usize,
-    /// Number of additional services with [`RULES_OF_SERVICE`] rules each.
+    /// Number of additional services with [`RULES_PER_SERVICE`] rules each.
     pub(super) services: usize,
     /// Additional processing step for each request.
     pub(super) step: Option<ScenarioStep>,
@@ -48,7 +48,8 @@ impl ScenarioStep {
         }
     }
 
-    /// Returns the manifests of that pod, and of the objects that configure the step.
+    /// Returns the manifests of the pod that the waypoints call in this step, and of the objects that configure the
+    /// step.
     pub(super) fn manifests(self, scratch: &Path) -> Result<String> {
         match self {
             Self::Trace(percentage) => tracing::manifests(percentage),
@@ -59,7 +60,7 @@ impl ScenarioStep {
         }
     }
 
-    /// Returns arguments of `wrk` besides the address, such as the token.
+    /// Returns the arguments that the load tool `wrk` needs in this step, such as a header with a token.
     pub(super) fn arguments(self, side: ComparedProxy, scratch: &Path) -> Result<Vec<String>> {
         match self {
             Self::Token(algorithm) => tokens::arguments(algorithm),

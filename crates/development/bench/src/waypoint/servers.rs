@@ -5,7 +5,11 @@ use std::{fs, path::Path};
 use anyhow::Result;
 
 /// Returns the manifest of a pod outside of the mesh, in its own namespace, which is ready once its port is open.
-pub(super) fn outside((namespace, name): (&str, &str), command: &str, port: u16) -> String {
+pub(super) fn pod_outside_mesh(
+    (namespace, name): (&str, &str),
+    command: &str,
+    port: u16,
+) -> String {
     format!(
         "apiVersion: v1
 kind: Namespace
@@ -27,14 +31,14 @@ spec:
 
 /// Returns the manifests of a gRPC server outside of the mesh, and of the MeshConfig that names it as an extension
 /// provider (name, kind).
-pub(super) fn provider(
+pub(super) fn extension_provider(
     place: (&str, &str),
     command: &str,
     port: u16,
     (provider, kind): (&str, &str),
 ) -> String {
     let (namespace, name) = place;
-    let pod = outside(place, command, port);
+    let pod = pod_outside_mesh(place, command, port);
     format!(
         "{pod}apiVersion: v1
 kind: Service

@@ -16,7 +16,7 @@ pub(super) struct LoadResult {
     pub(super) cpu: f64,
 }
 
-/// One measurement of both waypoints.
+/// Results of one measurement of both waypoints, Ambit's and Envoy's.
 #[derive(Clone, Debug)]
 pub(super) struct WaypointRow {
     what: String,
@@ -24,9 +24,9 @@ pub(super) struct WaypointRow {
     ours: f64,
     envoy: f64,
     /// Factor by which Ambit's result is better than Envoy's.
-    times: f64,
-    /// Factor that is the target.
-    target: f64,
+    improvement_factor: f64,
+    /// Target for the factor: how much better Ambit's result must be.
+    target_factor: f64,
 }
 
 impl WaypointRow {
@@ -36,12 +36,9 @@ impl WaypointRow {
             what: self.what.clone(),
             unit: self.unit,
             value: self.ours,
-            ratio: Some(self.times),
-            relay: None,
-            existing: Some(self.envoy),
             // Without failures, Envoy's number divided by ours is infinite.
-            score: if self.target.is_finite() {
-                self.times
+            score: if self.target_factor.is_finite() {
+                self.improvement_factor
             } else {
                 1.0 / (1.0 + self.ours)
             },
@@ -50,16 +47,16 @@ impl WaypointRow {
 
     /// Creates a row of resident memory, in megabytes.
     pub(super) fn memory(what: &str, ours: f64, envoy: f64) -> Self {
-        Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
+        Self::smaller_is_better(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
     }
 
     /// Creates a row of the times until changed routes took effect, in milliseconds.
     pub(super) fn change(ours: Vec<f64>, envoy: Vec<f64>) -> Self {
         let middle = |times| median(times).unwrap_or(f64::NAN);
-        Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
+        Self::smaller_is_better("changed route", "ms", middle(ours), middle(envoy), 1.0)
     }
 
-    /// Creates a row of failed requests, of which there should be none.
+    /// Creates a row with the numbers of failed requests; the target is none.
     pub(super) fn failed(what: &str, ours: u64, envoy: u64) -> Self {
         #[expect(
             clippy::cast_precision_loss,
@@ -68,12 +65,12 @@ impl WaypointRow {
         let (ours, envoy) = (ours as f64, envoy as f64);
         Self {
             // None at all is as many times better as can be wanted.
-            times: if ours > 0.0 {
+            improvement_factor: if ours > 0.0 {
                 envoy / ours
             } else {
                 f64::INFINITY
             },
-            ..Self::smaller(
+            ..Self::smaller_is_better(
                 &format!("{what}: failed"),
                 "requests",
                 ours,
@@ -83,7 +80,7 @@ impl WaypointRow {
         }
     }
 
-    pub(super) fn smaller(
+    pub(super) fn smaller_is_better(
         what: &str,
         unit: &'static str,
         ours: f64,
@@ -96,13 +93,17 @@ impl WaypointRow {
             unit,
             ours,
             envoy,
-            times: envoy / ours,
-            target,
+            improvement_factor: envoy / ours,
+            target_factor: target,
         }
     }
 
     /// Creates the rows with the medians of the rounds.
-    pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
+    pub(super) fn from_load_results(
+        what: &str,
+        ours: &[LoadResult],
+        envoy: &[LoadResult],
+    ) -> Vec<Self> {
         let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
             let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
             Some((side(ours)?, side(envoy)?))
@@ -117,8 +118,8 @@ impl WaypointRow {
                 unit: "req/s",
                 ours,
                 envoy,
-                times: ours / envoy,
-                target: 1.5,
+                improvement_factor: ours / envoy,
+                target_factor: 1.5,
             });
         }
         if let Some((ours, envoy)) = both(&|f| Some(f.requests_per_second)) {
@@ -129,12 +130,12 @@ impl WaypointRow {
                 unit: "req/s",
                 ours,
                 envoy,
-                times: ours / envoy,
-                target: 1.0,
+                improvement_factor: ours / envoy,
+                target_factor: 1.0,
             });
         }
         if let Some((ours, envoy)) = both(&|f| f.median.map(micros)) {
-            rows.push(Self::smaller(
+            rows.push(Self::smaller_is_better(
                 &format!("{what}: median"),
                 "us",
                 ours,
@@ -143,7 +144,7 @@ impl WaypointRow {
             ));
         }
         if let Some((ours, envoy)) = both(&|f| f.p99.map(micros)) {
-            rows.push(Self::smaller(
+            rows.push(Self::smaller_is_better(
                 &format!("{what}: p99"),
                 "us",
                 ours,
@@ -161,8 +162,8 @@ pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.get(figures.len() / 2).copied()
 }
 
-/// Formats a number; a dash if it is not finite.
-fn of_finite(number: f64, digits: usize) -> String {
+/// Formats a number with this number of digits, or a dash if the number is not finite.
+fn format_finite(number: f64, digits: usize) -> String {
     if number.is_finite() {
         format!("{number:.digits$}")
     } else {
@@ -188,7 +189,7 @@ pub(super) fn print(rows: &[WaypointRow]) {
             "",
         ]);
     for row in rows {
-        let outcome = if row.times >= row.target {
+        let outcome = if row.improvement_factor >= row.target_factor {
             "reached"
         } else {
             "NOT REACHED"
@@ -198,8 +199,8 @@ pub(super) fn print(rows: &[WaypointRow]) {
             row.unit.to_owned(),
             format!("{:.1}", row.ours),
             format!("{:.1}", row.envoy),
-            of_finite(row.times, 2),
-            of_finite(row.target, 1),
+            format_finite(row.improvement_factor, 2),
+            format_finite(row.target_factor, 1),
             outcome.to_owned(),
         ]);
     }

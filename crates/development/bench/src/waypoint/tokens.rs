@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::side::AMBIT_WAYPOINT;
+use super::compared_proxy::AMBIT_WAYPOINT;
 
 /// File with tokens and the keys that verify them.
 const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
-/// Issuer and audience of the tokens.
+/// Issuer of the tokens; [`AUDIENCE`] is their audience.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
 
@@ -74,7 +74,7 @@ pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
 }
 
 /// Returns the configuration of Envoy's JWT filter.
-pub(super) fn verification() -> Result<Value> {
+pub(super) fn jwt_filter() -> Result<Value> {
     Ok(json!({
         "providers": {"tokens": {
             "issuer": ISSUER,

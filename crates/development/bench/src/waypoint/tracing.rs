@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{servers::provider, side::AMBIT_WAYPOINT};
+use super::{compared_proxy::AMBIT_WAYPOINT, servers::extension_provider};
 
 /// Environment variable with the path of the collector's program.
-const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
+const COLLECTOR_PATH_VARIABLE: &str = "AMBIT_BENCH_COLLECTOR";
 /// Namespace and name of the collector's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("observability", "collector");
 /// Port of OTLP over gRPC.
@@ -16,14 +16,15 @@ pub(super) const PORT: u16 = 4317;
 
 /// Returns the manifests of the collector, and of the objects for Ambit's waypoint.
 pub(super) fn manifests(percentage: u32) -> Result<String> {
-    let program = PathBuf::from(std::env::var_os(COLLECTOR).context("no collector is named")?);
+    let program =
+        PathBuf::from(std::env::var_os(COLLECTOR_PATH_VARIABLE).context("no collector is named")?);
     ensure!(
         program.exists(),
         "there is no collector at {}",
         program.display()
     );
     let command = format!("sh, -c, {} > /dev/null", program.display());
-    let provider = provider(NAMESPACED_NAME, &command, PORT, ("spans", "opentelemetry"));
+    let provider = extension_provider(NAMESPACED_NAME, &command, PORT, ("spans", "opentelemetry"));
     let ours = AMBIT_WAYPOINT.name;
     Ok(format!(
         "{provider}apiVersion: telemetry.istio.io/v1

@@ -1,6 +1,6 @@
 //! Tests that the token of a node's agent allows writing to that node's pods, and to no other node's pods.
 
-use ambit_cluster_tests::{Mesh, Part};
+use ambit_cluster_tests::{Component, Mesh};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt,
@@ -8,8 +8,8 @@ use kube::{
 };
 use serde_json::json;
 
-/// Returns a client that has only a token, like a thief of the token.
-fn client(mesh: &Mesh, token: &str) -> Client {
+/// Returns a client of the API server that authenticates with the token alone, as a thief of the token would.
+fn client_with_token(mesh: &Mesh, token: &str) -> Client {
     let server = mesh.kubectl(&[
         "config",
         "view",
@@ -22,7 +22,7 @@ fn client(mesh: &Mesh, token: &str) -> Client {
 }
 
 /// Writes to a pod as an agent does: a patch of its status, without reading the pod first.
-fn write(mesh: &Mesh, client: &Client, namespace: &str, pod: &str) -> kube::Result<Pod> {
+fn patch_pod_status(mesh: &Mesh, client: &Client, namespace: &str, pod: &str) -> kube::Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let forged = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": "forged"}}});
     mesh.wait_for(pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(forged)))
@@ -31,10 +31,10 @@ fn write(mesh: &Mesh, client: &Client, namespace: &str, pod: &str) -> kube::Resu
 #[test]
 fn an_agents_token_is_good_for_its_own_nodes_pods() {
     let mesh = Mesh::shared();
-    let space = mesh.space("agent-token");
+    let space = mesh.test_namespace("agent-token");
     let [here, there] = [("here", "n1"), ("there", "n2")]
-        .map(|(name, node)| space.client(name, Some(node)).name_any());
-    let agents = mesh.pods_of(Part::Agent);
+        .map(|(name, node)| space.deploy_client(name, Some(node)).name_any());
+    let agents = mesh.pods_of(Component::Agent);
     let agent = agents
         .iter()
         .find(|pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some("n1"));
@@ -47,17 +47,17 @@ fn an_agents_token_is_good_for_its_own_nodes_pods() {
         "--bound-object-kind=Pod",
         &format!("--bound-object-name={agent}"),
     ]);
-    let thief = client(&mesh, token.trim());
-    let response = write(&mesh, &thief, space.name(), &there)
+    let thief = client_with_token(&mesh, token.trim());
+    let response = patch_pod_status(&mesh, &thief, space.name(), &there)
         .expect_err("it wrote about a pod of another node")
         .to_string();
     assert!(
         response.contains("the pods of its own node only"),
         "{response}"
     );
-    write(&mesh, &thief, space.name(), &here).unwrap();
+    patch_pod_status(&mesh, &thief, space.name(), &here).unwrap();
     // The agents themselves still can.
     space.label(Some("ambient"));
-    space.until_captured("here", true);
-    space.until_captured("there", true);
+    space.wait_until_captured("here", true);
+    space.wait_until_captured("there", true);
 }

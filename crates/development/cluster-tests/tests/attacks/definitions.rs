@@ -5,76 +5,88 @@ use std::{io::Write, process::Stdio};
 
 use ambit_cluster_tests::Mesh;
 
-const AUTHORIZATION: &str = "AuthorizationPolicy";
-const PEER: &str = "PeerAuthentication";
+const AUTHORIZATION_POLICY: &str = "AuthorizationPolicy";
+const PEER_AUTHENTICATION: &str = "PeerAuthentication";
 
-const REFUSED: &[(&str, &str)] = &[
-    (AUTHORIZATION, "{rulez: [{}]}"),
+const REJECTED_POLICIES: &[(&str, &str)] = &[
+    (AUTHORIZATION_POLICY, "{rulez: [{}]}"),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Gateway, name: x}]}",
     ),
-    (AUTHORIZATION, "{rules: [{from: [{source: {}}]}]}"),
-    (AUTHORIZATION, "{rules: [{from: [{}]}]}"),
+    (AUTHORIZATION_POLICY, "{rules: [{from: [{source: {}}]}]}"),
+    (AUTHORIZATION_POLICY, "{rules: [{from: [{}]}]}"),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{from: [{source: {principals: ['']}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{from: [{source: {ipBlocks: [10.0.0.0/33]}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{from: [{source: {serviceAccounts: [a/*]}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{to: [{operation: {ports: [http]}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{to: [{operation: {ports: ['65536']}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{when: [{key: source.nonsense, values: [a]}]}]}",
     ),
-    (AUTHORIZATION, "{rules: [{when: [{key: source.ip}]}]}"),
-    (AUTHORIZATION, "{targetRefs: [{kind: service, name: x}]}"),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
+        "{rules: [{when: [{key: source.ip}]}]}",
+    ),
+    (
+        AUTHORIZATION_POLICY,
+        "{targetRefs: [{kind: service, name: x}]}",
+    ),
+    (
+        AUTHORIZATION_POLICY,
         "{targetRefs: [{kind: Gateway, group: '', name: x}]}",
     ),
-    (PEER, "{mtls: {mode: STRICTLY}}"),
-    (PEER, "{portLevelMtls: {'9000': {mode: STRICT}}}"),
+    (PEER_AUTHENTICATION, "{mtls: {mode: STRICTLY}}"),
     (
-        PEER,
+        PEER_AUTHENTICATION,
+        "{portLevelMtls: {'9000': {mode: STRICT}}}",
+    ),
+    (
+        PEER_AUTHENTICATION,
         "{selector: {matchLabels: {a: b}}, portLevelMtls: {http: {mode: STRICT}}}",
     ),
     (
-        PEER,
+        PEER_AUTHENTICATION,
         "{selector: {matchLabels: {a: b}}, portLevelMtls: {'65536': {mode: STRICT}}}",
     ),
 ];
 
-const TAKEN: &[(&str, &str)] = &[
-    (AUTHORIZATION, "{}"),
+const ACCEPTED_POLICIES: &[(&str, &str)] = &[
+    (AUTHORIZATION_POLICY, "{}"),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{targetRefs: [], selector: {matchLabels: {a: b}}, rules: [{from: [], to: [], when: []}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{from: [{source: {principals: [td/ns/*/sa/x, 'spiffe://a/b'], ipBlocks: [10.0.0.1, '::1', 'fd00::/8']}}]}]}",
     ),
     (
-        AUTHORIZATION,
+        AUTHORIZATION_POLICY,
         "{rules: [{when: [{key: 'request.headers[x]', values: [a]}]}]}",
     ),
-    (PEER, "{selector: {matchLabels: {}}, mtls: {mode: STRICT}}"),
     (
-        PEER,
+        PEER_AUTHENTICATION,
+        "{selector: {matchLabels: {}}, mtls: {mode: STRICT}}",
+    ),
+    (
+        PEER_AUTHENTICATION,
         "{selector: {matchLabels: {a: b}}, portLevelMtls: {'9000': {mode: STRICT}}}",
     ),
 ];
@@ -86,8 +98,8 @@ fn container(calling: &str, host: &str) -> String {
 }
 
 /// Applies a policy as a dry run: returns whether the API server would accept it, and the output of `kubectl apply`.
-fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
-    apply_object(
+fn dry_run_policy(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
+    dry_run_object(
         mesh,
         &format!(
             "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: tried, namespace: default}}\nspec: {spec}\n"
@@ -96,7 +108,7 @@ fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
 }
 
 /// Applies an object as a dry run: returns whether the API server would accept it, and the output of `kubectl apply`.
-fn apply_object(mesh: &Mesh, object: &str) -> (bool, String) {
+fn dry_run_object(mesh: &Mesh, object: &str) -> (bool, String) {
     let mut kubectl = mesh
         .cluster()
         .kubectl()
@@ -117,12 +129,12 @@ fn apply_object(mesh: &Mesh, object: &str) -> (bool, String) {
 #[test]
 fn what_cannot_be_read_is_refused_when_it_is_applied() {
     let mesh = Mesh::shared();
-    for (kind, spec) in TAKEN {
-        let (taken, message) = apply(&mesh, kind, spec);
+    for (kind, spec) in ACCEPTED_POLICIES {
+        let (taken, message) = dry_run_policy(&mesh, kind, spec);
         assert!(taken, "{kind} {spec}: {message}");
     }
-    for (kind, spec) in REFUSED {
-        let (taken, message) = apply(&mesh, kind, spec);
+    for (kind, spec) in REJECTED_POLICIES {
+        let (taken, message) = dry_run_policy(&mesh, kind, spec);
         assert!(!taken, "{kind} {spec}");
         assert!(
             message.contains("is invalid") || message.contains("strict decoding error"),
@@ -150,7 +162,7 @@ fn probes_that_call_other_hosts_are_refused_when_pods_are_created() {
         let object = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: tried, namespace: default}}\nspec: {spec}\n"
         );
-        apply_object(&mesh, &object)
+        dry_run_object(&mesh, &object)
     };
     for place in places {
         let (taken, message) = pod(&format!("{{containers: [{}]}}", container(place, "")));

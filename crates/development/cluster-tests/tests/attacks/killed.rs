@@ -10,7 +10,8 @@ use std::{
 };
 
 use ambit_cluster_tests::{
-    Load, Mesh, Node, Part, Space, assert_nothing_in_plaintext, throughout, until,
+    Component, Load, Mesh, Node, TestNamespace, assert_nothing_in_plaintext, assert_throughout,
+    wait_until,
 };
 
 /// Command line of the node proxy's worker, which carries the connections.
@@ -23,38 +24,38 @@ const AGENT_WORKER: &str = "/ambit-agent --worker";
 const AGENT: &str = "/ambit-agent";
 
 /// Returns the duration of the kills, which `AMBIT_KILL_SECONDS` overrides.
-fn time() -> Duration {
+fn kill_duration() -> Duration {
     let seconds = std::env::var("AMBIT_KILL_SECONDS").ok();
     Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(15))
 }
 
 /// Returns the number of restarts of the mesh's containers.
 fn restarts(mesh: &Mesh) -> i32 {
-    let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
+    let pods = [Component::Agent, Component::NodeProxy].map(|part| mesh.pods_of(part));
     pods.iter()
         .flatten()
         .map(ambit_cluster_tests::restarts)
         .sum()
 }
 
-fn has_standby(node: Node<'_>) -> bool {
+fn has_standby_proxy(node: Node<'_>) -> bool {
     node.processes(PROXY).len() >= 3
 }
 
 #[test]
 fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("workers");
-    let server = space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("workers");
+    let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
-    let wire = mesh.watch(&[&space.marker()]);
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
     for node in mesh.cluster().nodes() {
-        until("a standby is connected", || has_standby(node));
+        wait_until("a standby is connected", || has_standby_proxy(node));
     }
     let before = restarts(&mesh);
     let mut kills = 0_u64;
     let mut next = Instant::now();
-    throughout("whatever is killed is there", time(), || {
+    assert_throughout("whatever is killed is there", kill_duration(), || {
         if Instant::now() >= next {
             kills += 1;
             // 0.5 to 2 s, never twice at the same interval.
@@ -68,16 +69,16 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
         true
     });
     let last = Instant::now();
-    mesh.until_installed();
+    mesh.wait_until_installed();
     eprintln!(
         "{kills} rounds; ready {:.1?} after the last",
         last.elapsed()
     );
-    space.until_get("load", "http://server/", true);
+    space.wait_for_get("load", "http://server/", true);
     let outcome = load.finish();
-    eprintln!("longest silence: {:?}", outcome.longest_silence);
+    eprintln!("longest silence: {:?}", outcome.longest_gap);
     assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
-    outcome.assert_all_opened();
+    outcome.assert_all_connections_opened();
     assert_eq!(
         restarts(&mesh),
         before,
@@ -86,33 +87,37 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
 }
 
 /// Kills the agent's processes, and process 1 of the container of the node proxy that serves.
-fn kill_one(space: &Space<'_>, node: Node<'_>) -> u32 {
+fn kill_serving_processes(space: &TestNamespace<'_>, node: Node<'_>) -> u32 {
     node.kill_processes(AGENT).unwrap();
     assert_eq!(node.kill_parents(PROXY_WORKER).unwrap(), 1);
-    space.until_get("load", "http://server/", true);
+    space.wait_for_get("load", "http://server/", true);
     1
 }
 
 #[test]
 fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("one");
-    let server = space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("one");
+    let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
-    let wire = mesh.watch(&[&space.marker()]);
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
     let mut kills = 0;
     for node in mesh.cluster().nodes() {
-        until("a standby is connected", || has_standby(node));
-        kills += kill_one(&space, node);
+        wait_until("a standby is connected", || has_standby_proxy(node));
+        kills += kill_serving_processes(&space, node);
     }
     // Again as soon as kubelet has made it a standby, which it puts off for longer each time.
     let mut at_last_look = BTreeSet::new();
-    throughout("process 1 is killed again", time(), || {
+    assert_throughout("process 1 is killed again", kill_duration(), || {
         let mut now = BTreeSet::new();
-        for node in mesh.cluster().nodes().filter(|node| has_standby(*node)) {
+        for node in mesh
+            .cluster()
+            .nodes()
+            .filter(|node| has_standby_proxy(*node))
+        {
             // One that has only just begun holds nothing yet.
             if at_last_look.contains(&node.name()) {
-                kills += kill_one(&space, node);
+                kills += kill_serving_processes(&space, node);
             } else {
                 now.insert(node.name());
             }
@@ -121,22 +126,19 @@ fn process_1_of_one_container_is_killed_while_the_other_stands_by() {
         true
     });
     let outcome = load.finish();
-    eprintln!(
-        "{kills} killed, longest silence: {:?}",
-        outcome.longest_silence
-    );
+    eprintln!("{kills} killed, longest silence: {:?}", outcome.longest_gap);
     assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
-    outcome.assert_all_opened();
-    mesh.until_installed();
+    outcome.assert_all_connections_opened();
+    mesh.wait_until_installed();
 }
 
 #[test]
 fn first_node_proxy_serves_pods_without_the_agent() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("all");
-    let server = space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("all");
+    let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
-    let wire = mesh.watch(&[&space.marker()]);
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // No agent starts, and no process holds listeners for a node proxy.
@@ -148,19 +150,19 @@ fn first_node_proxy_serves_pods_without_the_agent() {
             }
         });
         for node in mesh.cluster().nodes() {
-            until("the agent is dead", || {
+            wait_until("the agent is dead", || {
                 node.processes(AGENT_WORKER).is_empty()
             });
             node.kill_processes(PROXY).unwrap();
         }
         let killed = Instant::now();
         for node in mesh.cluster().nodes() {
-            until("kubelet has started a node proxy", || {
+            wait_until("kubelet has started a node proxy", || {
                 !node.processes(PROXY_WORKER).is_empty()
             });
         }
         let back = Instant::now();
-        space.until_get("load", "http://server/", true);
+        space.wait_for_get("load", "http://server/", true);
         eprintln!(
             "a node proxy on each node {:.1?} after the end of all, answers {:.1?} later",
             back.duration_since(killed),
@@ -170,5 +172,5 @@ fn first_node_proxy_serves_pods_without_the_agent() {
     });
     load.finish();
     assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
-    mesh.until_installed();
+    mesh.wait_until_installed();
 }

@@ -10,6 +10,6 @@
 
 mod agent_token;
 mod definitions;
-mod earlier;
 mod killed;
 mod node_ports;
+mod pre_capture_connections;

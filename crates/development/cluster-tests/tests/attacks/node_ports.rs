@@ -1,16 +1,16 @@
 //! Tests that policies apply to callers through a node port, and to callers and servers in the host network, on the
 //! pod's node and on another.
 
-use ambit_cluster_tests::{GetOutcome, Mesh, Space, Waypoint, until};
+use ambit_cluster_tests::{GetOutcome, Mesh, TestNamespace, Waypoint, wait_until};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 const NODES: [&str; 2] = ["n1", "n2"];
-/// Node of the server.
-const NEAR: &str = "n2";
+/// Name of the node on which the server runs.
+const SERVER_NODE: &str = "n2";
 
-/// Server on the second node: HTTP on a port that the kubelet probes, and on a port (8081) that it does not, with a
-/// NodePort Service of each traffic policy for the latter.
+/// Server on the second node: HTTP on a port that the kubelet probes, and on port 8081 without probes. Port 8081 has
+/// two NodePort Services, one for each `externalTrafficPolicy`.
 const SERVER: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: server, labels: {app: server}}
@@ -44,7 +44,7 @@ spec:
 ";
 
 /// Returns a pod in the host network in which commands run as root.
-fn host_network(name: &str, node: &str, args: &str) -> String {
+fn host_network_pod(name: &str, node: &str, args: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Pod
@@ -64,21 +64,21 @@ spec:
 
 /// Creates callers outside the mesh on each node, a pod (`pod-n1`) and a pod in the host network (`host-n1`); returns
 /// their names.
-fn callers(outside: &Space<'_>) -> Vec<String> {
+fn create_callers(outside: &TestNamespace<'_>) -> Vec<String> {
     let mut callers = Vec::new();
     for node in NODES {
         let (pod, host) = (format!("pod-{node}"), format!("host-{node}"));
         outside.deploy(&pod, 1, Some(node), &["sleep"]);
-        outside.apply(&host_network(&host, node, "sleep"));
+        outside.apply(&host_network_pod(&host, node, "sleep"));
         callers.extend([pod, host]);
     }
     for caller in &callers {
-        outside.ready(caller, 1);
+        outside.wait_until_ready(caller, 1);
     }
     callers
 }
 
-fn text(pod: &Pod, pointer: &str) -> String {
+fn json_text(pod: &Pod, pointer: &str) -> String {
     let value = serde_json::to_value(pod).unwrap();
     let text = value.pointer(pointer).and_then(Value::as_str);
     text.unwrap_or_else(|| panic!("no {pointer} of {value}"))
@@ -86,10 +86,13 @@ fn text(pod: &Pod, pointer: &str) -> String {
 }
 
 /// Returns the URLs of the server: by its address, and by every node port of its Services.
-fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
-    let server = space.ready("server", 1).remove(0);
-    let mut urls = vec![format!("http://{}:8081/", text(&server, "/status/podIP"))];
-    for (service, nodes) in [("cluster", &NODES[..]), ("local", &[NEAR][..])] {
+fn server_urls(mesh: &Mesh, space: &TestNamespace<'_>, outside: &TestNamespace<'_>) -> Vec<String> {
+    let server = space.wait_until_ready("server", 1).remove(0);
+    let mut urls = vec![format!(
+        "http://{}:8081/",
+        json_text(&server, "/status/podIP")
+    )];
+    for (service, nodes) in [("cluster", &NODES[..]), ("local", &[SERVER_NODE][..])] {
         let port = mesh.kubectl(&[
             "get",
             "service",
@@ -99,10 +102,12 @@ fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
             "--output=jsonpath={.spec.ports[0].nodePort}",
         ]);
         for node in nodes {
-            let host = outside.ready(&format!("host-{node}"), 1).remove(0);
+            let host = outside
+                .wait_until_ready(&format!("host-{node}"), 1)
+                .remove(0);
             urls.push(format!(
                 "http://{}:{}/",
-                text(&host, "/status/hostIP"),
+                json_text(&host, "/status/hostIP"),
                 port.trim()
             ));
         }
@@ -113,20 +118,24 @@ fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
 #[test]
 fn policies_hold_for_node_ports_and_for_the_host_network() {
     let mesh = Mesh::shared();
-    let outside = mesh.space("node-ports-outside");
-    let callers = callers(&outside);
-    let strict = mesh.space("node-ports-strict");
-    let covered = mesh.space("node-ports-covered");
+    let outside = mesh.test_namespace("node-ports-outside");
+    let callers = create_callers(&outside);
+    let strict = mesh.test_namespace("node-ports-strict");
+    let covered = mesh.test_namespace("node-ports-covered");
     for space in [&strict, &covered] {
         space.label(Some("ambient"));
         space.apply(SERVER);
-        space.client("client", Some("n1"));
+        space.deploy_client("client", Some("n1"));
         for app in ["server", "client"] {
-            space.ready(app, 1);
-            space.until_captured(app, true);
+            space.wait_until_ready(app, 1);
+            space.wait_until_captured(app, true);
         }
     }
-    covered.apply(&host_network("hosted", NEAR, "serve, --port=18081"));
+    covered.apply(&host_network_pod(
+        "hosted",
+        SERVER_NODE,
+        "serve, --port=18081",
+    ));
     covered.apply(
         "apiVersion: v1
 kind: Service
@@ -134,20 +143,20 @@ metadata: {name: hosted}
 spec: {selector: {app: hosted}, ports: [{name: http, port: 80, targetPort: 18081}]}
 ",
     );
-    covered.ready("hosted", 1);
+    covered.wait_until_ready("hosted", 1);
     Waypoint::apply(&covered);
-    let answers = |space: &Space<'_>, app: &str, url: &str| space.try_get(app, url).0;
+    let answers = |space: &TestNamespace<'_>, app: &str, url: &str| space.try_get(app, url).0;
     // Everything is reached before there is a policy: what is refused later is refused by it.
     for space in [&strict, &covered] {
-        for url in urls(&mesh, space, &outside) {
+        for url in server_urls(&mesh, space, &outside) {
             for caller in &callers {
-                until(&format!("{caller} reaches {url}"), || {
+                wait_until(&format!("{caller} reaches {url}"), || {
                     answers(&outside, caller, &url) == GetOutcome::Success
                 });
             }
         }
     }
-    covered.until_get("client", "http://hosted/", true);
+    covered.wait_for_get("client", "http://hosted/", true);
 
     strict.apply(
         "apiVersion: security.istio.io/v1
@@ -167,10 +176,10 @@ spec:
 ",
     );
     for space in [&strict, &covered] {
-        for url in urls(&mesh, space, &outside) {
+        for url in server_urls(&mesh, space, &outside) {
             for caller in &callers {
                 let mut last = GetOutcome::Success;
-                until(&format!("{caller} -> {url} is refused"), || {
+                wait_until(&format!("{caller} -> {url} is refused"), || {
                     last = answers(&outside, caller, &url);
                     last != GetOutcome::Success
                 });
@@ -179,14 +188,14 @@ spec:
         }
     }
     // By the mesh's own client the one is reached still, and the other is not, whatever its network.
-    let by_address = urls(&mesh, &strict, &outside).swap_remove(0);
-    strict.until_get("client", &by_address, true);
-    until(
+    let by_address = server_urls(&mesh, &strict, &outside).swap_remove(0);
+    strict.wait_for_get("client", &by_address, true);
+    wait_until(
         "the waypoint refuses calls to the host network's server",
         || answers(&covered, "client", "http://hosted/") == GetOutcome::HttpError,
     );
     // Kubelet goes on.
     for space in [&strict, &covered] {
-        space.ready("server", 1);
+        space.wait_until_ready("server", 1);
     }
 }

@@ -1,12 +1,12 @@
 //! Tests of the commands in the book's pages (`docs/src`) for a cluster.
 
 use ambit_cluster_tests::{Mesh, TIMEOUT, VALUES};
-use ambit_testkit::documents::{DocumentStep, run_steps, steps_of_file};
+use ambit_testkit::documents::{DocumentStep, parse_file_steps, run_steps};
 
 /// Runs the commands of a page, with the images of the test cluster; `/tmp` is replaced by the test's own directory.
-fn walk(mesh: &Mesh, page: &str) {
+fn run_page_commands(mesh: &Mesh, page: &str) {
     let own = tempfile::tempdir().unwrap();
-    let steps: Vec<DocumentStep> = steps_of_file(&format!("docs/src/{page}"), "cluster");
+    let steps: Vec<DocumentStep> = parse_file_steps(&format!("docs/src/{page}"), "cluster");
     run_steps(&steps, TIMEOUT, |command| {
         let values = "global.hub=registry.example.com/ambit,global.tag=v1";
         let command = command
@@ -19,10 +19,10 @@ fn walk(mesh: &Mesh, page: &str) {
 
 #[test]
 fn walk_on_a_cluster() {
-    walk(&Mesh::shared(), "start/cluster.md");
+    run_page_commands(&Mesh::shared(), "start/cluster.md");
 }
 
 #[test]
 fn symptoms_on_a_cluster_are_as_the_book_shows_them() {
-    walk(&Mesh::shared(), "troubleshooting.md");
+    run_page_commands(&Mesh::shared(), "troubleshooting.md");
 }

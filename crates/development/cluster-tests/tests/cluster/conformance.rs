@@ -10,8 +10,9 @@ use ambit_cluster_tests::{
     Cluster, ClusterPaths, Mesh, Slot, built_binary, sources, target_directory,
 };
 
-/// Image of the pods that the tests deploy; if it cannot be pulled, an equivalent image has its name.
-const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
+/// Image of the pods that the tests deploy; without access to its registry, an equivalent image is loaded under this
+/// name.
+const ECHO_IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
 
 /// Namespace, labelled for the mesh, that the tests fill with the Services whose routes they test.
 const NAMESPACE: &str = "
@@ -20,8 +21,8 @@ kind: Namespace
 metadata: {name: gateway-conformance-mesh, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// Timeout after which the tests stop themselves.
-const DEADLINE: &str = "15m";
+/// Timeout after which the conformance tests abort.
+const SUITE_TIMEOUT: &str = "15m";
 
 #[test]
 fn the_mesh_passes_the_gateway_apis_conformance_tests() {
@@ -54,7 +55,7 @@ fn the_mesh_passes_the_gateway_apis_conformance_tests() {
     let (log, report) = (out.join("output.txt"), out.join("report.yaml"));
     let output = File::create(&log).unwrap();
     let status = Command::new(tests)
-        .args(["-test.v", "-test.timeout", DEADLINE])
+        .args(["-test.v", "-test.timeout", SUITE_TIMEOUT])
         .args(["--organization=ambit-mesh", "--project=ambit"])
         .args(["--url", env!("CARGO_PKG_REPOSITORY")])
         .args([
@@ -73,19 +74,20 @@ fn the_mesh_passes_the_gateway_apis_conformance_tests() {
         status.success(),
         "these failed, as {} tells ({status}):\n{}",
         log.display(),
-        failed(&fs::read_to_string(&log).unwrap())
+        failed_tests(&fs::read_to_string(&log).unwrap())
     );
-    compare(&report);
+    compare_reports(&report);
 }
 
 fn load_echo(cluster: &Cluster, archive: &Path) {
     let program = built_binary("ambit-conformance-echo");
-    ambit_images::write_program_image(IMAGE, &program, &["server", "client"], archive).unwrap();
+    ambit_images::write_program_image(ECHO_IMAGE, &program, &["server", "client"], archive)
+        .unwrap();
     cluster.load(&[archive.to_path_buf()]).unwrap();
 }
 
 /// Returns the output lines that name failed tests; or the last lines of a run that did not finish.
-fn failed(output: &str) -> String {
+fn failed_tests(output: &str) -> String {
     let is_named = |line: &&str| line.trim_start().starts_with("--- FAIL");
     let mut lines: Vec<_> = output.lines().filter(is_named).collect();
     if lines.is_empty() {
@@ -95,9 +97,10 @@ fn failed(output: &str) -> String {
     lines.join("\n")
 }
 
-/// Compares this run's report with the one in the repository, except for the date; replaces the latter if they differ.
-fn compare(report: &Path) {
-    let committed = committed();
+/// Compares this run's report with the one in the repository, except for the date; replaces the repository's report if
+/// the two differ.
+fn compare_reports(report: &Path) {
+    let committed = committed_report_path();
     let (found, known) = (
         fs::read_to_string(report).unwrap(),
         fs::read_to_string(&committed).unwrap_or_default(),
@@ -116,6 +119,6 @@ fn compare(report: &Path) {
     );
 }
 
-fn committed() -> PathBuf {
+fn committed_report_path() -> PathBuf {
     sources().join("../conformance/report.yaml")
 }

@@ -11,7 +11,7 @@ use std::{
 
 use ambit_cluster::{Cluster, ClusterPaths, Slot};
 use ambit_cluster_tests::{
-    Mesh, Process, Space, Waypoint, built_binary, sources, target_directory, until,
+    Mesh, Process, TestNamespace, Waypoint, built_binary, sources, target_directory, wait_until,
 };
 use ambit_testkit::http;
 use k8s_openapi::api::core::v1::Pod;
@@ -93,7 +93,12 @@ struct Kiali {
 }
 
 impl Kiali {
-    fn start(space: &Space<'_>, program: &Path, files: &Path, prometheus: &Prometheus) -> Self {
+    fn start(
+        space: &TestNamespace<'_>,
+        program: &Path,
+        files: &Path,
+        prometheus: &Prometheus,
+    ) -> Self {
         let mesh = space.mesh();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -198,7 +203,7 @@ fn text(value: &Value) -> String {
 }
 
 /// Returns a kubeconfig for a service account of the namespace that may read everything.
-fn kubeconfig_of(space: &Space<'_>) -> String {
+fn kubeconfig_of(space: &TestNamespace<'_>) -> String {
     let mesh = space.mesh();
     space.apply(
         r#"
@@ -243,11 +248,11 @@ fn kiali_finds_the_mesh_draws_its_traffic_and_validates_its_objects() {
     let program = Cluster::kiali(&places, &sources()).unwrap();
     let mesh = Mesh::shared();
     mesh.install(&["monitoring.kiali.definitions=true"]);
-    let space = mesh.space("seen");
-    let elsewhere = mesh.space("elsewhere");
-    space.serve_captured();
-    space.client("client", Some("n1"));
-    space.until_captured("client", true);
+    let space = mesh.test_namespace("seen");
+    let elsewhere = mesh.test_namespace("elsewhere");
+    space.deploy_captured_server();
+    space.deploy_client("client", Some("n1"));
+    space.wait_until_captured("client", true);
     let waypoint = Waypoint::apply(&space);
     waypoint.kubectl(&["label", "service/server", "istio.io/use-waypoint=waypoint"]);
     let name = space.name();
@@ -262,12 +267,12 @@ fn kiali_finds_the_mesh_draws_its_traffic_and_validates_its_objects() {
     let kiali = Kiali::start(&space, &program, files.path(), &prometheus);
 
     // The control plane, with its version.
-    until("Kiali finds a healthy control plane", || {
+    wait_until("Kiali finds a healthy control plane", || {
         let status = kiali.get("istio/status");
         let mut components = status.as_array().into_iter().flatten();
         components.any(|one| one["name"] == "ambit-control" && one["status"] == "Healthy")
     });
-    until("Kiali knows the control plane's version", || {
+    wait_until("Kiali knows the control plane's version", || {
         let graph = kiali.get("mesh/graph");
         let nodes = graph["elements"]["nodes"].as_array();
         nodes.into_iter().flatten().any(|node| {
@@ -277,7 +282,7 @@ fn kiali_finds_the_mesh_draws_its_traffic_and_validates_its_objects() {
     });
 
     // Hosts of other namespaces are known by the control plane's registry alone.
-    until("Kiali validates hosts", || {
+    wait_until("Kiali validates hosts", || {
         let path = format!("namespaces/{}/istio?validate=true", elsewhere.name());
         let rules = kiali.get(&path);
         let rule = |rule: &str| {
@@ -290,7 +295,7 @@ fn kiali_finds_the_mesh_draws_its_traffic_and_validates_its_objects() {
 
     // The traffic: requests through the waypoint, and the connections below them.
     let (client, service, server) = ("workload client", "service server", "workload server");
-    until("Kiali draws the requests", || {
+    wait_until("Kiali draws the requests", || {
         space.get("client", "http://server/").ok();
         prometheus.scrape(&mesh, name);
         let edges = kiali.edges(name);

@@ -8,7 +8,7 @@ mod joining;
 mod kiali;
 mod metrics;
 mod network_policies;
-mod opting;
+mod pod_labels;
 mod policies;
 mod primary_cnis;
 mod probes;

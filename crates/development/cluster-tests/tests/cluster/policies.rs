@@ -14,17 +14,17 @@ spec:
 #[test]
 fn a_deny_with_a_selector_ends_open_connections_too() {
     let mesh = Mesh::shared();
-    let space = mesh.space("deny");
+    let space = mesh.test_namespace("deny");
     space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.until_captured("server", true);
-    space.client("client", Some("n1"));
-    space.until_captured("client", true);
-    space.until_get("client", "http://server/", true);
+    space.deploy_server("server", Some("n2"));
+    space.wait_until_captured("server", true);
+    space.deploy_client("client", Some("n1"));
+    space.wait_until_captured("client", true);
+    space.wait_for_get("client", "http://server/", true);
     let load = Load::start(&space, "load", Some("n1"), "server");
     space.apply(DENY);
     let name = format!("explicitly denied by: {}/deny", space.name());
-    space.until_get("client", "http://server/", ExpectedOutcome::Denial(&name));
+    space.wait_for_get("client", "http://server/", ExpectedOutcome::Denial(&name));
     let outcome = load.finish();
     for mode in ["keep-alive", "new"] {
         let mut cut = outcome
@@ -50,19 +50,19 @@ fn a_deny_with_a_selector_ends_open_connections_too() {
         "--namespace",
         space.name(),
     ]);
-    space.until_get("client", "http://server/", true);
+    space.wait_for_get("client", "http://server/", true);
 }
 
 #[test]
 fn identities_decide_who_may_call() {
     let mesh = Mesh::shared();
-    let space = mesh.space("identities");
+    let space = mesh.test_namespace("identities");
     space.label(Some("ambient"));
-    space.serve("server", Some("n2"));
-    space.client("friend", Some("n1"));
-    space.client("stranger", Some("n1"));
+    space.deploy_server("server", Some("n2"));
+    space.deploy_client("friend", Some("n1"));
+    space.deploy_client("stranger", Some("n1"));
     for app in ["server", "friend", "stranger"] {
-        space.until_captured(app, true);
+        space.wait_until_captured(app, true);
     }
     space.apply(
         "apiVersion: security.istio.io/v1
@@ -75,8 +75,8 @@ spec:
 ",
     );
     let none_allowed = ExpectedOutcome::Denial("allow policies exist, but none allowed");
-    space.until_get("stranger", "http://server/", none_allowed);
-    space.until_get("friend", "http://server/", true);
+    space.wait_for_get("stranger", "http://server/", none_allowed);
+    space.wait_for_get("friend", "http://server/", true);
     // Kubelet's probe is not subject to policies.
-    space.ready("server", 1);
+    space.wait_until_ready("server", 1);
 }

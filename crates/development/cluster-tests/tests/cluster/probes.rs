@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use ambit_cluster_tests::{ExpectedOutcome, Mesh, is_ready, restarts, throughout};
+use ambit_cluster_tests::{ExpectedOutcome, Mesh, assert_throughout, is_ready, restarts};
 
 #[test]
 fn probes_of_every_kind_pass_where_only_mutual_tls_is_let_in() {
     let mesh = Mesh::shared();
-    let space = mesh.space("probes");
+    let space = mesh.test_namespace("probes");
     space.label(Some("ambient"));
     space.apply(
         "apiVersion: security.istio.io/v1
@@ -41,22 +41,22 @@ spec:
         ));
     }
     for name in ["http", "tcp", "grpc", "exec"] {
-        space.ready(name, 1);
-        space.until_captured(name, true);
+        space.wait_until_ready(name, 1);
+        space.wait_until_captured(name, true);
     }
     // From outside the mesh the same port is closed: STRICT is in force.
-    let outside = mesh.space("probes-outside");
-    outside.client("client", Some("n2"));
+    let outside = mesh.test_namespace("probes-outside");
+    outside.deploy_client("client", Some("n2"));
     let pod = space.pods("http").remove(0);
     let url = format!("http://{}:8080/", ambit_cluster_tests::address(&pod));
-    outside.until_get(
+    outside.wait_for_get(
         "client",
         &url,
         ExpectedOutcome::Denial("istio_converted_static_strict"),
     );
     // Kubelet continues to probe: two failures in a row, a second apart, would restart a pod.
     for name in ["http", "tcp", "grpc", "exec"] {
-        throughout(name, Duration::from_secs(3), || {
+        assert_throughout(name, Duration::from_secs(3), || {
             let pod = space.pods(name).remove(0);
             is_ready(&pod) && restarts(&pod) == 0
         });

@@ -1,6 +1,6 @@
 //! Tests of pods that start in the mesh.
 
-use ambit_cluster_tests::{Mesh, assert_nothing_in_plaintext, assert_only_tls, until};
+use ambit_cluster_tests::{Mesh, assert_nothing_in_plaintext, assert_only_tls, wait_until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -8,19 +8,19 @@ use serde_json::{Value, json};
 #[test]
 fn forty_pods_start_with_every_first_packet_captured() {
     let mesh = Mesh::shared();
-    let space = mesh.space("forty");
-    let server = space.serve_captured();
+    let space = mesh.test_namespace("forty");
+    let server = space.deploy_captured_server();
     // Both nodes know the server; what follows is about the pods that start.
     for node in ["n1", "n2"] {
         let client = format!("client-{node}");
-        space.client(&client, Some(node));
-        space.until_get(&client, "http://server/", true);
+        space.deploy_client(&client, Some(node));
+        space.wait_for_get(&client, "http://server/", true);
     }
-    let wire = mesh.watch(&[&space.marker()]);
-    space.deploy_starters(40, None);
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
+    space.deploy_starting_clients(40, None);
     let mut worst: f64 = 0.0;
-    for pod in space.ready("starter", 40) {
-        let event = space.first_answer(&pod);
+    for pod in space.wait_until_ready("starter", 40) {
+        let event = space.wait_for_first_response(&pod);
         assert_eq!(event["retries"], 0, "{event}");
         worst = worst.max(event["first_answer_ms"].as_f64().unwrap());
     }
@@ -31,9 +31,9 @@ fn forty_pods_start_with_every_first_packet_captured() {
 #[test]
 fn jobs_of_the_mesh_finish() {
     let mesh = Mesh::shared();
-    let space = mesh.space("jobs");
-    let server = space.serve_captured();
-    let wire = mesh.watch(&[&space.marker()]);
+    let space = mesh.test_namespace("jobs");
+    let server = space.deploy_captured_server();
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
     space.apply(
         &"apiVersion: batch/v1
 kind: Job
@@ -50,7 +50,7 @@ spec:
         imagePullPolicy: Never
         command: [ambit-lab-tool, first-connect, 'server:9000', --marker=$MARKER]
 "
-        .replace("$MARKER", &space.marker()),
+        .replace("$MARKER", &space.traffic_marker()),
     );
     mesh.kubectl(&[
         "wait",
@@ -66,10 +66,10 @@ spec:
 #[test]
 fn stateful_pod_with_a_new_address_is_reached_by_name() {
     let mesh = Mesh::shared();
-    let space = mesh.space("stateful");
+    let space = mesh.test_namespace("stateful");
     space.label(Some("ambient"));
-    let client = space.client("client", Some("n1"));
-    space.until_captured("client", true);
+    let client = space.deploy_client("client", Some("n1"));
+    space.wait_until_captured("client", true);
     space.apply(
         "apiVersion: v1
 kind: Service
@@ -95,21 +95,21 @@ spec:
         readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
 ",
     );
-    let before = space.ready("db", 2);
-    space.until_captured("db", true);
+    let before = space.wait_until_ready("db", 2);
+    space.wait_until_captured("db", true);
     let address = |pods: &[Pod]| {
         let pod = pods.iter().find(|pod| pod.name_any() == "db-0").unwrap();
         ambit_cluster_tests::address(pod)
     };
-    space.until_get("client", "http://db-0.db:8080/", true);
+    space.wait_for_get("client", "http://db-0.db:8080/", true);
     space.delete_pod("db-0");
-    until("db-0 has another address", || {
-        let pods = space.ready("db", 2);
+    wait_until("db-0 has another address", || {
+        let pods = space.wait_until_ready("db", 2);
         address(&pods) != address(&before)
     });
-    space.until_captured("db", true);
-    space.until_get("client", "http://db-0.db:8080/", true);
-    let wire = mesh.watch(&["GET /"]);
+    space.wait_until_captured("db", true);
+    space.wait_for_get("client", "http://db-0.db:8080/", true);
+    let wire = mesh.capture_traffic(&["GET /"]);
     space.get("client", "http://db-0.db:8080/").unwrap();
     let after = space.pods("db");
     let renewed = after.iter().find(|pod| pod.name_any() == "db-0").unwrap();
@@ -119,9 +119,9 @@ spec:
 #[test]
 fn labels_of_pods_decide_before_their_namespace() {
     let mesh = Mesh::shared();
-    let space = mesh.space("labels");
+    let space = mesh.test_namespace("labels");
     let pod = |name: &str, labels: Value, annotations: Value| {
-        space.lone(name, None, labels, annotations);
+        space.create_ownerless_pod(name, None, labels, annotations);
     };
     // In a namespace outside the mesh, a pod can join by itself.
     pod(
@@ -130,11 +130,11 @@ fn labels_of_pods_decide_before_their_namespace() {
         json!({}),
     );
     pod("ordinary", json!({}), json!({}));
-    space.until_captured("volunteer", true);
-    space.ready("ordinary", 1);
-    space.until_captured("ordinary", false);
+    space.wait_until_captured("volunteer", true);
+    space.wait_until_ready("ordinary", 1);
+    space.wait_until_captured("ordinary", false);
     space.label(Some("ambient"));
-    space.until_captured("ordinary", true);
+    space.wait_until_captured("ordinary", true);
     // In one of the mesh, a pod can stay out; one with a sidecar must.
     pod(
         "refuser",
@@ -147,29 +147,29 @@ fn labels_of_pods_decide_before_their_namespace() {
         json!({"sidecar.istio.io/status": "{}"}),
     );
     for app in ["refuser", "sidecar"] {
-        space.ready(app, 1);
+        space.wait_until_ready(app, 1);
     }
     // Pods that start after them on either node are captured: the agents have seen them.
     for node in ["n1", "n2"] {
-        space.client(node, Some(node));
-        space.until_captured(node, true);
+        space.deploy_client(node, Some(node));
+        space.wait_until_captured(node, true);
     }
     for app in ["refuser", "sidecar"] {
-        space.until_captured(app, false);
+        space.wait_until_captured(app, false);
     }
 }
 
 #[test]
 fn init_containers_are_captured() {
     let mesh = Mesh::shared();
-    let space = mesh.space("init");
-    let server = space.serve_captured();
+    let space = mesh.test_namespace("init");
+    let server = space.deploy_captured_server();
     // Its node knows the server; what follows is about the pod that starts.
-    space.client("client", Some("n1"));
-    space.until_get("client", "http://server/", true);
-    let wire = mesh.watch(&[&space.marker()]);
+    space.deploy_client("client", Some("n1"));
+    space.wait_for_get("client", "http://server/", true);
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
     let tool = "image: ambit/tools:dev, imagePullPolicy: Never";
-    let call = format!("'server:9000', '--marker={}'", space.marker());
+    let call = format!("'server:9000', '--marker={}'", space.traffic_marker());
     space.apply(&format!(
         "apiVersion: v1
 kind: Pod
@@ -184,9 +184,9 @@ spec:
   - {{name: tool, {tool}, command: [ambit-lab-tool, first-connect, --stay, {call}]}}
 "
     ));
-    let pod = space.ready("pod", 1).remove(0);
+    let pod = space.wait_until_ready("pod", 1).remove(0);
     for container in ["first", "sidecar", "tool"] {
-        let event = space.until_event_of("pod", Some(container), "first-connect");
+        let event = space.wait_for_container_event("pod", Some(container), "first-connect");
         assert_eq!(event["retries"], 0, "{container}: {event}");
     }
     let reports = wire.finish();

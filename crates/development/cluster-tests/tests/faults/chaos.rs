@@ -7,22 +7,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_plaintext, until};
+use ambit_cluster_tests::{Mesh, Node, assert_nothing_in_plaintext, wait_until};
 use kube::ResourceExt;
 
 use crate::{PROXY, WORKER};
 
 /// Duration for which pods and processes are killed.
-const CHAOS: Duration = Duration::from_secs(25);
+const CHAOS_DURATION: Duration = Duration::from_secs(25);
 
 #[test]
 fn no_plaintext_and_no_leak_while_pods_and_mesh_are_killed() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("chaos");
-    let server = space.serve_captured();
-    let wire = mesh.watch(&[&space.marker()]);
-    space.deploy_starters(6, None);
-    let end = Instant::now() + CHAOS;
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("chaos");
+    let server = space.deploy_captured_server();
+    let wire = mesh.capture_traffic(&[&space.traffic_marker()]);
+    space.deploy_starting_clients(6, None);
+    let end = Instant::now() + CHAOS_DURATION;
     let victims = [WORKER, "/ambit-agent", PROXY];
     for round in 0.. {
         if Instant::now() > end {
@@ -38,29 +38,29 @@ fn no_plaintext_and_no_leak_while_pods_and_mesh_are_killed() {
         {
             node.kill_processes(victim).unwrap();
         }
-        until("some pod is ready", || {
+        wait_until("some pod is ready", || {
             space
                 .pods("starter")
                 .iter()
                 .any(ambit_cluster_tests::is_ready)
         });
     }
-    for pod in space.ready("starter", 6) {
-        let event = space.until_event(&pod.name_any(), "first-connect");
+    for pod in space.wait_until_ready("starter", 6) {
+        let event = space.wait_for_event(&pod.name_any(), "first-connect");
         assert!(event["first_answer_ms"].is_number(), "{event}");
     }
-    mesh.until_installed();
-    space.until_captured("starter", true);
+    mesh.wait_until_installed();
+    space.wait_until_captured("starter", true);
     assert_nothing_in_plaintext(&wire.finish(), &[&server], &[9000]);
     for node in mesh.cluster().nodes() {
-        until("no namespace of a pod that has gone is held", || {
-            held_namespaces(node).is_subset(&living_namespaces(node))
+        wait_until("no namespace of a pod that has gone is held", || {
+            open_network_namespaces(node).is_subset(&used_network_namespaces(node))
         });
     }
 }
 
 /// Returns the network namespaces, by inode, that the agent and node proxy of a node hold open.
-fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
+fn open_network_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
     // The command lines of the proxy's supervisor and its worker both begin so.
     let holders = ["/ambit-agent", PROXY].map(|program| node.processes(program));
@@ -79,7 +79,7 @@ fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
 }
 
 /// Returns the network namespaces, by inode, of the node's processes, including the node's own.
-fn living_namespaces(node: Node<'_>) -> BTreeSet<u64> {
+fn used_network_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let mut pids = node.processes("");
     pids.extend(node.pid());
     pids.iter()

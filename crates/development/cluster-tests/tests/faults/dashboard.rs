@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ambit_cluster_tests::{Mesh, Process, Space, built_binary, until};
+use ambit_cluster_tests::{Mesh, Process, TestNamespace, built_binary, wait_until};
 use ambit_testkit::http;
 use serde_json::Value;
 
@@ -35,7 +35,7 @@ impl Dashboard {
     }
 
     /// Returns the response to a query of the dashboard's page.
-    fn ask(&self, question: &str) -> Value {
+    fn query(&self, question: &str) -> Value {
         let path = format!("/api/{question}");
         let token = [("X-Ambit-Token", self.token.as_str())];
         let response = http::request(&self.host, "GET", &path, &token, "").unwrap();
@@ -45,12 +45,12 @@ impl Dashboard {
     }
 
     fn mesh(&self) -> Value {
-        self.ask("mesh?after=0")
+        self.query("mesh?after=0")
     }
 
     /// Returns the number of encrypted connections from `client` to `server` so far.
-    fn encrypted(&self, space: &Space<'_>) -> u64 {
-        let traffic = self.ask("traffic?after=0");
+    fn encrypted_connections(&self, space: &TestNamespace<'_>) -> u64 {
+        let traffic = self.query("traffic?after=0");
         let is = |node: &Value, name: &str| node[1] == space.name() && node[2] == name;
         let edges = traffic["edges"].as_array().unwrap();
         let edges = edges
@@ -62,11 +62,11 @@ impl Dashboard {
 
 #[test]
 fn dashboard_outlives_an_outage_of_the_api_server() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("page");
-    space.serve_captured();
-    space.client("client", Some("n1"));
-    space.until_captured("client", true);
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("page");
+    space.deploy_captured_server();
+    space.deploy_client("client", Some("n1"));
+    space.wait_until_captured("client", true);
     let dashboard = Dashboard::start(&mesh);
     let has_workload = |mesh: &Value, name: &str| {
         let workloads = mesh["mesh"]["workloads"].as_array();
@@ -76,34 +76,34 @@ fn dashboard_outlives_an_outage_of_the_api_server() {
                 && workload["protocol"] == "HBONE"
         })
     };
-    until("the page has the mesh", || {
+    wait_until("the page has the mesh", || {
         let mesh = dashboard.mesh();
         has_workload(&mesh, "client") && has_workload(&mesh, "server")
     });
-    until("the page has the traffic", || {
+    wait_until("the page has the traffic", || {
         space.get("client", "http://server/").ok();
-        dashboard.encrypted(&space) > 0
+        dashboard.encrypted_connections(&space) > 0
     });
-    let health = dashboard.ask("health");
+    let health = dashboard.query("health");
     assert_eq!(health["troubles"].as_array().unwrap().len(), 0, "{health}");
     assert!(health["rollout"].is_object(), "{health}");
 
     mesh.cluster().stop_api_server().unwrap();
-    until("the page says that the cluster is away", || {
+    wait_until("the page says that the cluster is away", || {
         let mesh = dashboard.mesh();
         mesh["error"].is_string() && has_workload(&mesh, "server")
     });
-    let health = dashboard.ask("health");
+    let health = dashboard.query("health");
     assert!(health["error"].is_string(), "{health}");
 
     mesh.cluster().start_api_server().unwrap();
-    until("the page has the mesh again", || {
+    wait_until("the page has the mesh again", || {
         let mesh = dashboard.mesh();
         mesh["error"].is_null() && has_workload(&mesh, "server")
     });
-    let latest = || dashboard.ask("traffic?after=0")["latest"].as_u64();
+    let latest = || dashboard.query("traffic?after=0")["latest"].as_u64();
     let before = latest();
-    until("the page has traffic again", || {
+    wait_until("the page has traffic again", || {
         space.get("client", "http://server/").ok();
         latest() > before
     });

@@ -9,7 +9,7 @@ use ambit_cluster_tests::{
 #[test]
 fn a_cluster_comes_and_goes_without_a_trace() {
     // No other test may load the machine while this one is up; and it shares the directories below.
-    let _alone = Mesh::alone();
+    let _alone = Mesh::exclusive();
     let directories = [
         "/etc",
         "/opt",
@@ -18,7 +18,7 @@ fn a_cluster_comes_and_goes_without_a_trace() {
         "/etc/cni/net.d",
         "/opt/cni/bin",
     ];
-    let before = directories.map(list);
+    let before = directories.map(directory_entries);
     let places = ClusterPaths::in_target(&target_directory(), Slot::OWN);
     let _held = Cluster::lock_slot(&places).unwrap();
     let options = Options {
@@ -31,10 +31,10 @@ fn a_cluster_comes_and_goes_without_a_trace() {
     assert!(cluster.status().iter().all(|(_, pid)| pid.is_some()));
     Cluster::down(places.clone(), Slot::OWN).unwrap();
 
-    assert_eq!(directories.map(list), before);
+    assert_eq!(directories.map(directory_entries), before);
     assert!(!places.state.exists());
     let left = |directory: &str| -> Vec<String> {
-        list(directory)
+        directory_entries(directory)
             .into_iter()
             .filter(|name| name.starts_with("kube2-"))
             .collect()
@@ -42,7 +42,7 @@ fn a_cluster_comes_and_goes_without_a_trace() {
     for directory in ["/run/netns", "/sys/class/net"] {
         assert_eq!(left(directory), [""; 0], "{directory}");
     }
-    for hierarchy in list("/sys/fs/cgroup") {
+    for hierarchy in directory_entries("/sys/fs/cgroup") {
         let directory = format!("/sys/fs/cgroup/{hierarchy}");
         assert_eq!(left(&directory), [""; 0], "{directory}");
     }
@@ -50,7 +50,7 @@ fn a_cluster_comes_and_goes_without_a_trace() {
     assert!(!mounts.contains("slot-2"), "{mounts}");
 }
 
-fn list(directory: &str) -> Vec<String> {
+fn directory_entries(directory: &str) -> Vec<String> {
     let mut names: Vec<String> = Path::new(directory)
         .read_dir()
         .into_iter()

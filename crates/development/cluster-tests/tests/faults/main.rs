@@ -1,5 +1,5 @@
-//! The mesh on a real Kubernetes while components of it, or of the cluster, are killed, replaced or away.
-//! The tests run one at a time, each alone on the cluster.
+//! The mesh on a real Kubernetes while components of it, or of the cluster, are killed, replaced or unavailable. The
+//! tests run one at a time, each with exclusive use of the cluster.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

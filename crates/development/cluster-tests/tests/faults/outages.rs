@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_cluster_tests::{ExpectedOutcome, Load, Mesh, Part, Space, until};
+use ambit_cluster_tests::{Component, ExpectedOutcome, Load, Mesh, TestNamespace, wait_until};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api,
@@ -25,7 +25,7 @@ const DENY: &str = "apiVersion: security.istio.io/v1\n\
 
 /// Returns whether the server at an address responds to a GET from this machine, a client outside the mesh. Needs no
 /// API server.
-fn answers(address: IpAddr) -> bool {
+fn is_responding(address: IpAddr) -> bool {
     let get = || -> std::io::Result<bool> {
         let limit = Duration::from_secs(5);
         let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, 8080), limit)?;
@@ -38,48 +38,48 @@ fn answers(address: IpAddr) -> bool {
     get().is_ok_and(|answered| answered)
 }
 
-fn server_address(space: &Space<'_>) -> IpAddr {
+fn server_address(space: &TestNamespace<'_>) -> IpAddr {
     let pod = space.pods("server").remove(0);
     pod.status.unwrap().pod_ip.unwrap().parse().unwrap()
 }
 
-fn pair<'a>(mesh: &'a Mesh, name: &str) -> Space<'a> {
-    let space = mesh.space(name);
-    space.serve_captured();
-    space.client("client", Some("n1"));
-    space.until_captured("client", true);
-    space.until_get("client", "http://server/", true);
+fn deploy_client_and_server<'a>(mesh: &'a Mesh, name: &str) -> TestNamespace<'a> {
+    let space = mesh.test_namespace(name);
+    space.deploy_captured_server();
+    space.deploy_client("client", Some("n1"));
+    space.wait_until_captured("client", true);
+    space.wait_for_get("client", "http://server/", true);
     space
 }
 
 #[test]
 fn a_minute_without_the_api_server_is_not_noticed() {
-    let mesh = Mesh::alone();
-    let space = pair(&mesh, "away");
+    let mesh = Mesh::exclusive();
+    let space = deploy_client_and_server(&mesh, "away");
     let load = Load::start(&space, "load", Some("n1"), "server");
     let server = server_address(&space);
     mesh.cluster().stop_api_server().unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     let mut unanswered = 0;
     while Instant::now() < end {
-        unanswered += u32::from(!answers(server));
+        unanswered += u32::from(!is_responding(server));
     }
     mesh.cluster().start_api_server().unwrap();
     assert_eq!(unanswered, 0, "while the API server was away");
-    load.finish().assert_flawless();
+    load.finish().assert_no_failures();
     space.apply(DENY);
     let name = format!("explicitly denied by: {}/nobody", space.name());
-    space.until_get("client", "http://server/", ExpectedOutcome::Denial(&name));
-    space.serve("later", Some("n1"));
-    space.until_captured("later", true);
+    space.wait_for_get("client", "http://server/", ExpectedOutcome::Denial(&name));
+    space.deploy_server("later", Some("n1"));
+    space.wait_until_captured("later", true);
 }
 
-struct Root {
+struct RootKeyPair {
     certificate: String,
     key: String,
 }
 
-fn new_root() -> Root {
+fn new_root() -> RootKeyPair {
     let mut params = CertificateParams::default();
     params
         .distinguished_name
@@ -87,19 +87,19 @@ fn new_root() -> Root {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let key = KeyPair::generate().unwrap();
-    Root {
+    RootKeyPair {
         certificate: params.self_signed(&key).unwrap().pem(),
         key: key.serialize_pem(),
     }
 }
 
 /// Changes the Secret of the CA; returns when the control plane has loaded it.
-fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
+fn set_ca_secret(mesh: &Mesh, entries: &[(&str, &str)]) {
     let taken = || {
         let log = mesh.kubectl(&[
             "logs",
             "--namespace=istio-system",
-            Part::Control.object(),
+            Component::Control.object(),
             "--tail=-1",
         ]);
         log.matches("the certificate authority is renewed").count()
@@ -113,10 +113,10 @@ fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
     let patch = Patch::Merge(json!({"data": data}));
     mesh.wait_for(secrets.patch("istio-ca-secret", &PatchParams::default(), &patch))
         .unwrap();
-    until("the control plane has taken it", || taken() > before);
+    wait_until("the control plane has taken it", || taken() > before);
 }
 
-fn root_of(mesh: &Mesh) -> String {
+fn ca_certificate(mesh: &Mesh) -> String {
     let secrets: Api<Secret> = Api::namespaced(mesh.client(), "istio-system");
     let secret = mesh.wait_for(secrets.get("istio-ca-secret")).unwrap();
     let data = secret.data.unwrap_or_default();
@@ -129,14 +129,14 @@ fn root_of(mesh: &Mesh) -> String {
 }
 
 /// Returns whether the PEM text contains exactly these root certificates.
-fn holds(text: &str, roots: &[&str]) -> bool {
+fn contains_exactly(text: &str, roots: &[&str]) -> bool {
     roots.iter().all(|root| text.contains(root.trim()))
         && text.matches("BEGIN CERTIFICATE").count() == roots.len()
 }
 
 /// Waits until the ConfigMap of every namespace has these root certificates.
-fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
-    until("the roots are in the namespace", || {
+fn wait_until_distributed(mesh: &Mesh, space: &TestNamespace<'_>, roots: &[&str]) {
+    wait_until("the roots are in the namespace", || {
         let text = mesh.kubectl(&[
             "get",
             "--namespace",
@@ -145,15 +145,16 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
             "configmap/istio-ca-root-cert",
             "--output=jsonpath={.data.root-cert\\.pem}",
         ]);
-        holds(&text, roots)
+        contains_exactly(&text, roots)
     });
 }
 
-/// Restarts all node proxies, so that they request new certificates; returns when the control plane's roots there are
-/// these. A kubelet that lost the API server passes on earlier contents of ConfigMaps for a while.
-fn renew(mesh: &Mesh, roots: &[&str]) {
-    mesh.restart(Part::NodeProxy);
-    let pods = mesh.pods_of(Part::NodeProxy);
+/// Restarts all node proxies, so that they request new certificates; returns when the root certificates in each proxy's
+/// ConfigMap volume are `roots`. A kubelet that lost the API server passes on earlier contents of ConfigMaps for a
+/// while.
+fn renew_proxy_certificates(mesh: &Mesh, roots: &[&str]) {
+    mesh.restart(Component::NodeProxy);
+    let pods = mesh.pods_of(Component::NodeProxy);
     let uids: Vec<_> = pods
         .into_iter()
         .filter_map(|pod| pod.metadata.uid)
@@ -162,13 +163,13 @@ fn renew(mesh: &Mesh, roots: &[&str]) {
         std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
     };
     let know = |pid: u32| {
-        holds(
+        contains_exactly(
             &read(pid, "root/var/run/secrets/istio/root-cert.pem"),
             roots,
         )
     };
     for node in mesh.cluster().nodes() {
-        until(
+        wait_until(
             &format!("the proxy of {} knows the roots", node.name()),
             || {
                 let pids = node.processes(WORKER).into_iter();
@@ -185,18 +186,18 @@ fn renew(mesh: &Mesh, roots: &[&str]) {
 
 #[test]
 fn the_root_is_replaced_under_load() {
-    let mesh = Mesh::alone();
-    let space = pair(&mesh, "roots");
+    let mesh = Mesh::exclusive();
+    let space = deploy_client_and_server(&mesh, "roots");
     let load = Load::start(&space, "load", Some("n1"), "server");
-    let old = root_of(&mesh);
+    let old = ca_certificate(&mesh);
     let new = new_root();
     let both = format!("{}\n{}\n", old.trim(), new.certificate.trim());
 
     // All trust both roots, then the new one signs, then the old one is removed.
-    set_root(&mesh, &[("root-cert.pem", &both)]);
-    until_distributed(&mesh, &space, &[&old, &new.certificate]);
-    renew(&mesh, &[&old, &new.certificate]);
-    set_root(
+    set_ca_secret(&mesh, &[("root-cert.pem", &both)]);
+    wait_until_distributed(&mesh, &space, &[&old, &new.certificate]);
+    renew_proxy_certificates(&mesh, &[&old, &new.certificate]);
+    set_ca_secret(
         &mesh,
         &[
             ("ca-cert.pem", &new.certificate),
@@ -204,10 +205,10 @@ fn the_root_is_replaced_under_load() {
             ("root-cert.pem", &both),
         ],
     );
-    renew(&mesh, &[&old, &new.certificate]);
-    set_root(&mesh, &[("root-cert.pem", &new.certificate)]);
-    until_distributed(&mesh, &space, &[&new.certificate]);
-    renew(&mesh, &[&new.certificate]);
-    space.until_get("client", "http://server/", true);
-    load.finish().assert_flawless();
+    renew_proxy_certificates(&mesh, &[&old, &new.certificate]);
+    set_ca_secret(&mesh, &[("root-cert.pem", &new.certificate)]);
+    wait_until_distributed(&mesh, &space, &[&new.certificate]);
+    renew_proxy_certificates(&mesh, &[&new.certificate]);
+    space.wait_for_get("client", "http://server/", true);
+    load.finish().assert_no_failures();
 }

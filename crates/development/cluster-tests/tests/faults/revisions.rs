@@ -5,20 +5,21 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 /// Values of the second control plane, without agents and node proxies.
-const CANARY: &str = "global.revision=canary,global.components=control-plane,revisionTags={stable}";
+const CANARY_VALUES: &str =
+    "global.revision=canary,global.components=control-plane,revisionTags={stable}";
 
 #[test]
 fn no_request_fails_while_a_second_control_plane_takes_over() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("canary");
-    space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("canary");
+    space.deploy_captured_server();
     let waypoint = Waypoint::apply(&space);
-    assert!(uses(&waypoint.pods(), "istiod"));
-    let load = Load::start_gently(&space, "load", "n1", "server");
-    space.until_captured("load", true);
-    space.until_get("load", "http://server/", true);
+    assert!(all_use_control_plane(&waypoint.pods(), "istiod"));
+    let load = Load::start_slow(&space, "load", "n1", "server");
+    space.wait_until_captured("load", true);
+    space.wait_for_get("load", "http://server/", true);
 
-    mesh.install(&[CANARY]);
+    mesh.install(&[CANARY_VALUES]);
     let before = names(&waypoint.pods());
     let root = |name: &str| {
         let namespace = ["--namespace", space.name()];
@@ -34,33 +35,33 @@ fn no_request_fails_while_a_second_control_plane_takes_over() {
     assert_eq!(names(&waypoint.pods()), before, "nothing moves by itself");
 
     // A Gateway of its own label, then of a tag, of its namespace, and of the default revision again.
-    waypoint.replaced(|waypoint| label(waypoint, "canary"));
-    assert!(uses(&waypoint.pods(), "istiod-canary"));
-    waypoint.until_condition("Programmed", "True Programmed");
+    waypoint.wait_until_replaced(|waypoint| set_revision_label(waypoint, "canary"));
+    assert!(all_use_control_plane(&waypoint.pods(), "istiod-canary"));
+    waypoint.wait_for_condition("Programmed", "True Programmed");
     let moved = names(&waypoint.pods());
-    label(&waypoint, "stable");
+    set_revision_label(&waypoint, "stable");
     mesh.install(&["ztunnel.revision=canary"]);
     assert_eq!(
         names(&waypoint.pods()),
         moved,
         "the tag is of the same revision"
     );
-    space.until_get("load", "http://server/", true);
+    space.wait_for_get("load", "http://server/", true);
     assert_eq!(root("istio-ca-root-cert"), roots, "both have the same root");
 
     // Back, and the second control plane goes.
     mesh.install(&[]);
-    waypoint.replaced(|waypoint| label(waypoint, "default"));
-    assert!(uses(&waypoint.pods(), "istiod"));
+    waypoint.wait_until_replaced(|waypoint| set_revision_label(waypoint, "default"));
+    assert!(all_use_control_plane(&waypoint.pods(), "istiod"));
     mesh.ambit(&["uninstall", "--revision=canary"]);
-    assert!(!mesh.objects_of_the_chart().contains("canary"));
-    waypoint.until_condition("Programmed", "True Programmed");
-    space.until_get("load", "http://server/", true);
-    load.finish().assert_flawless();
+    assert!(!mesh.chart_objects().contains("canary"));
+    waypoint.wait_for_condition("Programmed", "True Programmed");
+    space.wait_for_get("load", "http://server/", true);
+    load.finish().assert_no_failures();
 }
 
 /// Sets the revision label of the Gateway to a revision or a tag.
-fn label(waypoint: &Waypoint<'_>, revision: &str) {
+fn set_revision_label(waypoint: &Waypoint<'_>, revision: &str) {
     waypoint.patch(&json!({"metadata": {"labels": {"istio.io/rev": revision}}}));
 }
 
@@ -72,7 +73,7 @@ fn names(pods: &[Pod]) -> Vec<String> {
 }
 
 /// Returns whether all pods use the control plane behind this Service.
-fn uses(pods: &[Pod], service: &str) -> bool {
+fn all_use_control_plane(pods: &[Pod], service: &str) -> bool {
     let address = format!("https://{service}.istio-system.svc:15012");
     pods.iter().all(|pod| {
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);

@@ -3,66 +3,66 @@
 use std::time::Duration;
 
 use ambit_cluster_tests::{
-    Load, Mesh, Part, assert_only_tls, assert_uninstalls, throughout, until,
+    Component, Load, Mesh, assert_only_tls, assert_throughout, assert_uninstalls, wait_until,
 };
 
 use crate::{PROXY, WORKER};
 
 #[test]
 fn a_node_proxy_that_is_killed_again_and_again_refuses_no_connection() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("killed");
-    let server = space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("killed");
+    let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
     let client = space.pods(load.pod()).remove(0);
-    let wire = mesh.watch(&[]);
+    let wire = mesh.capture_traffic(&[]);
     for _ in 0..3 {
         for node in mesh.cluster().nodes() {
             let killed = node.kill_processes(WORKER).unwrap();
             assert!(killed > 0, "no proxy on {}", node.name());
-            space.until_get("load", "http://server/", true);
+            space.wait_for_get("load", "http://server/", true);
         }
     }
     let outcome = load.finish();
     assert_only_tls(&wire.finish(), &[&server, &client]);
-    eprintln!("longest silence: {:?}", outcome.longest_silence);
-    outcome.assert_all_opened();
+    eprintln!("longest silence: {:?}", outcome.longest_gap);
+    outcome.assert_all_connections_opened();
 }
 
-/// Kills the first process of the container, and with it all others: the kubelet restarts the container sooner or
-/// later, while the standby takes over at once.
+/// Kills the first process of the container, and with it all others: the standby node proxy takes over at once, long
+/// before the kubelet restarts the container.
 #[test]
 fn a_node_proxy_whose_container_is_killed_refuses_no_connection() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("container");
-    let server = space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("container");
+    let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
     let client = space.pods(load.pod()).remove(0);
-    let wire = mesh.watch(&[]);
+    let wire = mesh.capture_traffic(&[]);
     for _ in 0..2 {
         for node in mesh.cluster().nodes() {
-            until(&format!("both containers run on {}", node.name()), || {
+            wait_until(&format!("both containers run on {}", node.name()), || {
                 node.processes(PROXY).len() == 3
             });
             assert_eq!(node.kill_parents(WORKER).unwrap(), 1);
-            space.until_get("load", "http://server/", true);
+            space.wait_for_get("load", "http://server/", true);
         }
     }
     let outcome = load.finish();
     assert_only_tls(&wire.finish(), &[&server, &client]);
-    eprintln!("longest silence: {:?}", outcome.longest_silence);
-    outcome.assert_all_opened();
+    eprintln!("longest silence: {:?}", outcome.longest_gap);
+    outcome.assert_all_connections_opened();
 }
 
 #[test]
 fn overlapping_rollouts_of_the_node_proxy_break_no_connection() {
-    let mesh = Mesh::alone();
-    let space = mesh.space("rollout");
-    space.serve_captured();
+    let mesh = Mesh::exclusive();
+    let space = mesh.test_namespace("rollout");
+    space.deploy_captured_server();
     let load = Load::start_captured(&space);
     for _ in 0..2 {
-        mesh.restart(Part::NodeProxy);
-        space.until_get("load", "http://server/", true);
+        mesh.restart(Component::NodeProxy);
+        space.wait_for_get("load", "http://server/", true);
     }
     let shown = mesh.ambit(&["rollout"]);
     assert!(
@@ -72,8 +72,8 @@ fn overlapping_rollouts_of_the_node_proxy_break_no_connection() {
     assert!(shown.contains("\ndraining:\n"), "{shown}");
     // Twice as long as Kubernetes gives a pod by default: nothing cuts open connections.
     let while_open = Duration::from_secs(hold_seconds());
-    throughout("connections are held", while_open, || true);
-    load.finish().assert_flawless();
+    assert_throughout("connections are held", while_open, || true);
+    load.finish().assert_no_failures();
 }
 
 /// Returns how long connections are held during rollouts; `AMBIT_HOLD_SECONDS` overrides it.
@@ -84,7 +84,7 @@ fn hold_seconds() -> u64 {
 
 #[test]
 fn uninstalling_breaks_nothing_and_leaves_nothing() {
-    let mesh = Mesh::alone();
+    let mesh = Mesh::exclusive();
     assert_uninstalls(&mesh, || {
         mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]);
     });
@@ -93,9 +93,9 @@ fn uninstalling_breaks_nothing_and_leaves_nothing() {
 
 #[test]
 fn uninstalling_with_helm_breaks_nothing_and_leaves_nothing() {
-    let mesh = Mesh::alone();
+    let mesh = Mesh::exclusive();
     mesh.install_with_helm();
     assert_uninstalls(&mesh, || mesh.uninstall_with_helm());
-    assert_eq!(mesh.objects_of_the_chart(), "");
+    assert_eq!(mesh.chart_objects(), "");
     mesh.install(&[]);
 }

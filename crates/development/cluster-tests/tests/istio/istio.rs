@@ -7,14 +7,15 @@ use std::{
     time::Duration,
 };
 
-use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target_directory, until};
-use ambit_testkit::documents::{run_steps, steps_of_file};
+use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target_directory, wait_until};
+use ambit_testkit::documents::{parse_file_steps, run_steps};
 use tempfile::TempDir;
 
 /// Chart values of Ambit that select the test cluster's images.
 const VALUES: &str = "hub: ambit, tag: dev, imagePullPolicy: Never";
-/// Values of Istio's installation: images that the cluster has, one of which is Ambit's node proxy.
-const SETTINGS: [&str; 7] = [
+/// Values of Istio's installation. They select images that the test cluster has loaded, with Ambit's node proxy in
+/// place of ztunnel.
+const INSTALLATION_VALUES: [&str; 7] = [
     "hub=docker.io/istio",
     "tag=dev",
     "values.global.imagePullPolicy=Never",
@@ -28,13 +29,13 @@ const SETTINGS: [&str; 7] = [
 pub(crate) struct Istio {
     pub(crate) mesh: Access,
     manifest: PathBuf,
-    /// Directory that replaces `/tmp` in commands.
-    own: TempDir,
+    /// Temporary directory that replaces `/tmp` in the page's commands.
+    temporary_directory: TempDir,
 }
 
 impl Istio {
     /// Starts a cluster and installs Istio's ambient mode. Returns when all of Istio's pods are ready.
-    pub(crate) fn installed() -> Self {
+    pub(crate) fn start_and_install() -> Self {
         let directory = target_directory().join("istio");
         let archives = ["pilot.tar", "install-cni.tar"].map(|name| directory.join(name));
         for archive in &archives {
@@ -43,7 +44,7 @@ impl Istio {
         }
         let mut istioctl = Command::new(directory.join("istioctl"));
         istioctl.args(["manifest", "generate", "--set", "profile=ambient"]);
-        for setting in SETTINGS {
+        for setting in INSTALLATION_VALUES {
             istioctl.args(["--set", setting]);
         }
         let written = istioctl.output().unwrap();
@@ -51,13 +52,13 @@ impl Istio {
         let manifest = directory.join("ambient.yaml");
         fs::write(&manifest, written.stdout).unwrap();
         let istio = Self {
-            mesh: Mesh::bare(&[], &archives),
+            mesh: Mesh::without_mesh(&[], &archives),
             manifest,
-            own: tempfile::tempdir().unwrap(),
+            temporary_directory: tempfile::tempdir().unwrap(),
         };
         istio.mesh.kubectl(&["create", "namespace", MESH_NAMESPACE]);
         istio.install();
-        istio.follow("istio", "");
+        istio.run_migration_page("istio", "");
         istio
     }
 
@@ -69,10 +70,10 @@ impl Istio {
             .filter(|object| !object.lines().any(|line| line == "kind: DaemonSet"))
             .collect();
         assert_eq!(all.split("\n---\n").count() - some.len(), 2, "DaemonSets");
-        let manifest = self.own.path().join("control-plane.yaml");
+        let manifest = self.temporary_directory.path().join("control-plane.yaml");
         fs::write(&manifest, some.join("\n---\n")).unwrap();
         self.apply(&manifest);
-        self.until_ready("istio=pilot", 1);
+        self.wait_until_ready("istio=pilot", 1);
     }
 
     fn apply(&self, manifest: &Path) {
@@ -90,31 +91,34 @@ impl Istio {
             ("k8s-app=istio-cni-node", 2),
         ];
         for (label, count) in parts {
-            self.until_ready(label, count);
+            self.wait_until_ready(label, count);
         }
     }
 
-    /// Runs commands of the book's page about migrations for this runner, with the images of the test cluster and a
-    /// test's namespace.
-    pub(crate) fn follow(&self, runner: &str, namespace: &str) {
-        let steps = steps_of_file("docs/src/migration.md", runner);
+    /// Runs commands of the book's page about migrations whose code blocks are marked for `runner`, with the images of
+    /// the test cluster and a test's namespace.
+    pub(crate) fn run_migration_page(&self, runner: &str, namespace: &str) {
+        let steps = parse_file_steps("docs/src/migration.md", runner);
         run_steps(&steps, Duration::from_secs(180), |command| {
             let command = command
                 .replace("hub: registry.example.com/ambit, tag: v1", VALUES)
                 .replace(" shop ", &format!(" {namespace} "))
-                .replace("/tmp/", &format!("{}/", self.own.path().display()));
+                .replace(
+                    "/tmp/",
+                    &format!("{}/", self.temporary_directory.path().display()),
+                );
             self.mesh.shell(&command)
         });
     }
 
-    /// Runs `kubectl` in the namespace of the mesh; returns its output.
+    /// Runs `kubectl` in the mesh's namespace; returns its output.
     pub(crate) fn kubectl(&self, args: &[&str]) -> String {
         self.mesh
             .kubectl(&[args, &["--namespace", MESH_NAMESPACE]].concat())
     }
 
-    fn until_ready(&self, label: &str, count: usize) {
-        until(&format!("{count} pods {label} are ready"), || {
+    fn wait_until_ready(&self, label: &str, count: usize) {
+        wait_until(&format!("{count} pods {label} are ready"), || {
             let pods = self.mesh.pods_with(label);
             pods.len() == count && pods.iter().all(is_ready)
         });

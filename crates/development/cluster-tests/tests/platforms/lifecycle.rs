@@ -1,8 +1,9 @@
 //! Tests of enrolment, policies, probes, upgrade and uninstallation on other platforms.
 
 use ambit_cluster_tests::{
-    Load, Mesh, Part, PolicyEngine, Probes, assert_at_home, assert_network_policies_hold,
-    assert_only_tls, assert_uninstalls, plugins, restarts,
+    Component, Load, Mesh, PolicyEngine, ProbeTreatment, assert_mesh_works,
+    assert_network_policies_enforced, assert_only_tls, assert_uninstalls, cni_plugin_types,
+    restarts,
 };
 
 #[test]
@@ -10,9 +11,9 @@ fn the_mesh_lives_with_calico_and_its_policies() {
     assert_supported(&Platform {
         options: &["--primary-cni=calico", "--ip-family=dual"],
         values: &[],
-        chain: &["calico", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["calico", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
-        objects: "",
+        additional_manifests: "",
     });
 }
 
@@ -21,9 +22,9 @@ fn the_mesh_lives_with_kube_router_and_its_policies() {
     assert_supported(&Platform {
         options: &["--primary-cni=kube-router", "--ip-family=ipv4"],
         values: &[],
-        chain: &["bridge", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["bridge", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
-        objects: "",
+        additional_manifests: "",
     });
 }
 
@@ -32,9 +33,9 @@ fn the_mesh_lives_with_cilium_and_its_policies() {
     assert_supported(&Platform {
         options: &["--primary-cni=cilium", "--ip-family=dual"],
         values: &[],
-        chain: &["cilium-cni", "ambit-cni"],
+        expected_plugin_chain: &["cilium-cni", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
-        objects: CILIUM_PROBES,
+        additional_manifests: CILIUM_PROBES,
     });
 }
 
@@ -44,9 +45,9 @@ fn the_mesh_finds_its_directories_in_the_layout_of_k3s() {
     assert_supported(&Platform {
         options: &["--layout=k3s", "--primary-cni=flannel", "--ip-family=dual"],
         values: &["global.platform=k3s"],
-        chain: &["flannel", "portmap", "ambit-cni"],
-        engine: PolicyEngine::Added,
-        objects: "",
+        expected_plugin_chain: &["flannel", "portmap", "ambit-cni"],
+        engine: PolicyEngine::TestEngine,
+        additional_manifests: "",
     });
 }
 
@@ -60,40 +61,40 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
             "--ip-family=dual",
         ],
         values: &["global.platform=microk8s"],
-        chain: &["calico", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["calico", "portmap", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
-        objects: "",
+        additional_manifests: "",
     });
 }
 
 /// Policy that users of Cilium apply, according to the book.
 const CILIUM_PROBES: &str = include_str!("../../../../../examples/cilium-probes.yaml");
 
-/// Kind of cluster, and the results that the test expects on it.
+/// Platform under test: how its cluster is started, and the results that the test expects there.
 struct Platform<'a> {
     /// Options of `cargo xtask cluster up`.
     options: &'a [&'a str],
     /// Values of Ambit's chart.
     values: &'a [&'a str],
     /// Plugin types in the CNI configuration that the container runtime uses, once Ambit is installed.
-    chain: &'a [&'a str],
+    expected_plugin_chain: &'a [&'a str],
     /// Implementation that enforces NetworkPolicies.
     engine: PolicyEngine,
     /// Manifests that users of the platform apply besides Ambit.
-    objects: &'a str,
+    additional_manifests: &'a str,
 }
 
 #[track_caller]
 fn assert_supported(platform: &Platform<'_>) {
     let values = [&["cni.mode=chained"], platform.values].concat();
-    let mesh = Mesh::own(platform.options, &values);
+    let mesh = Mesh::with_own_cluster(platform.options, &values);
     for node in mesh.cluster().nodes() {
-        assert_eq!(plugins(node), platform.chain);
+        assert_eq!(cni_plugin_types(node), platform.expected_plugin_chain);
     }
-    mesh.apply(platform.objects);
-    assert_joins_running(&mesh);
-    drop(assert_at_home(&mesh, Probes::Exempt));
-    assert_network_policies_hold(&mesh, platform.engine);
+    mesh.apply(platform.additional_manifests);
+    assert_running_pods_join(&mesh);
+    drop(assert_mesh_works(&mesh, ProbeTreatment::Exempt));
+    assert_network_policies_enforced(&mesh, platform.engine);
     assert_upgrades(&mesh);
     assert_uninstalls(&mesh, || {
         mesh.ambit(&["uninstall", "--unlabel", "--timeout=90s"]);
@@ -102,22 +103,22 @@ fn assert_supported(platform: &Platform<'_>) {
 
 /// Checks that running pods join the mesh by their namespace's label, without a restart.
 #[track_caller]
-fn assert_joins_running(mesh: &Mesh) {
-    let space = mesh.space("joining");
-    let server = space.serve("server", Some("n2"));
+fn assert_running_pods_join(mesh: &Mesh) {
+    let space = mesh.test_namespace("joining");
+    let server = space.deploy_server("server", Some("n2"));
     let [far, near] = [("far", "n1"), ("near", "n2")].map(|(name, node)| {
-        let client = space.client(name, Some(node));
-        space.until_get(name, "http://server/", true);
+        let client = space.deploy_client(name, Some(node));
+        space.wait_for_get(name, "http://server/", true);
         client
     });
     space.label(Some("ambient"));
     for app in ["server", "far", "near"] {
-        space.until_captured(app, true);
+        space.wait_until_captured(app, true);
     }
     for app in ["far", "near"] {
-        space.until_get(app, "http://server/", true);
+        space.wait_for_get(app, "http://server/", true);
     }
-    let wire = mesh.watch(&["GET /"]);
+    let wire = mesh.capture_traffic(&["GET /"]);
     for app in ["far", "near"] {
         space.get(app, "http://server/").unwrap();
     }
@@ -138,12 +139,12 @@ fn assert_joins_running(mesh: &Mesh) {
 /// Checks that new agents and node proxies take over under load, and that no request fails.
 #[track_caller]
 fn assert_upgrades(mesh: &Mesh) {
-    let space = mesh.space("upgrade");
-    space.serve_captured();
+    let space = mesh.test_namespace("upgrade");
+    space.deploy_captured_server();
     let load = Load::start_captured(&space);
-    for part in [Part::Agent, Part::NodeProxy] {
+    for part in [Component::Agent, Component::NodeProxy] {
         mesh.restart(part);
-        space.until_get("load", "http://server/", true);
+        space.wait_for_get("load", "http://server/", true);
     }
-    load.finish().assert_flawless();
+    load.finish().assert_no_failures();
 }

@@ -5,13 +5,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ambit_system_tests::{
-    IpFamily, LabNetns, Mesh, Options, is_complete_response, options, with_waypoint_and,
+    IpFamily, LabNetns, Mesh, Options, is_complete_response, options, with_waypoint_options,
 };
 
 const PORT: u16 = 15000;
 
 /// Sends a request to an admin port, and returns the response; `None` without a connection.
-fn ask(
+fn send_request(
     mesh: &Mesh,
     from: &LabNetns,
     ip: IpAddr,
@@ -28,7 +28,7 @@ fn ask(
 
 #[test]
 fn admin_port_answers_on_loopback_and_to_no_other_origin() {
-    let (mesh, _) = with_waypoint_and(
+    let (mesh, _) = with_waypoint_options(
         "",
         Options {
             ip_family: IpFamily::Dual,
@@ -40,7 +40,7 @@ fn admin_port_answers_on_loopback_and_to_no_other_origin() {
     let itself = pod("shop/waypoint");
     let loopback = IpAddr::from([127, 0, 0, 1]);
     let is_alive = || {
-        let answer = ask(
+        let answer = send_request(
             &mesh,
             &itself,
             loopback,
@@ -71,7 +71,7 @@ fn admin_port_answers_on_loopback_and_to_no_other_origin() {
         for ip in &ips {
             for host in ["localhost:15000".to_owned(), ip.to_string()] {
                 let host = format!("Host: {host}\r\n");
-                let answer = ask(&mesh, from, *ip, "GET", "/config_dump", &host);
+                let answer = send_request(&mesh, from, *ip, "GET", "/config_dump", &host);
                 assert_eq!(answer, "", "{from:?} at {ip}");
             }
         }
@@ -90,7 +90,7 @@ fn admin_port_answers_on_loopback_and_to_no_other_origin() {
             ("POST", "/logging?level=trace"),
             ("GET", "/config_dump"),
         ] {
-            let answer = ask(&mesh, &itself, loopback, method, path, headers);
+            let answer = send_request(&mesh, &itself, loopback, method, path, headers);
             assert!(
                 answer.starts_with("HTTP/1.1 403"),
                 "{method} {path} {headers}: {answer}"

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use ambit_system_tests::{is_complete_response, read_head, until, with_waypoint};
+use ambit_system_tests::{is_complete_response, read_head, wait_until, with_waypoint};
 
 /// Number of retries that each waypoint's route allows.
 const ATTEMPTS: usize = 3;
@@ -85,8 +85,8 @@ spec:
 
 /// Returns the numbers of requests for a path that an application has received from either service, by the header
 /// `x-to`.
-fn by_service(heads: &ambit_system_tests::RecordedHeads, path: &str) -> [usize; 2] {
-    let all = heads.all();
+fn request_counts_by_service(heads: &ambit_system_tests::RecordedHeads, path: &str) -> [usize; 2] {
+    let all = heads.recorded();
     let of = |to: &str| {
         let all = all.iter().map(|head| head.to_ascii_lowercase());
         let of_path = all.filter(|head| head.starts_with(&format!("get {path} ")));
@@ -110,28 +110,30 @@ fn mutual_mirrors_of_waypoints_end() {
             answer.and_then(|mut stream| stream.send_raw(request.as_bytes(), is_complete_response));
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
     };
-    until("both routes are followed", || {
+    wait_until("both routes are followed", || {
         ask("10.96.0.81:80", "/first");
         ask("10.96.0.82:80", "/first");
-        by_service(&heads, "/first").iter().all(|count| *count > 0)
+        request_counts_by_service(&heads, "/first")
+            .iter()
+            .all(|count| *count > 0)
     });
-    until("mirrors of the other Service arrive", || {
+    wait_until("mirrors of the other Service arrive", || {
         ask("10.96.0.81:80", "/mirrored");
-        by_service(&heads, "/mirrored")[1] > 0
+        request_counts_by_service(&heads, "/mirrored")[1] > 0
     });
     // One request for each mirror, and the mirrored requests of mirrors besides them.
     ask("10.96.0.81:80", "/counted");
-    until("both mirrors have come", || {
-        by_service(&heads, "/counted")[1] >= 2
+    wait_until("both mirrors have come", || {
+        request_counts_by_service(&heads, "/counted")[1] >= 2
     });
     for number in 0..20 {
         let path = format!("/after-{number}");
         ask("10.96.0.81:80", &path);
-        until("both mirrors of a later request have come", || {
-            by_service(&heads, &path)[1] >= 2
+        wait_until("both mirrors of a later request have come", || {
+            request_counts_by_service(&heads, &path)[1] >= 2
         });
     }
-    assert_eq!(by_service(&heads, "/counted"), [1, 2]);
+    assert_eq!(request_counts_by_service(&heads, "/counted"), [1, 2]);
 }
 
 #[test]
@@ -139,7 +141,7 @@ fn retries_of_chained_waypoints_add_up() {
     let (mesh, _) = with_waypoint(ROUTES);
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = asked.clone();
-    mesh.serve("shop/server", 8081, move |mut stream| {
+    mesh.serve_connections("shop/server", 8081, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             assert!(!head.to_ascii_lowercase().contains("x-ambit-"), "{head}");
             counted.fetch_add(1, SeqCst);
@@ -155,7 +157,7 @@ fn retries_of_chained_waypoints_add_up() {
             answer.and_then(|mut stream| stream.send_raw(request.as_bytes(), is_complete_response));
         answer.unwrap_or_default()
     };
-    until("requests pass both waypoints", || {
+    wait_until("requests pass both waypoints", || {
         let answer = ask("");
         answer.contains("x-by: back") && answer.contains("x-by: front")
     });

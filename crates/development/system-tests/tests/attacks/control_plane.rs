@@ -11,15 +11,16 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_system_tests::{CLIENT_AND_SERVER, Client, LabNetns, Mesh, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Client, LabNetns, Mesh, wait_until};
 
 /// Address of the control plane in a lab.
-const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// Number of the attacker's threads. Their connections exceed the listener's backlog, besides those in handshakes.
+const CONTROL_PLANE_ADDRESS: [u8; 4] = [172, 18, 0, 2];
+/// Number of the attacker's threads. All their connections together exceed the listener's backlog and its concurrent
+/// TLS handshakes.
 const THREADS: usize = 8;
-const HELD_BY_EACH: usize = 200;
+const CONNECTIONS_PER_THREAD: usize = 200;
 /// Number of open connections at which the attack has its full rate.
-const MANY: usize = 1000;
+const FULL_RATE_CONNECTIONS: usize = 1000;
 
 /// Idle connections from a pod to the control plane, which are replaced when closed, until this value is dropped.
 struct IdleConnections {
@@ -29,7 +30,7 @@ struct IdleConnections {
 }
 
 impl IdleConnections {
-    fn hold(client: &Client, pod: &str) -> Self {
+    fn start(client: &Client, pod: &str) -> Self {
         let (stop, opened) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let thread = |_| {
             let (stop, opened) = (Arc::clone(&stop), Arc::clone(&opened));
@@ -38,7 +39,7 @@ impl IdleConnections {
                 let mut held = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     held.retain(is_open);
-                    if held.len() >= HELD_BY_EACH {
+                    if held.len() >= CONNECTIONS_PER_THREAD {
                         std::thread::yield_now();
                     } else if let Ok(stream) = open(&client, &place) {
                         held.push(stream);
@@ -57,7 +58,7 @@ impl IdleConnections {
 }
 
 fn open(client: &Client, place: &LabNetns) -> std::io::Result<TcpStream> {
-    let address = SocketAddr::from((CONTROL, 15012));
+    let address = SocketAddr::from((CONTROL_PLANE_ADDRESS, 15012));
     let stream = client.dial(place.clone(), address);
     let stream = stream.map_err(std::io::Error::other)?;
     stream.set_nonblocking(true)?;
@@ -118,9 +119,9 @@ fn read_response(mut stream: TcpStream, path: &str) -> String {
 #[test]
 fn idle_connections_do_not_prevent_enrolment() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    let attack = IdleConnections::hold(mesh.client(), "legacy/client");
-    until("the attack is in full swing", || {
-        attack.opened.load(Ordering::Relaxed) >= MANY
+    let attack = IdleConnections::start(mesh.client(), "legacy/client");
+    wait_until("the attack is in full swing", || {
+        attack.opened.load(Ordering::Relaxed) >= FULL_RATE_CONNECTIONS
     });
     // A restarted proxy must reconnect before it can request the new pod's certificate.
     mesh.kill("proxy", Some("node-1"));
@@ -136,8 +137,8 @@ spec:
   - {name: main, image: none, command: [$LAB_TOOL, sleep]}
 ",
     );
-    mesh.until_captured("shop/late", true);
-    until("the new pod's calls are answered", || {
+    mesh.wait_until_captured("shop/late", true);
+    wait_until("the new pod's calls are answered", || {
         mesh.get("shop/late", "http://server.shop/").succeeded()
     });
     drop(attack);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use ambit_lab::LogSource;
-use ambit_system_tests::{EchoConnection, Mesh, options, until, with_waypoint_and};
+use ambit_system_tests::{EchoConnection, Mesh, options, wait_until, with_waypoint_options};
 
 /// Number of the attacker's connections, each with the maximum number of concurrent requests.
 const CONNECTIONS: usize = 20;
@@ -27,7 +27,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns requests whose headers repeat `times` an entry of HPACK's dynamic table, which the first request adds.
-fn amplified(field: &[u8], times: usize) -> Vec<u8> {
+fn repeat_header(field: &[u8], times: usize) -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend(frame(4, 0, 0, b""));
     for number in 0..REQUESTS {
@@ -42,7 +42,7 @@ fn amplified(field: &[u8], times: usize) -> Vec<u8> {
 }
 
 /// Returns the resident memory in bytes of the largest of the waypoint's processes.
-fn resident() -> u64 {
+fn resident_bytes() -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let of_waypoint = processes.filter_map(|process| {
         let path = process.path();
@@ -65,7 +65,7 @@ fn with_limited_waypoint() -> Mesh {
     let mut options = options();
     let limit = MEMORY_LIMIT.to_string();
     options.env.insert("AMBIT_MEMORY_LIMIT".to_owned(), limit);
-    with_waypoint_and("", options).0
+    with_waypoint_options("", options).0
 }
 
 fn is_served(mesh: &Mesh) -> bool {
@@ -76,14 +76,14 @@ fn is_served(mesh: &Mesh) -> bool {
 fn indexed_headers_cost_a_waypoint_bounded_memory() {
     let mesh = with_limited_waypoint();
     // The application reads the start of a request, and never responds.
-    mesh.serve("shop/server", 8081, |mut stream| {
+    mesh.serve_connections("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
         loop {
             std::thread::park();
         }
     });
     let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
-    let before = resident();
+    let before = resident_bytes();
     let fields: [(&[u8], usize); 3] = [
         (&[&b"\x40\x01a\x7f\xbd\x1d"[..], &[b'v'; 3900]].concat(), 15),
         (b"\x40\x01a\x00", 1900),
@@ -93,43 +93,43 @@ fn indexed_headers_cost_a_waypoint_bounded_memory() {
     for number in 0..CONNECTIONS {
         let (field, times) = fields[number % fields.len()];
         let mut connection = mesh.dial("legacy/client", server).unwrap();
-        let bytes = amplified(field, times);
+        let bytes = repeat_header(field, times);
         // The server's settings frame arrives in any case.
         let _received = connection.send_raw(&bytes, |received| !received.is_empty());
         held.push(connection);
         assert!(is_served(&mesh), "after {number} connections");
     }
-    until("requests are refused as overload", || {
+    wait_until("requests are refused as overload", || {
         let log = LogSource::Pod {
             pod: "shop/waypoint".into(),
             container: None,
         };
         mesh.client().log_text(log).unwrap().contains(" 503 OM ")
     });
-    let grown = resident().saturating_sub(before);
+    let grown = resident_bytes().saturating_sub(before);
     assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }
 
 /// WebSocket upgrade request.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-/// Number of upgraded connections that are not read: more than one caller's memory budget allows.
-const SOCKETS: usize = 600;
+const UPGRADE_RESPONSE: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+/// Number of upgraded connections from which the client does not read: more than one caller's memory budget allows.
+const UPGRADED_CONNECTIONS: usize = 600;
 
 #[test]
 fn unread_websockets_behind_tunnels_cost_bounded_memory() {
     let mesh = with_limited_waypoint();
-    mesh.serve("shop/server", 8081, |mut stream| {
+    mesh.serve_connections("shop/server", 8081, |mut stream| {
         let _read = stream.read(&mut [0; 1024])?;
-        stream.write_all(SWITCHED)?;
+        stream.write_all(UPGRADE_RESPONSE)?;
         loop {
             stream.write_all(&[0; 16 << 10])?;
         }
     });
     let server = SocketAddr::new(mesh.ip("shop/server"), 8081);
-    let before = resident();
+    let before = resident_bytes();
     let mut held: Vec<EchoConnection> = Vec::new();
-    for _ in 0..SOCKETS {
+    for _ in 0..UPGRADED_CONNECTIONS {
         let mut connection = mesh.dial("legacy/client", server).unwrap();
         let received = connection.send_raw(UPGRADE, |received| received.contains("\r\n\r\n"));
         if !received.is_ok_and(|received| received.contains(" 101 ")) {
@@ -139,10 +139,10 @@ fn unread_websockets_behind_tunnels_cost_bounded_memory() {
     }
     let switched = held.len();
     assert!(
-        (10..SOCKETS).contains(&switched),
+        (10..UPGRADED_CONNECTIONS).contains(&switched),
         "{switched} have switched"
     );
     assert!(is_served(&mesh));
-    let grown = resident().saturating_sub(before);
+    let grown = resident_bytes().saturating_sub(before);
     assert!(grown < MEMORY_LIMIT / 2, "{grown} bytes");
 }

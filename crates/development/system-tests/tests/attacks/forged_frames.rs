@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, CommandResponse, IpFamily, LAB_TOOL, Mesh, Options, PrimaryCni,
-    built_binary, options, until,
+    built_binary, options, wait_until,
 };
 
 const NEIGHBOUR: &str = "legacy/client";
@@ -45,8 +45,8 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
             ..options()
         };
         let mesh = Mesh::up_with(&manifests, options);
-        mesh.until_captured(VICTIM, true);
-        let mac = mac(&mesh, VICTIM);
+        mesh.wait_until_captured(VICTIM, true);
+        let mac = mac_address(&mesh, VICTIM);
         Self {
             mesh,
             primary_cni,
@@ -68,11 +68,11 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         addresses.iter().map(|ip| (*ip, nobody(ip))).collect()
     }
 
-    fn sh(&self, pod: &str, command: &str) -> String {
+    fn run_shell(&self, pod: &str, command: &str) -> String {
         self.mesh.run(pod, &["sh", "-ec", command])
     }
 
-    /// Sends a `GET` from the neighbour to the victim.
+    /// Sends a `GET` from the neighbour to an address of the victim or to a name, over IPv4 (`v4`) or IPv6.
     fn get(&self, address: impl std::fmt::Display, v4: bool) -> CommandResponse {
         let tool = built_binary(LAB_TOOL);
         let url = if v4 {
@@ -90,9 +90,9 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
 
     /// Rewrites packets that leave the neighbour for the address `from`: their destination becomes `to`, at the
     /// victim's MAC address.
-    fn rewrite(&self, from: &str, to: &str) {
+    fn rewrite_destination(&self, from: &str, to: &str) {
         let (mac, ip) = (&self.mac, if from.contains(':') { "ip6" } else { "ip" });
-        self.sh(
+        self.run_shell(
             NEIGHBOUR,
             &format!(
                 "ip neigh replace {from} lladdr {mac} dev eth0
@@ -110,15 +110,15 @@ END
         );
     }
 
-    fn rewrite_nothing(&self) {
-        self.sh(NEIGHBOUR, "nft delete table netdev w");
+    fn remove_rewriting(&self) {
+        self.run_shell(NEIGHBOUR, "nft delete table netdev w");
     }
 
     /// Sends the first SYN as a bare ACK with a signature instead of its options, which gets no
     /// response. The retransmission a second later is the SYN.
     fn begin_with_a_signed_ack(&self, victim: IpAddr) {
         let ip = if victim.is_ipv4() { "ip" } else { "ip6" };
-        self.sh(
+        self.run_shell(
             NEIGHBOUR,
             &format!(
                 "nft -f - <<'END'
@@ -132,14 +132,14 @@ END
     }
 }
 
-fn mac(mesh: &Mesh, pod: &str) -> String {
+fn mac_address(mesh: &Mesh, pod: &str) -> String {
     let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]);
     let (_, rest) = link.split_once("link/ether ").unwrap();
     rest.split(' ').next().unwrap().to_owned()
 }
 
 /// Runs a test with each kind of primary CNI and redirection rules.
-fn each_street(test: impl Fn(&FrameFixture)) {
+fn for_each_network(test: impl Fn(&FrameFixture)) {
     for (primary_cni, backend) in [
         (PrimaryCni::Bridge, "nftables"),
         (PrimaryCni::Bridge, "iptables-nft"),
@@ -152,32 +152,32 @@ fn each_street(test: impl Fn(&FrameFixture)) {
 
 #[test]
 fn neighbours_frames_reach_only_the_proxy() {
-    each_street(|street| {
+    for_each_network(|street| {
         for (victim, nobody) in street.addresses() {
             let v4 = victim.is_ipv4();
             // The victim accepts plaintext, so that a rejection is due to the address.
-            street.rewrite(nobody, &victim.to_string());
+            street.rewrite_destination(nobody, &victim.to_string());
             assert!(street.get(nobody, v4).ok().contains("plain-marker"));
             let loopback = if v4 { "127.0.0.1" } else { "::ffff:127.0.0.1" };
-            street.rewrite(nobody, loopback);
+            street.rewrite_destination(nobody, loopback);
             street.get(nobody, v4).assert_refused();
             // Another pod's address: the victim would be a relay.
             let others = street.mesh.pod("legacy/server").ips;
             let other = others.iter().find(|ip| ip.is_ipv4() == v4).unwrap();
-            street.rewrite(nobody, &other.to_string());
+            street.rewrite_destination(nobody, &other.to_string());
             street.get(nobody, v4).assert_refused();
-            street.rewrite_nothing();
+            street.remove_rewriting();
         }
 
         street.mesh.apply("strict", STRICT);
         let (victim, _) = street.addresses()[0];
         street
             .mesh
-            .until_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
+            .wait_for_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
         for (victim, _) in street.addresses() {
             street.begin_with_a_signed_ack(victim);
             street.get(victim, victim.is_ipv4()).assert_refused();
-            street.rewrite_nothing();
+            street.remove_rewriting();
         }
         // The mesh's own connections continue.
         street
@@ -189,16 +189,16 @@ fn neighbours_frames_reach_only_the_proxy() {
 
 #[test]
 fn probe_source_address_bypasses_nothing() {
-    each_street(pretend_to_be_kubelet);
+    for_each_network(assert_kubelet_address_distrusted);
 }
 
-fn pretend_to_be_kubelet(street: &FrameFixture) {
+fn assert_kubelet_address_distrusted(street: &FrameFixture) {
     street.mesh.apply("strict", STRICT);
     let (victim, _) = street.addresses()[0];
     street
         .mesh
-        .until_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
-    let neighbour = mac(&street.mesh, NEIGHBOUR);
+        .wait_for_get(NEIGHBOUR, &format!("http://{victim}:8080/"), false);
+    let neighbour = mac_address(&street.mesh, NEIGHBOUR);
     for (victim, _) in street.addresses() {
         let v4 = victim.is_ipv4();
         let (probe, gateway) = if v4 {
@@ -211,7 +211,7 @@ fn pretend_to_be_kubelet(street: &FrameFixture) {
         };
         let length = if v4 { 32 } else { 128 };
         let nodad = if v4 { "" } else { "nodad" };
-        street.sh(
+        street.run_shell(
             NEIGHBOUR,
             &format!(
                 "ip addr add {probe}/{length} dev eth0 {nodad}; \
@@ -219,7 +219,7 @@ fn pretend_to_be_kubelet(street: &FrameFixture) {
             ),
         );
         // As after a neighbour has convinced the victim that it is the gateway.
-        street.sh(
+        street.run_shell(
             VICTIM,
             &format!("ip neigh replace {gateway} lladdr {neighbour} dev eth0"),
         );
@@ -239,15 +239,15 @@ fn pretend_to_be_kubelet(street: &FrameFixture) {
                 "nft delete table bridge ambit-probes".to_owned(),
             ),
         };
-        until("the neighbour passes where it is let", || {
+        wait_until("the neighbour passes where it is let", || {
             let command = ["sh", "-c", &opened];
             let _repaired = street.mesh.client().output(pod, &command);
             street.get(victim, v4).succeeded()
         });
-        street.sh(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
-        street.sh(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
+        street.run_shell(VICTIM, &format!("ip neigh del {gateway} dev eth0"));
+        street.run_shell(NEIGHBOUR, &format!("ip addr del {probe}/{length} dev eth0"));
         // The agent restores the rule.
-        until("the rules stand again", || {
+        wait_until("the rules stand again", || {
             let (pod, list) = match street.primary_cni {
                 PrimaryCni::Macvlan => (VICTIM, "nft list table inet ambit"),
                 _ => ("legacy/on-the-node", "nft list table bridge ambit-probes"),

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use ambit_lab::LogSource;
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, ConnectionAttempts, Mesh, Replacement, assert_only_tls, find, options, until,
+    CLIENT_AND_SERVER, ConnectionAttempts, Mesh, Replacement, assert_only_tls, find_pod, options,
+    wait_until,
 };
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -35,10 +36,10 @@ spec:
 "
             ),
         );
-        mesh.until(
+        mesh.wait_for_status(
             "the pod that started meanwhile has had its answer",
             |status| {
-                find(status, &format!("shop/new-{number}"))
+                find_pod(status, &format!("shop/new-{number}"))
                     .is_some_and(|pod| pod.phase == "Succeeded")
             },
         );
@@ -47,9 +48,9 @@ spec:
 }
 
 /// Waits until the agent's supervisor on every node has received the node proxy's sockets this number of times.
-fn until_held(mesh: &Mesh, times: usize) {
+fn wait_until_sockets_held(mesh: &Mesh, times: usize) {
     for node in NODES {
-        until(&format!("the agent of {node} holds the sockets"), || {
+        wait_until(&format!("the agent of {node} holds the sockets"), || {
             let source = LogSource::Daemon {
                 name: "agent".into(),
                 node: Some(node.into()),
@@ -66,20 +67,20 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
     let openings = ConnectionAttempts::new(&mesh);
     openings.dial().unwrap().exchange_line("before").unwrap();
-    let wire = mesh.watch(&["from-pod"]);
-    openings.during(true, || {
+    let wire = mesh.capture_between_nodes(&["from-pod"]);
+    openings.run_during(true, || {
         for round in 1..=2 {
-            until_held(&mesh, round);
+            wait_until_sockets_held(&mesh, round);
             for node in NODES {
                 mesh.kill("agent-worker", Some(node));
                 mesh.kill("proxy", Some(node));
                 let mut first = openings.dial().expect("nobody is refused");
                 first.exchange_line("from-pod").unwrap();
-                openings.wait_for_more(5);
+                openings.wait_for_additional(5);
             }
         }
     });
-    openings.assert_none_failed();
+    openings.assert_no_failures();
     assert_only_tls(
         &wire.finish(),
         &[mesh.ip("shop/client"), mesh.ip("shop/server")],
@@ -87,7 +88,7 @@ fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// Runs two rollouts, one while the proxies of the first still drain.
+/// Runs two rollouts of the node proxies; the second begins while the proxies of the first still drain.
 #[test]
 fn connections_of_draining_proxies_obey_new_policies() {
     let mut options = options();
@@ -122,17 +123,17 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     );
     // Whichever process carries the connection, and without data on it meanwhile.
     for connection in &mut connections {
-        connection.until_closed();
+        connection.wait_until_closed();
     }
-    until("new connections are refused as well", || {
+    wait_until("new connections are refused as well", || {
         mesh.dial("shop/client", server)
             .and_then(|mut connection| connection.exchange_line("hello"))
             .is_err()
     });
 }
 
-/// Checks that draining node proxies, to which the agent is not connected, learn from the agent's record of enrolled
-/// pods that a pod has left.
+/// Checks that draining node proxies end the connections of a pod that has left the mesh. The agent is not connected to
+/// these proxies; they read its record of enrolled pods.
 #[test]
 fn draining_proxies_end_connections_of_pods_that_leave() {
     let mut options = options();
@@ -151,6 +152,6 @@ fn draining_proxies_end_connections_of_pods_that_leave() {
     }
     connection.exchange_line("still there").unwrap();
     mesh.label("shop", "none");
-    mesh.until_captured("shop/client", false);
-    connection.until_closed();
+    mesh.wait_until_captured("shop/client", false);
+    connection.wait_until_closed();
 }

@@ -2,14 +2,13 @@
 //! namespaces that are being deleted, the kernel's tables are not dumped for each pod, no descriptors remain, and the
 //! agent logs no error.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, wait_until};
 
 const PODS: u32 = 40;
 
-/// CPU time limit of the proxies for all pods, in hundredths of a second: an unoptimised build
-/// takes six. A dump of all tracked connections takes at least one for each pod, and ten with
-/// traffic meanwhile.
-const TICKS: u64 = PODS as u64 / 2;
+/// CPU time limit of the proxies for all pods, in hundredths of a second. An unoptimised build takes six hundredths.
+/// With a dump of all tracked connections for each pod, the proxies would take at least one hundredth for each pod.
+const MAX_CPU_TICKS: u64 = PODS as u64 / 2;
 
 fn pod_manifests() -> String {
     let pod = |number| {
@@ -29,21 +28,21 @@ spec:
     (0..PODS).map(pod).collect()
 }
 
-const ON_THE_NODE: &str = "---
+const HOST_NETWORK_POD: &str = "---
 apiVersion: v1
 kind: Pod
 metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// Runs a shell script on the node, where all processes of the lab are visible; returns its output.
-fn on_the_node(mesh: &Mesh, script: &str) -> String {
+/// Runs a shell script in the node's PID namespace, where all processes of the lab are visible; returns its output.
+fn run_on_node(mesh: &Mesh, script: &str) -> String {
     mesh.run("legacy/on-the-node", &["sh", "-c", script])
 }
 
 /// Returns the CPU time of the node proxies' processes, in hundredths of a second.
-fn proxies_ticks(mesh: &Mesh) -> u64 {
-    let stats = on_the_node(mesh, "cat /proc/[0-9]*/stat 2>/dev/null; true");
+fn proxy_cpu_ticks(mesh: &Mesh) -> u64 {
+    let stats = run_on_node(mesh, "cat /proc/[0-9]*/stat 2>/dev/null; true");
     let of_proxies = stats.lines().filter_map(|line| {
         let (head, rest) = line.rsplit_once(") ")?;
         // The kernel keeps fifteen characters of a name.
@@ -61,16 +60,16 @@ fn proxies_ticks(mesh: &Mesh) -> u64 {
 }
 
 /// Returns the number of file descriptors of network namespaces that the agents and node proxies hold.
-fn namespaces_held(mesh: &Mesh) -> usize {
+fn open_netns_count(mesh: &Mesh) -> usize {
     let script = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in ambit-agent|ambit-node-prox) \
         ls -l $p/fd 2>/dev/null;; esac; done; true";
-    on_the_node(mesh, script).matches("net:[").count()
+    run_on_node(mesh, script).matches("net:[").count()
 }
 
 #[test]
 fn mass_deletion_affects_no_other_pod_and_leaves_nothing() {
-    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{ON_THE_NODE}"));
-    let before = namespaces_held(&mesh);
+    let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{HOST_NETWORK_POD}"));
+    let before = open_netns_count(&mesh);
     mesh.apply("crowd", &pod_manifests());
     let of_crowd = |status: &ambit_system_tests::Status| -> Vec<bool> {
         let pods = status
@@ -79,20 +78,20 @@ fn mass_deletion_affects_no_other_pod_and_leaves_nothing() {
             .filter(|pod| pod.name.starts_with("crowd-"));
         pods.map(|pod| pod.ready && pod.captured).collect()
     };
-    mesh.until("the crowd is captured", |status| {
+    mesh.wait_for_status("the crowd is captured", |status| {
         of_crowd(status) == vec![true; PODS as usize]
     });
-    assert!(namespaces_held(&mesh) >= before + PODS as usize);
+    assert!(open_netns_count(&mesh) >= before + PODS as usize);
 
-    let spent = proxies_ticks(&mesh);
+    let spent = proxy_cpu_ticks(&mesh);
     mesh.remove("crowd");
-    mesh.until("the crowd is gone", |status| of_crowd(status).is_empty());
-    until("no namespace of the crowd is held", || {
-        namespaces_held(&mesh) <= before
+    mesh.wait_for_status("the crowd is gone", |status| of_crowd(status).is_empty());
+    wait_until("no namespace of the crowd is held", || {
+        open_netns_count(&mesh) <= before
     });
-    let spent = proxies_ticks(&mesh) - spent;
+    let spent = proxy_cpu_ticks(&mesh) - spent;
     println!("CPU time of the proxies for {PODS} pods that went: {spent} ticks");
-    assert!(spent < TICKS, "{spent} ticks");
+    assert!(spent < MAX_CPU_TICKS, "{spent} ticks");
 
     mesh.get("shop/client", "http://server.shop/").ok();
     let log = LogSource::Daemon {

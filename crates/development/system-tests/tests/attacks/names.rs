@@ -1,7 +1,7 @@
 //! Tests that a ServiceEntry of one namespace does not define names of another namespace's Services, and in other
 //! namespaces no names at all unless the mesh's administrator allows it.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, wait_until};
 
 /// Address of the attacker's ServiceEntry.
 const ATTACKER_ADDRESS: &str = "240.240.66.1";
@@ -20,9 +20,9 @@ kind: Namespace
 metadata: {name: store}
 ";
 
-/// Returns ServiceEntries with every form of a name of `shop/server`, names that would cover it, and names in a
-/// namespace that does not exist yet.
-fn claims(endpoint: &str) -> String {
+/// Returns an attacker's ServiceEntries with every form of `shop/server`'s name, with wildcards that include the name,
+/// and with names in a namespace that does not exist yet.
+fn claiming_entries(endpoint: &str) -> String {
     let claim = |name: &str, export: &str| {
         format!(
             "
@@ -64,7 +64,7 @@ fn resolve(mesh: &Mesh, name: &str) -> String {
     output.stdout + &output.stderr
 }
 
-fn is_ours(mesh: &Mesh, name: &str) -> bool {
+fn resolves_to_attacker(mesh: &Mesh, name: &str) -> bool {
     resolve(mesh, name).contains(ATTACKER_ADDRESS)
 }
 
@@ -94,7 +94,7 @@ fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
         "late.shop.svc.cluster.local",
         "late.shop.shop.svc.cluster.local",
     ] {
-        assert!(!is_ours(mesh, name), "{name}");
+        assert!(!resolves_to_attacker(mesh, name), "{name}");
     }
     let answer = mesh.get("shop/client", "http://server.shop/");
     assert!(answer.ok().contains("plain-marker"), "{answer:?}");
@@ -103,16 +103,19 @@ fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
 #[test]
 fn names_stay_with_their_namespaces() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    mesh.until_get("shop/client", "http://server.shop/", true);
+    mesh.wait_for_get("shop/client", "http://server.shop/", true);
     let answer = resolve(&mesh, "server.shop");
     let mut words = answer.split_whitespace();
     let vip = words.find(|word| word.parse::<std::net::IpAddr>().is_ok());
     let vip = vip.expect("the Service's address").to_owned();
 
     // By default an entry is visible only in its own namespace, whatever its `exportTo`.
-    mesh.apply("claims", &claims(&mesh.ip("legacy/server").to_string()));
-    mesh.apply("marker", &marker());
-    until("the mesh has the objects", || {
+    mesh.apply(
+        "claims",
+        &claiming_entries(&mesh.ip("legacy/server").to_string()),
+    );
+    mesh.apply("marker", &last_entry());
+    wait_until("the mesh has the objects", || {
         resolve(&mesh, "own.marker.example").contains("240.240.66.9")
     });
     for name in [
@@ -122,7 +125,7 @@ fn names_stay_with_their_namespaces() {
         "any.store",
         "server",
     ] {
-        assert!(!is_ours(&mesh, name), "{name}");
+        assert!(!resolves_to_attacker(&mesh, name), "{name}");
     }
     assert_names_resolve_to_their_owners(&mesh, &vip);
 
@@ -134,29 +137,36 @@ fn names_stay_with_their_namespaces() {
         "web.store",
         "any.store",
     ] {
-        until(&format!("{name} is seen by all"), || is_ours(&mesh, name));
+        wait_until(&format!("{name} is seen by all"), || {
+            resolves_to_attacker(&mesh, name)
+        });
     }
     assert_names_resolve_to_their_owners(&mesh, &vip);
 
     // A namespace owns its names from its creation.
     mesh.apply("store", STORE);
     for name in ["web.store", "any.store", "web.store.shop.svc.cluster.local"] {
-        until(&format!("{name} is reserved"), || !is_ours(&mesh, name));
+        wait_until(&format!("{name} is reserved"), || {
+            !resolves_to_attacker(&mesh, name)
+        });
     }
-    assert!(is_ours(&mesh, "loud.marker.example"));
+    assert!(resolves_to_attacker(&mesh, "loud.marker.example"));
     assert_names_resolve_to_their_owners(&mesh, &vip);
     mesh.remove("store");
-    until("the name is free again", || is_ours(&mesh, "web.store"));
+    wait_until("the name is free again", || {
+        resolves_to_attacker(&mesh, "web.store")
+    });
 
     mesh.remove("settings");
-    until("entries are their namespaces' again", || {
-        !is_ours(&mesh, "loud.marker.example")
+    wait_until("entries are their namespaces' again", || {
+        !resolves_to_attacker(&mesh, "loud.marker.example")
     });
     assert_names_resolve_to_their_owners(&mesh, &vip);
 }
 
-/// Returns a ServiceEntry of the client's own namespace, which is processed after the others.
-fn marker() -> String {
+/// Returns a ServiceEntry of the client's own namespace. Once its name resolves, the mesh has processed the attacker's
+/// entries too.
+fn last_entry() -> String {
     "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

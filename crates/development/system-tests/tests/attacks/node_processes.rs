@@ -6,16 +6,16 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find, options, until};
+use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find_pod, options, wait_until};
 
 const NODE: &str = "node-1";
 /// Name of the pod in the host network.
-const ON_THE_NODE: &str = "legacy/on-the-node";
+const HOST_NETWORK_POD: &str = "legacy/on-the-node";
 const PROBE_PORT: u16 = 8080;
 const OTHER_PORT: u16 = 8081;
 const MARKER: &str = "plain-marker";
 
-/// Policies, each protecting the server of a namespace, with the path that it denies to callers without identity.
+/// Namespaces of the servers, each with the manifest of the policy that protects its server.
 const POLICIES: [(&str, &str); 3] = [
     (
         "strict",
@@ -55,7 +55,7 @@ spec:
     ),
 ];
 
-/// Returns the manifest of a server of whose ports one has probes of every kind, and the other none.
+/// Returns the manifest of a server with two ports: one with probes of every kind, and one without probes.
 fn server(namespace: &str) -> String {
     format!(
         "---
@@ -170,7 +170,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
                 "http://{}:{OTHER_PORT}/",
                 node.mesh.ip(&format!("{namespace}/server"))
             );
-            until(
+            wait_until(
                 "the policy lets the mesh's client in and nobody else",
                 || {
                     node.mesh.get("shop/client", &url).body.contains(MARKER)
@@ -192,7 +192,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         if caller == NodeCaller::Node {
             let place = LabNetns::Node(NODE.to_owned());
             let stream = self.mesh.client().dial(place, to);
-            return stream.is_ok_and(|stream| answer(stream).contains(MARKER));
+            return stream.is_ok_and(|stream| request_response(stream).contains(MARKER));
         }
         // Only root can execute the lab's tool.
         let call = format!(
@@ -209,12 +209,16 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
             command.extend(["unshare", "--user", "--map-root-user"]);
         }
         command.extend(["bash", "-c", &call]);
-        let output = self.mesh.client().output(ON_THE_NODE, &command).unwrap();
+        let output = self
+            .mesh
+            .client()
+            .output(HOST_NETWORK_POD, &command)
+            .unwrap();
         output.stdout.contains(MARKER)
     }
 
     /// Returns the number of connections that the redirection rules counted as kubelet's.
-    fn exempted(&self) -> u64 {
+    fn exempted_connections(&self) -> u64 {
         let address = SocketAddr::from(([127, 0, 0, 1], 15014));
         let place = LabNetns::Node(NODE.to_owned());
         let Ok(mut stream) = self.mesh.client().dial(place, address) else {
@@ -230,14 +234,14 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
     }
 
     /// Asserts that the kubelet's probes continue, and have never failed.
-    fn assert_probed(&self) {
-        let before = self.exempted();
-        until("further probes pass and are counted", || {
-            self.exempted() > before + 6
+    fn assert_probes_succeed(&self) {
+        let before = self.exempted_connections();
+        wait_until("further probes pass and are counted", || {
+            self.exempted_connections() > before + 6
         });
         let status = self.mesh.client().status().unwrap();
         for namespace in &self.protected {
-            let pod = find(&status, &format!("{namespace}/server")).unwrap();
+            let pod = find_pod(&status, &format!("{namespace}/server")).unwrap();
             assert!(pod.ready && pod.captured, "{pod:?}");
             let restarts = pod.containers.iter().map(|one| one.restarts).sum::<u32>();
             assert_eq!(restarts, 0, "{pod:?}");
@@ -254,7 +258,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
 
     /// Asserts that forwarded packets of a node port, which look like the node's own, do not count
     /// as probes, also at a probe port.
-    fn assert_node_ports_exempt_nobody(&self) {
+    fn assert_node_ports_checked(&self) {
         // The server of `shop` has no protection.
         for (namespace, is_open) in [("shop", true), ("strict", false)] {
             for to in self.addresses(namespace) {
@@ -274,13 +278,13 @@ table {family} node-ports {{
 }}
 END"
                 );
-                self.mesh.run(ON_THE_NODE, &["sh", "-ec", &rules]);
+                self.mesh.run(HOST_NETWORK_POD, &["sh", "-ec", &rules]);
                 let by_port = SocketAddr::new(self.node_address(to), 30080);
                 let url = format!("http://{by_port}/");
                 let answer = self.mesh.get("legacy/client", &url);
                 assert_eq!(answer.body.contains(MARKER), is_open, "{url}: {answer:?}");
                 let remove = format!("nft delete table {family} node-ports");
-                self.mesh.run(ON_THE_NODE, &["sh", "-ec", &remove]);
+                self.mesh.run(HOST_NETWORK_POD, &["sh", "-ec", &remove]);
             }
         }
     }
@@ -293,9 +297,8 @@ END"
         *ips.next().unwrap()
     }
 
-    /// Asserts that probes that a pod's owner directs at another pod reach only that pod's probe
-    /// ports.
-    fn assert_probes_of_others_reach_probe_ports_alone(&self) {
+    /// Asserts that a readiness probe whose `host` is another pod's address reaches only that pod's probe ports.
+    fn assert_foreign_probes_limited(&self) {
         let victim = self.addresses("strict")[0];
         for (name, port) in [("near", PROBE_PORT), ("far", OTHER_PORT)] {
             self.mesh.apply(
@@ -317,11 +320,11 @@ spec:
         }
         let is_ready = |name: &str| {
             let status = self.mesh.client().status().unwrap();
-            find(&status, &format!("legacy/{name}")).is_some_and(|pod| pod.ready)
+            find_pod(&status, &format!("legacy/{name}")).is_some_and(|pod| pod.ready)
         };
-        until("probed as by the victim's kubelet", || is_ready("near"));
+        wait_until("probed as by the victim's kubelet", || is_ready("near"));
         // The other port has been probed as often.
-        self.assert_probed();
+        self.assert_probes_succeed();
         assert!(!is_ready("far"));
     }
 
@@ -352,7 +355,7 @@ spec:
     }
 }
 
-fn answer(mut stream: TcpStream) -> String {
+fn request_response(mut stream: TcpStream) -> String {
     let timeout = std::time::Duration::from_secs(5);
     stream.set_read_timeout(Some(timeout)).unwrap();
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok();
@@ -370,13 +373,13 @@ fn only_kubelet_on_probe_ports_bypasses_protection() {
         let is_kubelet = |caller: NodeCaller, port| caller.is_root() && port == PROBE_PORT;
         node.assert_served(is_kubelet);
         node.assert_all_served_without_policy();
-        node.assert_probed();
-        node.assert_node_ports_exempt_nobody();
+        node.assert_probes_succeed();
+        node.assert_node_ports_checked();
         // Another agent takes over the rules of the first.
         node.mesh.kill("agent-worker", Some(NODE));
-        node.assert_probed();
+        node.assert_probes_succeed();
         node.assert_served(is_kubelet);
-        node.assert_probes_of_others_reach_probe_ports_alone();
+        node.assert_foreign_probes_limited();
     }
 }
 

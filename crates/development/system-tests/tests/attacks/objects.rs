@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, wait_until};
 
 const EMPTY_REFS: &str = "
 apiVersion: security.istio.io/v1
@@ -21,7 +21,7 @@ spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
 ";
 
 /// AuthorizationPolicy with an unknown field.
-const UNREADABLE: &str = "
+const INVALID_POLICY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: unreadable, namespace: shop}
@@ -37,7 +37,7 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 /// Returns entries of an attacker that claim a pod, a Service, every existing address, and an unused address.
-fn diversion(pod: &str, service: &str, own: &str) -> String {
+fn diverting_entries(pod: &str, service: &str, own: &str) -> String {
     format!(
         "
 apiVersion: networking.istio.io/v1
@@ -59,8 +59,8 @@ spec: {{address: {pod}, serviceAccount: default}}
 }
 
 /// Sends requests until `policy` denies them.
-fn until_refused(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
-    until(&format!("{policy} refuses"), || {
+fn wait_until_denied(mesh: &Mesh, pod: &str, url: &str, policy: &str) {
+    wait_until(&format!("{policy} refuses"), || {
         !mesh.get(pod, url).succeeded() && mesh.access_log().contains(policy)
     });
     mesh.get(pod, url).assert_refused();
@@ -72,24 +72,24 @@ fn policy_is_enforced_in_every_form() {
     let url = format!("http://{}:8080/", mesh.ip("shop/server"));
     mesh.get("legacy/client", &url).ok();
     mesh.apply("policy", EMPTY_REFS);
-    until_refused(&mesh, "shop/client", &url, "shop/empty-refs");
+    wait_until_denied(&mesh, "shop/client", &url, "shop/empty-refs");
     mesh.remove("policy");
-    mesh.until_get("shop/client", &url, true);
+    mesh.wait_for_get("shop/client", &url, true);
     mesh.apply("policy", EMPTY_SELECTOR);
     let strict = "istio-system/istio_converted_static_strict";
-    until_refused(&mesh, "legacy/client", &url, strict);
+    wait_until_denied(&mesh, "legacy/client", &url, strict);
     mesh.get("shop/client", &url).ok();
     mesh.remove("policy");
-    mesh.until_get("legacy/client", &url, true);
+    mesh.wait_for_get("legacy/client", &url, true);
     // A new invalid policy denies everything in its scope, all else is unchanged.
-    mesh.apply("policy", UNREADABLE);
-    until_refused(&mesh, "shop/client", &url, "shop/unreadable");
-    until_refused(&mesh, "legacy/client", &url, "shop/unreadable");
+    mesh.apply("policy", INVALID_POLICY);
+    wait_until_denied(&mesh, "shop/client", &url, "shop/unreadable");
+    wait_until_denied(&mesh, "legacy/client", &url, "shop/unreadable");
     let other = format!("http://{}:8080/", mesh.ip("legacy/server"));
     mesh.get("shop/client", &other).ok();
     // The denial ends when the object is deleted.
     mesh.remove("policy");
-    mesh.until_get("legacy/client", &url, true);
+    mesh.wait_for_get("legacy/client", &url, true);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn entry_diverts_no_traffic_of_other_namespaces() {
     let own = mesh.ip("legacy/server").to_string();
     let by_name = "http://server.shop/";
     // Pods are ready before all proxies know all services.
-    mesh.until_get("shop/client", by_name, true);
+    mesh.wait_for_get("shop/client", by_name, true);
     let tool = built_binary(LAB_TOOL);
     let resolve = [tool.to_str().unwrap(), "resolve", "server.shop"];
     let output = mesh.run("shop/client", &resolve);
@@ -108,9 +108,9 @@ fn entry_diverts_no_traffic_of_other_namespaces() {
         .filter(|word| word.parse::<IpAddr>().is_ok());
     let vip = addresses.next().expect("the Service's address").to_owned();
     mesh.apply("settings", VISIBLE_TO_ALL);
-    mesh.apply("diversion", &diversion(&pod, &vip, &own));
+    mesh.apply("diversion", &diverting_entries(&pod, &vip, &own));
     // The entry is in force where it is allowed.
-    until("the entry is known", || {
+    wait_until("the entry is known", || {
         let answer = mesh.get("shop/client", "http://192.0.2.77:8080/");
         answer.body.contains("legacy-server")
     });

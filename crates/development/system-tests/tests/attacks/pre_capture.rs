@@ -3,7 +3,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use ambit_system_tests::{CLIENT_AND_SERVER, EchoConnection, LabNetns, LogSource, Mesh, until};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, EchoConnection, LabNetns, LogSource, Mesh, wait_until,
+};
 
 const STRICT: &str = "apiVersion: security.istio.io/v1
 kind: PeerAuthentication
@@ -12,19 +14,19 @@ spec: {mtls: {mode: STRICT}}
 ";
 
 /// Starts a server outside of the mesh; returns the mesh and the server's address.
-fn server_outside() -> (Mesh, SocketAddr) {
+fn start_unenrolled_server() -> (Mesh, SocketAddr) {
     let mesh = Mesh::up(&CLIENT_AND_SERVER.replace("istio.io/dataplane-mode: ambient", "team: a"));
     let server = SocketAddr::new(mesh.ip("shop/server"), 9000);
     (mesh, server)
 }
 
-fn from_node(mesh: &Mesh, server: SocketAddr) -> EchoConnection {
+fn dial_from_node(mesh: &Mesh, server: SocketAddr) -> EchoConnection {
     mesh.dial_from(LabNetns::Node("node-2".into()), server)
         .unwrap()
 }
 
 /// Returns whether the server's node proxy has the STRICT policy.
-fn is_strict(mesh: &Mesh) -> bool {
+fn has_strict_policy(mesh: &Mesh) -> bool {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump["workloads"].as_array().cloned().unwrap_or_default();
     let mut server = workloads
@@ -44,26 +46,26 @@ fn proxy_log(mesh: &Mesh) -> String {
 
 #[test]
 fn pre_capture_plaintext_ends_when_strict_starts() {
-    let (mesh, server) = server_outside();
+    let (mesh, server) = start_unenrolled_server();
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
     let mut plaintext = mesh.dial("legacy/client", server).unwrap();
     let mut kept = [
-        from_node(&mesh, server),
+        dial_from_node(&mesh, server),
         mesh.dial("shop/server", loopback).unwrap(),
         mesh.dial("shop/server", server).unwrap(),
     ];
     mesh.label("shop", "ambient");
-    mesh.until_captured("shop/server", true);
+    mesh.wait_until_captured("shop/server", true);
     // A connection of kubelet, by the exemption of probes.
-    let mut probe = from_node(&mesh, server);
+    let mut probe = dial_from_node(&mesh, server);
     plaintext.exchange_line("open before the capture").unwrap();
 
     mesh.apply("strict", STRICT);
-    plaintext.until_closed();
+    plaintext.wait_until_closed();
     for conversation in kept.iter_mut().chain([&mut probe]) {
         conversation.exchange_line("goes on").unwrap();
     }
-    until("the log names the policy", || {
+    wait_until("the log names the policy", || {
         let log = proxy_log(&mesh);
         let mut lines = log.lines();
         lines.any(|line| {
@@ -78,13 +80,13 @@ fn pre_capture_plaintext_ends_when_strict_starts() {
 
 #[test]
 fn plaintext_from_before_capture_under_strict_follows_the_setting() {
-    let (mesh, server) = server_outside();
+    let (mesh, server) = start_unenrolled_server();
     mesh.apply("strict", STRICT);
-    until("the server's proxy knows", || is_strict(&mesh));
+    wait_until("the server's proxy knows", || has_strict_policy(&mesh));
     let mut plaintext = mesh.dial("legacy/client", server).unwrap();
     plaintext.exchange_line("open before the capture").unwrap();
     mesh.label("shop", "ambient");
-    mesh.until_captured("shop/server", true);
+    mesh.wait_until_captured("shop/server", true);
     plaintext
         .exchange_line("kept, as it is by default")
         .unwrap();
@@ -99,7 +101,7 @@ spec:
   rules: [{to: [{operation: {ports: ['1']}}]}]
 ",
     );
-    until("the server's proxy knows", || {
+    wait_until("the server's proxy knows", || {
         mesh.proxy_dump("node-2")["policies"]
             .to_string()
             .contains("others")

@@ -3,10 +3,10 @@
 
 use std::{fs, net::SocketAddr};
 
-use ambit_system_tests::{HbonePeer, TunnelOutcome, options, until, with_waypoint_and};
+use ambit_system_tests::{HbonePeer, TunnelOutcome, options, wait_until, with_waypoint_options};
 
 /// Pod that speaks HBONE itself, with a certificate for its own service account.
-const SIDECAR: &str = "
+const SIDECAR_POD: &str = "
 ---
 apiVersion: v1
 kind: Pod
@@ -17,7 +17,7 @@ spec:
   containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
-const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
+const WAYPOINT_SPIFFE_ID: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
 const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
 #[test]
@@ -32,8 +32,11 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
     let mut options = options();
     let path = list.display().to_string();
     options.env.insert("CRL_PATH".to_owned(), path);
-    let (mesh, _) = with_waypoint_and(SIDECAR, options);
-    let waypoint = (WAYPOINT, SocketAddr::new(mesh.ip("shop/waypoint"), 15008));
+    let (mesh, _) = with_waypoint_options(SIDECAR_POD, options);
+    let waypoint = (
+        WAYPOINT_SPIFFE_ID,
+        SocketAddr::new(mesh.ip("shop/waypoint"), 15008),
+    );
     let target = SocketAddr::new(mesh.ip("shop/server"), 8080).to_string();
     // Two certificates of one identity.
     let [revoked, other] = [(); 2].map(|()| HbonePeer::of_pod(&mesh, "legacy/sidecar"));
@@ -44,8 +47,8 @@ fn revoked_client_reaches_no_server_through_a_waypoint() {
         let outcome = ask(peer);
         assert!(passes(&outcome), "before: {outcome:?}");
     }
-    publish(&revoked.revocation());
-    until("the waypoint refuses the revoked certificate", || {
+    publish(&revoked.revocation_list());
+    wait_until("the waypoint refuses the revoked certificate", || {
         matches!(ask(&revoked), TunnelOutcome::Failed(_))
     });
     let outcome = ask(&other);

@@ -1,7 +1,7 @@
 //! Tests that objects attached to a Service apply to every caller of its pods, on every path: policies of each action,
 //! tokens, claims that callers forge, rate limits and plugins; and that other tenants cannot attach any.
 //!
-//! Each cell ([`matrix::cell`]) is tested with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
+//! Each cell ([`matrix::check_cell`]) is tested with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
 //! RateLimit and a WasmPlugin, over HTTP/1.1 and over HTTP/2. The pod is on `node-2`.
 //!
 //! | caller | VIP | pod address | alias (ServiceEntry) | headless name | NodePort | own route | another waypoint |
@@ -37,18 +37,22 @@ use std::{
 
 use ambit_system_tests::{
     EchoConnection, LabNetns, Mesh, Options, answer_ok, idle_pod, is_closed, is_complete_response,
-    options, read_head, until, with_gateway,
+    options, read_head, wait_until, with_gateway,
 };
 
 mod matrix;
 mod other_network;
 
-use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
-use other_network::{CLIENTS, OtherNetwork};
+use matrix::{
+    Dial, HOST_NETWORK_PODS, check_cell, check_client_route, check_owner_cells, is_http2,
+    serve_http2,
+};
+use other_network::{CLIENT_PODS, OtherNetwork};
 
-/// Ports of the pod: one with objects of all kinds attached, and one with a CUSTOM policy attached.
-const APP: u16 = 8081;
-const CHECKED: u16 = 8082;
+/// Port of the pod to which the tested objects are attached; [`CUSTOM_POLICY_PORT`] is another port of the pod, to which a CUSTOM
+/// policy is attached.
+const APP_PORT: u16 = 8081;
+const CUSTOM_POLICY_PORT: u16 = 8082;
 
 const OBJECTS: &str = "
 ---
@@ -82,7 +86,7 @@ spec:
   ports: [{number: 80, name: http-alias, protocol: HTTP, targetPort: 8081}, {number: 81, name: http-asked, protocol: HTTP, targetPort: 8082}]
 ";
 
-const ATTACHED: &str = "
+const ATTACHED_OBJECTS: &str = "
 ---
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -153,10 +157,10 @@ spec:
 const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 
 /// Host name that resolves to the victim's address; its owner may choose any address.
-const LURE: &str = "headless.shop.svc.cluster.local";
+const DIVERTING_HOST: &str = "headless.shop.svc.cluster.local";
 
 /// Returns Services of the tenant whose endpoint is the victim's address, and objects that the tenant attaches to them.
-fn tenant(victim: IpAddr) -> String {
+fn tenant_objects(victim: IpAddr) -> String {
     format!(
         "
 ---
@@ -207,7 +211,7 @@ spec:
   hosts: [named.example.com]
   addresses: [240.240.7.10]
   resolution: DNS
-  endpoints: [{{address: {LURE}, labels: {{networking.istio.io/tunnel: http}}}}]
+  endpoints: [{{address: {DIVERTING_HOST}, labels: {{networking.istio.io/tunnel: http}}}}]
   subjectAltNames: ['spiffe://cluster.local/ns/shop/sa/server']
   ports: [{{number: 80, name: http, protocol: HTTP, targetPort: 8081}}]
 ---
@@ -255,9 +259,9 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
-/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind the victim's own
-/// waypoint.
-fn hook(victim: IpAddr) -> String {
+/// Returns a Service of the tenant that uses the waypoint `xtra`. The Service's endpoint is the victim's pod, which
+/// uses another waypoint.
+fn diverting_service(victim: IpAddr) -> String {
     format!(
         "
 apiVersion: v1
@@ -301,18 +305,18 @@ impl AttachmentFixture {
         ];
         let callers = callers.map(|(pod, node)| idle_pod(pod, node, ""));
         let more = format!(
-            "{OBJECTS}{AUTHORIZER}{ON_NODES}{CLIENTS}{}",
+            "{OBJECTS}{AUTHORIZER}{HOST_NETWORK_PODS}{CLIENT_PODS}{}",
             callers.concat()
         );
         let (mesh, _) = with_gateway(SHARED_WAYPOINT, &more, options);
-        for port in [APP, CHECKED] {
-            mesh.serve("shop/server", port, |mut stream| {
+        for port in [APP_PORT, CUSTOM_POLICY_PORT] {
+            mesh.serve_connections("shop/server", port, |mut stream| {
                 if is_http2(&stream)? {
                     return serve_http2(stream);
                 }
                 while let Some(head) = read_head(&mut stream)? {
                     if head.starts_with("GET /open/endless ") {
-                        endless(&mut stream)?;
+                        serve_endless_body(&mut stream)?;
                     }
                     answer_ok(&mut stream, &head.to_ascii_lowercase())?;
                 }
@@ -342,7 +346,7 @@ impl AttachmentFixture {
 
     fn ask(&self, from: &dyn Dial, to: SocketAddr, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app.shop\r\n{headers}\r\n");
-        let connection = from.dial(self, to).and_then(EchoConnection::over);
+        let connection = from.dial(self, to).and_then(EchoConnection::from_stream);
         let Ok(mut connection) = connection else {
             return "no connection".to_owned();
         };
@@ -351,7 +355,7 @@ impl AttachmentFixture {
     }
 
     /// Sends a request whose response body does not end; returns the connection.
-    fn begin(&self, from: &LabNetns, to: SocketAddr) -> EchoConnection {
+    fn send_endless_request(&self, from: &LabNetns, to: SocketAddr) -> EchoConnection {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
         let begun = connection.send_raw(request, |answer| answer.contains("\r\n1\r\nx"));
@@ -361,7 +365,7 @@ impl AttachmentFixture {
 }
 
 /// Sends pieces of a body at intervals, until the client has disconnected.
-fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
+fn serve_endless_body(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(50)))?;
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
     loop {
@@ -373,14 +377,14 @@ fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
 }
 
 /// Reads until the other side closes the connection, before the body has ended.
-fn until_ended(mut connection: EchoConnection, why: &str) {
+fn assert_ended_early(mut connection: EchoConnection, why: &str) {
     match connection.send_raw(b"", |_| false) {
         Ok(rest) => assert!(!rest.ends_with("0\r\n\r\n"), "{why}: {rest}"),
         Err(error) => assert!(is_closed(&error), "{why}: {error}"),
     }
 }
 
-fn place(pod: &str) -> LabNetns {
+fn pod_netns(pod: &str) -> LabNetns {
     LabNetns::Pod(pod.to_owned())
 }
 
@@ -388,16 +392,16 @@ fn place(pod: &str) -> LabNetns {
 fn service_attachments_apply_on_every_path() {
     let scene = AttachmentFixture::new();
     let mesh = &scene.mesh;
-    let app = mesh.service("app.shop.svc", 80);
+    let app = mesh.service_address("app.shop.svc", 80);
     let alias: SocketAddr = "240.240.7.7:80".parse().unwrap();
-    let client = place("shop/client");
+    let client = pod_netns("shop/client");
     let to_all = "[{kind: Service, name: app}, {group: networking.istio.io, kind: ServiceEntry, name: alias}]";
-    let both = ATTACHED.replace("TARGETS", to_all);
+    let both = ATTACHED_OBJECTS.replace("TARGETS", to_all);
     mesh.apply(
         "attached",
         &(both + &plugin(&scene.module(), "headers", to_all)),
     );
-    until("everything is in force for requests to the Service", || {
+    wait_until("everything is in force for requests to the Service", || {
         let ask = |path, headers| scene.ask(&client, app, path, headers);
         ask("/open", "").contains("x-plugin: ")
             && ask("/closed", "").contains(" 403 ")
@@ -405,14 +409,14 @@ fn service_attachments_apply_on_every_path() {
             && ask("/open/limited", "x-cell: first\r\n").contains(" 429 ")
             && scene.ask(&client, alias, "/closed", "").contains(" 403 ")
     });
-    cells(&scene, app, alias);
+    check_owner_cells(&scene, app, alias);
     let other_network = OtherNetwork::new(mesh);
-    other_network.cells(&scene);
-    client_route(&scene, app, &other_network);
+    other_network.check_owner_cells(&scene);
+    check_client_route(&scene, app, &other_network);
 
     // Objects of other tenants add nothing, whatever they are attached to.
-    mesh.apply("tenant", &tenant(mesh.ip("shop/server")));
-    until(
+    mesh.apply("tenant", &tenant_objects(mesh.ip("shop/server")));
+    wait_until(
         "the tenant's policy is in force for its own Service",
         || {
             scene
@@ -420,31 +424,35 @@ fn service_attachments_apply_on_every_path() {
                 .contains(" 403 ")
         },
     );
-    for from in [place("shop/client"), place("legacy/near")] {
-        for to in [scene.pod(APP), app] {
+    for from in [pod_netns("shop/client"), pod_netns("legacy/near")] {
+        for to in [scene.pod(APP_PORT), app] {
             let answer = scene.ask(&from, to, "/open", "");
             assert!(answer.contains(" 200 "), "{from:?} to {to}: {answer}");
         }
     }
     // Unless the pods' namespace grants it.
     let until_each = |what: &str, to: SocketAddr, status: &str| {
-        for from in [place("shop/client"), place("legacy/near")] {
-            until(&format!("{from:?}: {what}"), || {
+        for from in [pod_netns("shop/client"), pod_netns("legacy/near")] {
+            wait_until(&format!("{from:?}: {what}"), || {
                 scene.ask(&from, to, "/open", "").contains(status)
             });
         }
     };
     mesh.apply("grant", GRANT);
-    until_each("the tenant's policy is granted", scene.pod(APP), " 403 ");
+    until_each(
+        "the tenant's policy is granted",
+        scene.pod(APP_PORT),
+        " 403 ",
+    );
     // Outside of the mesh, kube-proxy translates the Service's address to a pod's.
-    until("requests to the Service are not concerned", || {
+    wait_until("requests to the Service are not concerned", || {
         scene.ask(&client, app, "/open", "").contains(" 200 ")
     });
     mesh.remove("grant");
-    until_each("it is granted no more", scene.pod(APP), " 200 ");
+    until_each("it is granted no more", scene.pod(APP_PORT), " 200 ");
     // A Service of the tenant with the pod as endpoint does not bypass objects attached to the
     // pod's own Services, either.
-    let policy = tenant(mesh.ip("shop/server"));
+    let policy = tenant_objects(mesh.ip("shop/server"));
     let unjudged = policy.split("---\napiVersion: security").next().unwrap();
     mesh.apply("tenant", unjudged);
     let grips: [SocketAddr; 4] = [
@@ -454,10 +462,10 @@ fn service_attachments_apply_on_every_path() {
         "240.240.7.10:80",
     ]
     .map(|grip| grip.parse().unwrap());
-    until("the tenant's policy is gone", || {
+    wait_until("the tenant's policy is gone", || {
         !scene.ask(&client, grips[0], "/open", "").contains(" 403 ")
     });
-    for from in [place("shop/client"), place("legacy/near")] {
+    for from in [pod_netns("shop/client"), pod_netns("legacy/near")] {
         for to in grips {
             for path in ["/open/denied", "/closed"] {
                 let answer = scene.ask(&from, to, path, "");
@@ -468,8 +476,8 @@ fn service_attachments_apply_on_every_path() {
     // The tenant's own pods see its entries.
     for to in grips {
         for path in ["/open/denied", "/closed"] {
-            until(&format!("{path} at {to} is refused in the mesh"), || {
-                let answer = scene.ask(&place("tenant/near"), to, path, "");
+            wait_until(&format!("{path} at {to} is refused in the mesh"), || {
+                let answer = scene.ask(&pod_netns("tenant/near"), to, path, "");
                 answer.contains(" 403 ") || answer.contains(" 503 ")
             });
         }
@@ -484,44 +492,50 @@ fn another_waypoint(scene: &AttachmentFixture, other_network: &OtherNetwork<'_>)
     let mesh = &scene.mesh;
     mesh.apply("far", OTHER_WAYPOINT_SERVICE);
     let far: SocketAddr = "10.96.0.79:80".parse().unwrap();
-    let ask = |pod: &str, to| scene.ask(&place(pod), to, "/open", "");
+    let ask = |pod: &str, to| scene.ask(&pod_netns(pod), to, "/open", "");
     // Until the client's proxy knows the Service, its address is outside of the mesh, and the pod's
     // own waypoint responds.
-    until("the client's proxy knows the Service's waypoint", || {
+    wait_until("the client's proxy knows the Service's waypoint", || {
         let dump = mesh.proxy_dump("node-1");
         let services = dump.get("services").and_then(|all| all.as_array());
         let mut services = services.into_iter().flatten();
         services.any(|service| service["name"] == "far" && !service["waypoint"].is_null())
     });
-    until("its own waypoint lets the client pass", || {
+    wait_until("its own waypoint lets the client pass", || {
         ask("shop/client", far).contains(" 200 ")
     });
-    cell(scene, "another waypoint", &place("shop/client"), far, None);
-    other_network.by_another_waypoint(scene);
+    check_cell(
+        scene,
+        "another waypoint",
+        &pod_netns("shop/client"),
+        far,
+        None,
+    );
+    other_network.check_other_waypoint(scene);
     for (pod, to) in [
         ("shop/near", far),
         ("legacy/near", far),
-        ("shop/near", scene.pod(APP)),
-        ("legacy/near", scene.pod(APP)),
+        ("shop/near", scene.pod(APP_PORT)),
+        ("legacy/near", scene.pod(APP_PORT)),
     ] {
-        until(&format!("{pod} to {to} is denied"), || {
+        wait_until(&format!("{pod} to {to} is denied"), || {
             ask(pod, to).contains(" 403 ")
         });
     }
     let answer = ask("shop/client", far);
     assert!(answer.contains(" 200 "), "{answer}");
     // The same for requests of another Service that pass the same waypoint.
-    mesh.apply("hook", &hook(mesh.ip("shop/server")));
+    mesh.apply("hook", &diverting_service(mesh.ip("shop/server")));
     let hook = "10.96.0.81:80".parse().unwrap();
     for pod in ["shop/near", "tenant/near"] {
-        until(&format!("{pod} by the tenant's Service is denied"), || {
+        wait_until(&format!("{pod} by the tenant's Service is denied"), || {
             ask(pod, hook).contains(" 403 ")
         });
     }
 }
 
-/// Returns a Service whose selector matches the pod or not, and, if `policy`, a policy attached to it.
-fn late(selector: &str, policy: bool) -> String {
+/// Returns a Service with this pod selector, and, if `policy` is true, a policy attached to the Service.
+fn late_service(selector: &str, policy: bool) -> String {
     let service = format!(
         "
 apiVersion: v1
@@ -544,8 +558,8 @@ spec:
 }
 
 /// Returns a Service without a selector, with an EndpointSlice of a pod's address, and a policy attached to it.
-fn written(victim: IpAddr) -> String {
-    let service = late("nobody", true)
+fn service_with_manual_endpoints(victim: IpAddr) -> String {
+    let service = late_service("nobody", true)
         .replace("selector: {app: nobody}, ", "")
         .replace(
             "name: late, namespace: shop}\nspec: {",
@@ -573,13 +587,13 @@ fn administrator_may_exclude_requests_to_pods() {
     };
     let scene = AttachmentFixture::with(options);
     let mesh = &scene.mesh;
-    mesh.apply("late", &late("server", true));
-    let client = place("shop/client");
+    mesh.apply("late", &late_service("server", true));
+    let client = pod_netns("shop/client");
     let late = "10.96.0.80:80".parse().unwrap();
     let is_service_denied = || scene.ask(&client, late, "/open", "").contains(" 403 ");
-    until("requests to the Service are denied", is_service_denied);
+    wait_until("requests to the Service are denied", is_service_denied);
     for pod in ["shop/client", "legacy/client"] {
-        let answer = scene.ask(&place(pod), scene.pod(APP), "/open", "");
+        let answer = scene.ask(&pod_netns(pod), scene.pod(APP_PORT), "/open", "");
         assert!(answer.contains(" 200 "), "{pod}: {answer}");
     }
 }
@@ -588,45 +602,49 @@ fn administrator_may_exclude_requests_to_pods() {
 fn requests_to_pods_follow_changes_of_services_and_policies() {
     let scene = AttachmentFixture::new();
     let mesh = &scene.mesh;
-    let to = scene.pod(APP);
-    let callers = ["shop/client", "legacy/client"].map(place);
+    let to = scene.pod(APP_PORT);
+    let callers = ["shop/client", "legacy/client"].map(pod_netns);
     let until_each = |what: &str, status: &str| {
         for from in &callers {
-            until(&format!("{from:?}: {what}"), || {
+            wait_until(&format!("{from:?}: {what}"), || {
                 scene.ask(from, to, "/open", "").contains(status)
             });
         }
     };
-    let begin = || callers.each_ref().map(|from| scene.begin(from, to));
+    let begin = || {
+        callers
+            .each_ref()
+            .map(|from| scene.send_endless_request(from, to))
+    };
     until_each("nothing is attached", " 200 ");
     let begun = begin();
-    mesh.apply("late", &late("server", true));
+    mesh.apply("late", &late_service("server", true));
     until_each("the Service and its policy are there", " 403 ");
     for one in begun {
-        until_ended(one, "a policy and its Service came");
+        assert_ended_early(one, "a policy and its Service came");
     }
 
-    mesh.apply("late", &late("nobody", true));
+    mesh.apply("late", &late_service("nobody", true));
     until_each("the Service selects others", " 200 ");
     let begun = begin();
-    mesh.apply("late", &late("server", true));
+    mesh.apply("late", &late_service("server", true));
     until_each("it selects the pod again", " 403 ");
     for one in begun {
-        until_ended(one, "the Service selects the pod");
+        assert_ended_early(one, "the Service selects the pod");
     }
 
-    mesh.apply("late", &late("server", false));
+    mesh.apply("late", &late_service("server", false));
     until_each("the policy is gone", " 200 ");
     let begun = begin();
-    mesh.apply("late", &late("server", true));
+    mesh.apply("late", &late_service("server", true));
     for one in begun {
-        until_ended(one, "the policy is there again");
+        assert_ended_early(one, "the policy is there again");
     }
     mesh.remove("late");
     until_each("the Service is gone", " 200 ");
 
     // The pod's own namespace may write its address by hand.
-    mesh.apply("written", &written(to.ip()));
+    mesh.apply("written", &service_with_manual_endpoints(to.ip()));
     until_each("an endpoint with its address is there", " 403 ");
     mesh.remove("written");
     until_each("the endpoint is gone", " 200 ");

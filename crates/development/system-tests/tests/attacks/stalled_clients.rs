@@ -12,7 +12,7 @@ use std::{
 };
 
 use ambit_lab::LabNetns;
-use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
+use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, wait_until, with_waypoint};
 
 /// Captured namespace without a waypoint, and a second client in `shop`.
 const MANIFESTS: &str = "
@@ -33,22 +33,25 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// HTTP/1.1 application in a pod, with its open connections.
 struct Application {
     address: SocketAddr,
-    open: Arc<AtomicUsize>,
+    open_connections: Arc<AtomicUsize>,
 }
 
 impl Application {
-    /// Starts an application: `/big` has an endless response; of a request to `/upload` the application reads nothing,
-    /// though it begins to respond; `/hang` has no response.
+    /// Starts an application: `/big` has an endless response; for `/upload`, the application begins to respond without
+    /// reading the request body; `/hang` has no response.
     fn start(mesh: &Mesh, pod: &str) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let counted = open.clone();
-        let address = mesh.serve(pod, PORT, move |mut stream| {
+        let address = mesh.serve_connections(pod, PORT, move |mut stream| {
             counted.fetch_add(1, SeqCst);
             let served = serve(&mut stream);
             counted.fetch_sub(1, SeqCst);
             served
         });
-        Self { address, open }
+        Self {
+            address,
+            open_connections: open,
+        }
     }
 }
 
@@ -65,7 +68,7 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
             }
             "/upload" => {
                 stream.write_all(b"HTTP/1.1 200 OK\r\n\r\na")?;
-                return until_reset(stream);
+                return wait_for_reset(stream);
             }
             "/hang" => {
                 stream.read_exact(&mut [0])?;
@@ -81,7 +84,7 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
 }
 
 /// Waits until a connection is reset, without reading from it.
-fn until_reset(stream: &TcpStream) -> io::Result<()> {
+fn wait_for_reset(stream: &TcpStream) -> io::Result<()> {
     let stream = stream.try_clone()?;
     stream.set_nonblocking(true)?;
     let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -93,7 +96,12 @@ fn until_reset(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Opens the connections of one attack from a pod, and sends the request on each.
-fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
+fn open_attack_connections(
+    mesh: &Mesh,
+    pod: &str,
+    to: SocketAddr,
+    request: &str,
+) -> Vec<TcpStream> {
     let dial = || {
         mesh.client()
             .dial(LabNetns::Pod(pod.to_owned()), to)
@@ -107,7 +115,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
 }
 
 /// Sends bytes on all connections, which are not read, until the flow-control windows are full.
-fn fill_send_buffers(all: &[TcpStream]) {
+fn fill_flow_control_windows(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {
         stream
@@ -117,7 +125,7 @@ fn fill_send_buffers(all: &[TcpStream]) {
     }
 }
 
-/// Sends requests of another client, and returns the duration of the slowest one.
+/// Sends requests from the client `pod`, which is not the attacker, and returns the duration of the slowest request.
 fn measure_other_clients(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {
@@ -141,13 +149,16 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
     let pods = [("flat/client", "node-1"), ("flat/server", "node-2")];
     let pods = pods.map(|(pod, node)| idle_pod(pod, node, "app: idle"));
     let (mesh, _) = with_waypoint(&format!("{MANIFESTS}{}", pods.concat()));
-    mesh.until_captured("flat/client", true);
-    mesh.until_captured("flat/server", true);
+    mesh.wait_until_captured("flat/client", true);
+    mesh.wait_until_captured("flat/server", true);
     for server in ["shop/server", "flat/server"] {
         let application = Application::start(&mesh, server);
-        let Application { address, ref open } = application;
+        let Application {
+            address,
+            open_connections: ref open,
+        } = application;
         for pod in CLIENTS {
-            until(&format!("{pod} reaches {server}"), || {
+            wait_until(&format!("{pod} reaches {server}"), || {
                 mesh.dial(pod, address).is_ok_and(|mut dialled| {
                     let get = b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
                     dialled
@@ -171,18 +182,18 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
             let what = format!("{what} at {server}");
             let attackers = CLIENTS.iter();
             let held: Vec<_> = attackers
-                .flat_map(|attacker| attack(&mesh, attacker, address, request))
+                .flat_map(|attacker| open_attack_connections(&mesh, attacker, address, request))
                 .collect();
-            until(&format!("{what} arrive"), || {
+            wait_until(&format!("{what} arrive"), || {
                 open.load(SeqCst) >= held.len()
             });
             if request.starts_with("POST") {
-                fill_send_buffers(&held);
+                fill_flow_control_windows(&held);
             }
             let slowest = CLIENTS.map(|pod| measure_other_clients(&mesh, pod, address, &what));
             drop(held);
             let left = Instant::now();
-            until(&format!("{what} are over"), || open.load(SeqCst) == 0);
+            wait_until(&format!("{what} are over"), || open.load(SeqCst) == 0);
             eprintln!(
                 "{what}: slowest {slowest:?}, over after {:?}",
                 left.elapsed()
@@ -196,14 +207,17 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
 
 /// Checks that unanswered requests are cancelled when their clients disconnect, at a waypoint, which parses requests.
 fn requests_end_with_their_clients(mesh: &Mesh, application: &Application) {
-    let Application { address, open } = application;
+    let Application {
+        address,
+        open_connections: open,
+    } = application;
     for attacker in ["shop/client", "legacy/client"] {
         let request = "GET /hang HTTP/1.1\r\nHost: server\r\n\r\n";
-        let held = attack(mesh, attacker, *address, request);
-        until("the requests arrive", || open.load(SeqCst) >= CONNECTIONS);
+        let held = open_attack_connections(mesh, attacker, *address, request);
+        wait_until("the requests arrive", || open.load(SeqCst) >= CONNECTIONS);
         drop(held);
         let left = Instant::now();
-        until("the requests are over", || open.load(SeqCst) == 0);
+        wait_until("the requests are over", || open.load(SeqCst) == 0);
         eprintln!("{attacker}: requests over after {:?}", left.elapsed());
     }
 }

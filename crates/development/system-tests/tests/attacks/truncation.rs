@@ -8,7 +8,7 @@ use std::{
 };
 
 use ambit_lab::LabNetns;
-use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, wait_until};
 
 #[test]
 fn killed_proxy_resets_its_connections() {
@@ -19,7 +19,7 @@ fn killed_proxy_resets_its_connections() {
         ("shop/client", "node-2"),
         ("legacy/client", "node-2"),
     ] {
-        until("the client is served", || {
+        wait_until("the client is served", || {
             let dialled = mesh.dial(client, echo);
             dialled.is_ok_and(|mut conversation| conversation.exchange_line("hello").is_ok())
         });

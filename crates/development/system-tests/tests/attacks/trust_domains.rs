@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use ambit_system_tests::{
-    HbonePeer, Mesh, TunnelOutcome, idle_pod, options, until, with_waypoint_and,
+    HbonePeer, Mesh, TunnelOutcome, idle_pod, options, wait_until, with_waypoint_options,
 };
 use ambit_testkit::Pki;
 
@@ -31,9 +31,9 @@ const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r
 /// Outcome of a call: the server responds, a policy denies it, or the certificate is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallResult {
-    Passes,
+    Response,
     Denied,
-    Refused,
+    CertificateRejected,
 }
 
 /// Returns policies for both servers that allow one principal.
@@ -48,7 +48,7 @@ fn allow(principal: &str) -> String {
     policy("far", "action: ALLOW") + &policy("shop", gateway)
 }
 
-fn settings(aliases: &str, west: &Pki) -> String {
+fn trust_domain_settings(aliases: &str, west: &Pki) -> String {
     let pem = west.root_pem().replace('\n', "\n        ");
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\ndata:\n  mesh: |\n    \
@@ -56,7 +56,7 @@ fn settings(aliases: &str, west: &Pki) -> String {
     )
 }
 
-/// Clients by trust domain and signing CA, and the servers that they call.
+/// Clients, each with its trust domain and signing CA, and the servers that the clients call.
 struct TrustDomainFixture<'a> {
     clients: Vec<(&'static str, HbonePeer<'a>)>,
     node_proxy: SocketAddr,
@@ -96,7 +96,7 @@ impl<'a> TrustDomainFixture<'a> {
         let clients = self.clients.iter();
         clients
             .map(|(name, peer)| {
-                let tunnel = peer.open(node_proxy, &far);
+                let tunnel = peer.open_tunnel(node_proxy, &far);
                 let request = peer.request_through_tunnel(waypoint, &self.target, &[], GET_REQUEST);
                 (
                     *name,
@@ -109,10 +109,10 @@ impl<'a> TrustDomainFixture<'a> {
             .collect()
     }
 
-    /// Waits for these outcomes for the mesh's own trust domain, its alias, and the domain `west`; checks that clients
-    /// with certificates of the wrong CA are rejected.
+    /// Waits until clients of the mesh's own trust domain, of its alias, and of the domain `west` get these outcomes.
+    /// Checks that clients whose certificates another CA has signed are rejected.
     #[track_caller]
-    fn expect(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
+    fn wait_for_results(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
         let others = [
             "west by the mesh",
             "own by west",
@@ -120,7 +120,7 @@ impl<'a> TrustDomainFixture<'a> {
             "foreign",
         ];
         let mut expected = vec![("own", own), ("alias", alias), ("west", west)];
-        expected.extend(others.map(|name| (name, CallResult::Refused)));
+        expected.extend(others.map(|name| (name, CallResult::CertificateRejected)));
         let expected: Vec<_> = expected
             .into_iter()
             .map(|(name, call_result)| (name, [call_result; 2]))
@@ -130,7 +130,7 @@ impl<'a> TrustDomainFixture<'a> {
             last = self.call_results();
             last == expected
         };
-        until(what, is_met);
+        wait_until(what, is_met);
     }
 }
 
@@ -139,30 +139,36 @@ fn call_result(outcome: &TunnelOutcome, success: &str) -> CallResult {
     match outcome {
         TunnelOutcome::Refused(401) => CallResult::Denied,
         TunnelOutcome::Established(text) if text.starts_with("HTTP/1.1 403") => CallResult::Denied,
-        TunnelOutcome::Established(text) if text.starts_with(success) => CallResult::Passes,
+        TunnelOutcome::Established(text) if text.starts_with(success) => CallResult::Response,
         TunnelOutcome::Failed(_) | TunnelOutcome::Refused(_) | TunnelOutcome::Established(_) => {
-            CallResult::Refused
+            CallResult::CertificateRejected
         }
     }
 }
 
 #[test]
 fn clients_of_other_trust_domains_are_subject_to_policies() {
-    use CallResult::{Denied, Passes, Refused};
+    use CallResult::{CertificateRejected, Denied, Response};
     let west = Pki::new();
     let sidecar = idle_pod("legacy/sidecar", "node-1", "app: sidecar");
-    let (mesh, _) = with_waypoint_and(&format!("{FAR_NETWORK_MANIFESTS}{sidecar}"), options());
+    let (mesh, _) = with_waypoint_options(&format!("{FAR_NETWORK_MANIFESTS}{sidecar}"), options());
     let scene = TrustDomainFixture::new(&mesh, &west);
     mesh.apply("policies", &allow("cluster.local/ns/legacy/sa/sidecar"));
-    scene.expect("own alone", [Passes, Refused, Refused]);
-    mesh.apply("settings", &settings("old", &west));
-    scene.expect("the alias is the mesh's", [Passes, Passes, Denied]);
+    scene.wait_for_results(
+        "own alone",
+        [Response, CertificateRejected, CertificateRejected],
+    );
+    mesh.apply("settings", &trust_domain_settings("old", &west));
+    scene.wait_for_results("the alias is the mesh's", [Response, Response, Denied]);
     mesh.apply("policies", &allow("west/ns/legacy/sa/sidecar"));
-    scene.expect("west is another one", [Denied, Denied, Passes]);
+    scene.wait_for_results("west is another one", [Denied, Denied, Response]);
     mesh.apply("policies", &allow("old/ns/legacy/sa/*"));
-    scene.expect("own is meant by the alias", [Passes, Passes, Denied]);
-    mesh.apply("settings", &settings("", &west));
-    scene.expect("the alias is gone", [Denied, Refused, Denied]);
+    scene.wait_for_results("own is meant by the alias", [Response, Response, Denied]);
+    mesh.apply("settings", &trust_domain_settings("", &west));
+    scene.wait_for_results("the alias is gone", [Denied, CertificateRejected, Denied]);
     mesh.remove("settings");
-    scene.expect("west is gone", [Denied, Refused, Refused]);
+    scene.wait_for_results(
+        "west is gone",
+        [Denied, CertificateRejected, CertificateRejected],
+    );
 }

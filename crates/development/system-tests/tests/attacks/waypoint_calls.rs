@@ -2,9 +2,11 @@
 //! that object's namespace, by the node proxy and by the waypoint of the callee, and reach other namespaces only with a
 //! grant.
 
-use ambit_system_tests::{Mesh, RecordedHeads, idle_pod, is_complete_response, options, until};
+use ambit_system_tests::{
+    Mesh, RecordedHeads, idle_pod, is_complete_response, options, wait_until,
+};
 
-/// Gateway of a waypoint that all namespaces share, and these namespaces.
+/// Gateway of a waypoint that all namespaces share, and the test's namespaces.
 const SHARED_GATEWAY: &str = "
 apiVersion: v1
 kind: Namespace
@@ -152,16 +154,16 @@ spec:
             ),
         );
         let url = format!("file://{}", path.display());
-        until("the module is in use", || {
+        wait_until("the module is in use", || {
             let dump = self
                 .mesh
                 .get("infra/waypoint", "http://127.0.0.1:15000/config_dump")
                 .body;
             dump.contains(&url) && dump.contains("\"ready\"")
         });
-        let address = self.mesh.service("app.tenant.svc", 80);
+        let address = self.mesh.service_address("app.tenant.svc", 80);
         let mut last = String::new();
-        until(&format!("{upstream} is called"), || {
+        wait_until(&format!("{upstream} is called"), || {
             let request = b"GET /app HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n";
             let connection = self.mesh.dial("tenant/client", address);
             last = connection
@@ -174,7 +176,7 @@ spec:
 
 fn call_count(heads: &RecordedHeads) -> usize {
     heads
-        .all()
+        .recorded()
         .iter()
         .filter(|head| head.contains("/check"))
         .count()
@@ -233,7 +235,7 @@ fn plugin_calls_have_the_identity_of_their_namespace() {
         .mesh
         .apply("allowed", &allowed.replace("{name: ", "{name: second-"));
     scene.call("vault.bank.svc.cluster.local:80", " 200 ");
-    until("the vault is called", || call_count(&vault) > 0);
+    wait_until("the vault is called", || call_count(&vault) > 0);
     scene.call("outbound|80||ledger.bank.svc.cluster.local", " 200 ");
-    until("the ledger is called", || call_count(&ledger) > 0);
+    wait_until("the ledger is called", || call_count(&ledger) > 0);
 }

@@ -4,11 +4,11 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{HbonePeer, Mesh, TunnelOutcome, until, with_waypoint};
+use ambit_system_tests::{HbonePeer, Mesh, TunnelOutcome, wait_until, with_waypoint};
 
 /// Pods with a token of their service account: outside of the mesh; uncaptured, under the account of the pod behind the
 /// waypoint; and a namespace with its own waypoint and pod.
-const PEERS: &str = "
+const PEER_PODS: &str = "
 ---
 apiVersion: v1
 kind: Pod
@@ -60,11 +60,11 @@ spec:
 ";
 
 const GET_REQUEST: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
-const WAYPOINT: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
-const SERVER: &str = "spiffe://cluster.local/ns/shop/sa/server";
-const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
-const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
-const CLAIM: &str = "x-ambit-original-peer";
+const WAYPOINT_SPIFFE_ID: &str = "spiffe://cluster.local/ns/shop/sa/waypoint";
+const SERVER_SPIFFE_ID: &str = "spiffe://cluster.local/ns/shop/sa/server";
+const CLIENT_SPIFFE_ID: &str = "spiffe://cluster.local/ns/shop/sa/client";
+const SIDECAR_SPIFFE_ID: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
+const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
 
 /// Applies a policy by which the waypoint allows this principal, and no other.
 fn allow_only(mesh: &Mesh, spiffe: &str) {
@@ -97,14 +97,14 @@ fn is_denied(outcome: &TunnelOutcome) -> bool {
 
 #[test]
 fn claims_to_call_on_behalf_of_others_are_not_trusted() {
-    let (mesh, _) = with_waypoint(PEERS);
-    let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
+    let (mesh, _) = with_waypoint(PEER_PODS);
+    let waypoint = (WAYPOINT_SPIFFE_ID, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
     let sidecar = HbonePeer::of_pod(&mesh, "legacy/sidecar");
     let peers = [
         (
             "a pod outside of the mesh",
-            sidecar.moved_to("legacy/sidecar"),
+            sidecar.in_pod("legacy/sidecar"),
         ),
         (
             "a pod of the covered pod's account",
@@ -117,21 +117,25 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
     ];
     let client = format!("for=\"{}\"", port(&mesh, "shop/client", 4711));
     // They are authorized by their identity, from every address.
-    allow_only(&mesh, CLIENT);
+    allow_only(&mesh, CLIENT_SPIFFE_ID);
     for (what, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| {
             peer.request_through_tunnel(waypoint, &target, headers, GET_REQUEST)
         };
-        until(&format!("{what} is refused for what it is"), || {
+        wait_until(&format!("{what} is refused for what it is"), || {
             is_denied(&ask(&[]))
         });
         let outcome = ask(&[("forwarded", &client)]);
         assert!(is_denied(&outcome), "{what}: {outcome:?}");
-        for claim in [CLIENT, "none", "nobody", SERVER] {
-            let outcome = ask(&[(CLAIM, claim), ("forwarded", &client)]);
+        for claim in [CLIENT_SPIFFE_ID, "none", "nobody", SERVER_SPIFFE_ID] {
+            let outcome = ask(&[(ORIGINAL_PEER_HEADER, claim), ("forwarded", &client)]);
             assert_eq!(outcome, TunnelOutcome::Refused(403), "{what} says {claim}");
         }
-        let outcome = ask(&[(CLAIM, "none"), (CLAIM, CLIENT), ("forwarded", &client)]);
+        let outcome = ask(&[
+            (ORIGINAL_PEER_HEADER, "none"),
+            (ORIGINAL_PEER_HEADER, CLIENT_SPIFFE_ID),
+            ("forwarded", &client),
+        ]);
         assert_eq!(
             outcome,
             TunnelOutcome::Refused(403),
@@ -139,12 +143,12 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
         );
     }
     // A captured pod with its own certificate is still at its own address.
-    let captured = sidecar.moved_to("shop/client");
-    for claim in [CLIENT, "none"] {
+    let captured = sidecar.in_pod("shop/client");
+    for claim in [CLIENT_SPIFFE_ID, "none"] {
         let outcome = captured.request_through_tunnel(
             waypoint,
             &target,
-            &[(CLAIM, claim), ("forwarded", &client)],
+            &[(ORIGINAL_PEER_HEADER, claim), ("forwarded", &client)],
             GET_REQUEST,
         );
         assert_eq!(outcome, TunnelOutcome::Refused(403), "{claim}");
@@ -152,22 +156,26 @@ fn claims_to_call_on_behalf_of_others_are_not_trusted() {
     let outcome = captured.request_through_tunnel(waypoint, &target, &[], GET_REQUEST);
     assert!(is_denied(&outcome), "{outcome:?}");
     // Not even an allowed caller may call on behalf of another.
-    allow_only(&mesh, SIDECAR);
-    until("the sidecar may call", || {
+    allow_only(&mesh, SIDECAR_SPIFFE_ID);
+    wait_until("the sidecar may call", || {
         sidecar
             .request_through_tunnel(waypoint, &target, &[], GET_REQUEST)
             .is_from("plain-marker")
     });
-    let outcome =
-        sidecar.request_through_tunnel(waypoint, &target, &[(CLAIM, SIDECAR)], GET_REQUEST);
+    let outcome = sidecar.request_through_tunnel(
+        waypoint,
+        &target,
+        &[(ORIGINAL_PEER_HEADER, SIDECAR_SPIFFE_ID)],
+        GET_REQUEST,
+    );
     assert_eq!(outcome, TunnelOutcome::Refused(403));
 }
 
 #[test]
 fn waypoint_forwards_only_to_its_own_targets() {
-    let (mesh, _) = with_waypoint(PEERS);
+    let (mesh, _) = with_waypoint(PEER_PODS);
     let address = port(&mesh, "shop/waypoint", 15008);
-    let waypoint = (WAYPOINT, address);
+    let waypoint = (WAYPOINT_SPIFFE_ID, address);
     let sidecar = HbonePeer::of_pod(&mesh, "legacy/sidecar");
     let ask =
         |authority: &str| sidecar.request_through_tunnel(waypoint, authority, &[], GET_REQUEST);
@@ -252,14 +260,18 @@ fn octets(address: &str) -> [u8; 4] {
 
 #[test]
 fn direct_callers_pass_the_waypoint_with_their_identity() {
-    let (mesh, address) = with_waypoint(PEERS);
+    let (mesh, address) = with_waypoint(PEER_PODS);
     let called = format!("called by {address}");
-    let pod = (SERVER, port(&mesh, "shop/server", 15008));
-    let waypoint = (WAYPOINT, port(&mesh, "shop/waypoint", 15008));
+    let pod = (SERVER_SPIFFE_ID, port(&mesh, "shop/server", 15008));
+    let waypoint = (WAYPOINT_SPIFFE_ID, port(&mesh, "shop/waypoint", 15008));
     let target = port(&mesh, "shop/server", 8080).to_string();
     // Certificates of another authority, or of another mesh, whatever their identity.
-    for identity in [WAYPOINT, CLIENT, "spiffe://elsewhere/ns/shop/sa/waypoint"] {
-        let foreign = HbonePeer::foreign(&mesh, "legacy/sidecar", identity);
+    for identity in [
+        WAYPOINT_SPIFFE_ID,
+        CLIENT_SPIFFE_ID,
+        "spiffe://elsewhere/ns/shop/sa/waypoint",
+    ] {
+        let foreign = HbonePeer::with_foreign_ca(&mesh, "legacy/sidecar", identity);
         for server in [waypoint, pod] {
             let outcome = foreign.request_through_tunnel(server, &target, &[], GET_REQUEST);
             assert!(
@@ -269,41 +281,44 @@ fn direct_callers_pass_the_waypoint_with_their_identity() {
         }
     }
     let peers = [
-        (SIDECAR, HbonePeer::of_pod(&mesh, "legacy/sidecar")),
+        (
+            SIDECAR_SPIFFE_ID,
+            HbonePeer::of_pod(&mesh, "legacy/sidecar"),
+        ),
         // A pod accepts direct tunnels only from its own waypoint.
         (
             "spiffe://cluster.local/ns/other/sa/passage",
             HbonePeer::of_pod(&mesh, "other/passage"),
         ),
         // The pod's own account may not deliver, either.
-        (SERVER, HbonePeer::of_pod(&mesh, "shop/twin")),
+        (SERVER_SPIFFE_ID, HbonePeer::of_pod(&mesh, "shop/twin")),
     ];
     for (identity, peer) in &peers {
         let ask = |headers: &[(&'static str, &str)]| {
             peer.request_through_tunnel(pod, &target, headers, GET_REQUEST)
         };
         // Once there is a policy, the port counts as HTTP however slow its clients are.
-        allow_only(&mesh, CLIENT);
-        until(&format!("{identity} may not call yet"), || {
+        allow_only(&mesh, CLIENT_SPIFFE_ID);
+        wait_until(&format!("{identity} may not call yet"), || {
             is_denied(&ask(&[]))
         });
         allow_only(&mesh, identity);
-        until(&format!("{identity} may call"), || {
+        wait_until(&format!("{identity} may call"), || {
             ask(&[]).is_from("plain-marker")
         });
         let outcome = ask(&[]);
         assert!(outcome.is_from(&called), "{outcome:?}");
         // That would be a routing loop, or a false claim.
-        for claim in [CLIENT, "none"] {
-            let outcome = ask(&[(CLAIM, claim)]);
+        for claim in [CLIENT_SPIFFE_ID, "none"] {
+            let outcome = ask(&[(ORIGINAL_PEER_HEADER, claim)]);
             assert_eq!(
                 outcome,
                 TunnelOutcome::Refused(508),
                 "{identity} says {claim}"
             );
         }
-        allow_only(&mesh, CLIENT);
-        until(&format!("{identity} may not call"), || is_denied(&ask(&[])));
+        allow_only(&mesh, CLIENT_SPIFFE_ID);
+        wait_until(&format!("{identity} may not call"), || is_denied(&ask(&[])));
     }
 }
 
@@ -317,7 +332,7 @@ fn identity_headers_come_only_from_the_waypoint() {
     ] {
         let request = format!(
             "GET /{client} HTTP/1.1\r\nHost: server\r\nConnection: close\r\n{headers}\
-             X-Forwarded-Client-Cert: By={WAYPOINT};URI={SERVER}\r\n{CLAIM}: {SERVER}\r\n\
+             X-Forwarded-Client-Cert: By={WAYPOINT_SPIFFE_ID};URI={SERVER_SPIFFE_ID}\r\n{ORIGINAL_PEER_HEADER}: {SERVER_SPIFFE_ID}\r\n\
              Forwarded: for=192.0.2.2\r\n\r\n"
         );
         let answer = mesh.dial(client, address).unwrap();
@@ -326,10 +341,10 @@ fn identity_headers_come_only_from_the_waypoint() {
             answer.contains(&format!("called by {waypoint}")),
             "{answer}"
         );
-        let heads = heads.all();
+        let heads = heads.recorded();
         let head = heads.last().unwrap();
         assert!(head.starts_with(&format!("get /{client} ")), "{head}");
-        for absent in ["x-forwarded-client-cert", CLAIM] {
+        for absent in ["x-forwarded-client-cert", ORIGINAL_PEER_HEADER] {
             assert!(!head.contains(absent), "{head}");
         }
         let ip = mesh.ip(client);

@@ -7,27 +7,30 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, wait_until};
 
-use crate::outside::{ask, entry, listen, log, mesh, until_answer, waypoint_with};
+use crate::outside::{
+    listen, send_request, service_entry, start_mesh, start_waypoint_with, wait_for_response,
+    waypoint_access_log,
+};
 
 const PORT: u16 = 8080;
 /// TTL of DNS answers in seconds.
 const TTL: u32 = 1;
 
-/// DNS server's behaviour for one name.
+/// Scripted behaviour of the DNS server for one name.
 #[derive(Clone)]
 enum NameResult {
     Addresses(Vec<Ipv4Addr>),
-    Nonsense,
-    Nothing,
+    InvalidAnswer,
+    NoAnswer,
 }
 
 /// Scripted DNS server, with the behaviour for each name.
 #[derive(Clone, Default)]
-struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
+struct ScriptedDns(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
-impl Names {
+impl ScriptedDns {
     fn set_result(&self, name: &str, result: NameResult) {
         self.0.lock().unwrap().insert(name.to_owned(), result);
     }
@@ -69,8 +72,8 @@ impl Names {
             None => Vec::new(),
             Some(NameResult::Addresses(addresses)) if is_a => addresses,
             Some(NameResult::Addresses(_)) => Vec::new(),
-            Some(NameResult::Nothing) => return None,
-            Some(NameResult::Nonsense) => {
+            Some(NameResult::NoAnswer) => return None,
+            Some(NameResult::InvalidAnswer) => {
                 let mut nonsense = question[..2].to_vec();
                 nonsense.extend([0x81, 0x80, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xc0, 0x0c]);
                 return Some(nonsense);
@@ -109,9 +112,9 @@ fn resolved_addresses_are_checked_each_time() {
     let fixed = format!(
         "hosts: [fixed.example]\n  resolution: STATIC\n  {port}\n  endpoints: [{{address: NODE}}]"
     );
-    let more = entry("shop", "wild", 2, &wild) + &entry("shop", "one", 3, &exact);
-    let mesh = mesh(files.path(), &more);
-    let names = Names::default();
+    let more = service_entry("shop", "wild", 2, &wild) + &service_entry("shop", "one", 3, &exact);
+    let mesh = start_mesh(files.path(), &more);
+    let names = ScriptedDns::default();
     let server = SocketAddr::new(mesh.ip("legacy/server"), 53);
     let place = LabNetns::Pod("legacy/server".to_owned());
     names.serve(mesh.client().bind(place, server).unwrap());
@@ -124,10 +127,14 @@ fn resolved_addresses_are_checked_each_time() {
         "dnsPolicy: None, dnsConfig: {{nameservers: [{}]}}",
         server.ip()
     );
-    waypoint_with(&mesh, &own);
-    let wild = |text: &str| until_answer(&mesh, "shop/client", 2, "api.outside.example", text);
-    let exact = |text: &str| until_answer(&mesh, "shop/client", 3, "one.example", text);
-    let log_says = |why: &str| until(&format!("the log says {why}"), || log(&mesh).contains(why));
+    start_waypoint_with(&mesh, &own);
+    let wild = |text: &str| wait_for_response(&mesh, "shop/client", 2, "api.outside.example", text);
+    let exact = |text: &str| wait_for_response(&mesh, "shop/client", 3, "one.example", text);
+    let log_says = |why: &str| {
+        wait_until(&format!("the log says {why}"), || {
+            waypoint_access_log(&mesh).contains(why)
+        })
+    };
 
     // The name moves, and requests follow.
     wild("this is the first");
@@ -145,7 +152,7 @@ fn resolved_addresses_are_checked_each_time() {
     names.set_addresses("api.outside.example", &[pod, first]);
     wild("this is the first");
     for _ in 0..20 {
-        let answer = ask(&mesh, "shop/client", 2, "api.outside.example");
+        let answer = send_request(&mesh, "shop/client", 2, "api.outside.example");
         assert!(answer.contains("this is the first"), "{answer}");
     }
     let itself = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -156,13 +163,13 @@ fn resolved_addresses_are_checked_each_time() {
     log_says("127.0.0.1 is a loopback, unspecified, multicast or broadcast address");
 
     // Its server sends invalid answers, or none: other names still resolve.
-    names.set_result("api.outside.example", NameResult::Nonsense);
+    names.set_result("api.outside.example", NameResult::InvalidAnswer);
     names.set_addresses("one.example", &[second]);
     wild("503");
     exact("this is the second");
-    names.set_result("api.outside.example", NameResult::Nothing);
+    names.set_result("api.outside.example", NameResult::NoAnswer);
     let answers = std::thread::scope(|scope| {
-        let ask = || ask(&mesh, "shop/client", 2, "api.outside.example");
+        let ask = || send_request(&mesh, "shop/client", 2, "api.outside.example");
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
         exact("this is the second");
         let answers = asking.into_iter().map(|one| one.join().unwrap());
@@ -177,8 +184,8 @@ fn resolved_addresses_are_checked_each_time() {
 
     // Addresses in the entry itself.
     let fixed = fixed.replace("NODE", &second.to_string());
-    mesh.apply("fixed", &entry("shop", "fixed", 4, &fixed));
-    until_answer(
+    mesh.apply("fixed", &service_entry("shop", "fixed", 4, &fixed));
+    wait_for_response(
         &mesh,
         "shop/client",
         4,

@@ -6,15 +6,15 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, wait_until};
 
-use crate::outside::{listen, log, mesh, waypoint};
+use crate::outside::{listen, start_mesh, start_waypoint, waypoint_access_log};
 
-const HTTP: u16 = 8080;
-const TCP: u16 = 8091;
+const HTTP_PORT: u16 = 8080;
+const TCP_PORT: u16 = 8091;
 
 /// Returns a ServiceEntry with these addresses, which the waypoint serves.
-fn entry(name: &str, addresses: &str, port: &str) -> String {
+fn service_entry(name: &str, addresses: &str, port: &str) -> String {
     format!(
         "
 ---
@@ -34,7 +34,7 @@ spec:
     )
 }
 
-fn denies(entry: &str, rule: &str) -> String {
+fn deny_policy(entry: &str, rule: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {entry}, namespace: shop}}\n\
          spec:\n  action: DENY\n  targetRefs: [{{group: networking.istio.io, kind: ServiceEntry, name: {entry}}}]\n  \
@@ -42,21 +42,21 @@ fn denies(entry: &str, rule: &str) -> String {
     )
 }
 
-/// Serves HTTP, and connections on which the server sends first, in the waypoint's own pod; both report the destination
-/// address. Returns the pod.
+/// Runs two servers in the waypoint's own pod: an HTTP server, and a TCP server that sends first. Both report the
+/// destination address of each connection. Returns the pod's name.
 fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
     let pod = format!("egress/{}", pod.name);
     let place = || LabNetns::Pod(pod.clone());
-    listen(mesh, place(), HTTP, |mut stream| {
+    listen(mesh, place(), HTTP_PORT, |mut stream| {
         let ip = stream.local_addr()?.ip();
         while read_head(&mut stream)?.is_some() {
             answer_ok(&mut stream, &format!("this is {ip}\n"))?;
         }
         Ok(())
     });
-    listen(mesh, place(), TCP, |mut stream| {
+    listen(mesh, place(), TCP_PORT, |mut stream| {
         let ip = stream.local_addr()?.ip();
         stream.write_all(ip.to_string().as_bytes())?;
         let mut reader = stream.try_clone()?;
@@ -73,14 +73,14 @@ fn add_address(mesh: &Mesh, pod: &str, ip: Ipv4Addr) {
 }
 
 fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
-    mesh.get("shop/client", &format!("http://{ip}:{HTTP}{path}"))
+    mesh.get("shop/client", &format!("http://{ip}:{HTTP_PORT}{path}"))
         .body
 }
 
 /// Opens a connection to a server that sends first; returns its first bytes, if a byte is echoed after them.
 fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
     let place = LabNetns::Pod("shop/client".to_owned());
-    let address = SocketAddr::from((ip, TCP));
+    let address = SocketAddr::from((ip, TCP_PORT));
     let mut stream = mesh.client().dial(place, address).ok()?;
     let mut name = vec![0; ip.to_string().len()];
     stream.read_exact(&mut name).ok()?;
@@ -92,8 +92,8 @@ fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
 #[test]
 fn original_destination_is_called_if_policies_allow() {
     let files = tempfile::tempdir().unwrap();
-    let mesh = mesh(files.path(), "");
-    waypoint(&mesh, &[]);
+    let mesh = start_mesh(files.path(), "");
+    start_waypoint(&mesh, &[]);
     let web = [1, 2].map(|last| Ipv4Addr::new(203, 0, 113, last));
     let raw = [1, 2].map(|last| Ipv4Addr::new(198, 51, 100, last));
     let pod = serve(&mesh);
@@ -103,38 +103,38 @@ fn original_destination_is_called_if_policies_allow() {
     // Single addresses, and a network.
     let http = "{number: 8080, name: http, protocol: HTTP}";
     let tcp = "{number: 8091, name: tcp, protocol: TCP}";
-    let entries =
-        entry("web", "203.0.113.1, 203.0.113.2", http) + &entry("raw", "198.51.100.0/24", tcp);
+    let entries = service_entry("web", "203.0.113.1, 203.0.113.2", http)
+        + &service_entry("raw", "198.51.100.0/24", tcp);
     mesh.apply("entries", &entries);
     for ip in web {
-        until("requests reach the server", || {
+        wait_until("requests reach the server", || {
             get(&mesh, ip, "/a").contains(&format!("this is {ip}"))
         });
     }
     for ip in raw {
-        until("connections reach the server", || {
+        wait_until("connections reach the server", || {
             greeting(&mesh, ip) == Some(ip.to_string())
         });
     }
-    until("the waypoint has delivered both", || {
+    wait_until("the waypoint has delivered both", || {
         ["web.example", "raw.example"]
             .iter()
-            .all(|host| log(&mesh).contains(host))
+            .all(|host| waypoint_access_log(&mesh).contains(host))
     });
 
     mesh.apply(
         "deny-web",
-        &denies("web", "{to: [{operation: {paths: [/secret]}}]}"),
+        &deny_policy("web", "{to: [{operation: {paths: [/secret]}}]}"),
     );
-    until("a request is denied", || {
+    wait_until("a request is denied", || {
         get(&mesh, web[0], "/secret").contains("RBAC: access denied")
     });
     assert!(get(&mesh, web[0], "/a").contains("this is"));
     mesh.apply(
         "deny-raw",
-        &denies("raw", "{from: [{source: {namespaces: [shop]}}]}"),
+        &deny_policy("raw", "{from: [{source: {namespaces: [shop]}}]}"),
     );
-    until("connections are refused", || {
+    wait_until("connections are refused", || {
         greeting(&mesh, raw[1]).is_none()
     });
     assert!(get(&mesh, web[1], "/a").contains("this is"));

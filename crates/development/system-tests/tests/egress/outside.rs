@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sy
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, LabNetns, LogSource, Mesh, Options, answer_ok, is_complete_response,
-    options, read_head, until,
+    options, read_head, wait_until,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -14,9 +14,9 @@ use rustls::{
 };
 
 /// Prefix of the addresses that ServiceEntries' hosts have in the mesh; the test chooses the last byte.
-pub(crate) const PREFIX: &str = "240.240.9";
+pub(crate) const ADDRESS_PREFIX: &str = "240.240.9";
 
-/// CA of the test, for servers outside.
+/// CA of the test, which signs certificates of servers outside the mesh.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Certificate with its key, as PEM.
@@ -65,7 +65,7 @@ pub(crate) struct OutsideServer<'a> {
     pub(crate) port: u16,
     pub(crate) signed: &'a SignedCertificate,
     /// CA that must have signed the clients' certificates; `None` requests none.
-    pub(crate) clients: Option<&'a Authority>,
+    pub(crate) client_ca: Option<&'a Authority>,
 }
 
 impl OutsideServer<'_> {
@@ -75,7 +75,7 @@ impl OutsideServer<'_> {
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .unwrap();
-        let builder = match self.clients {
+        let builder = match self.client_ca {
             None => builder.with_no_client_auth(),
             Some(authority) => {
                 let mut roots = RootCertStore::empty();
@@ -129,7 +129,7 @@ pub(crate) fn listen(
 }
 
 /// Starts the mesh, with the directory `files` mounted by waypoints.
-pub(crate) fn mesh(files: &Path, more: &str) -> Mesh {
+pub(crate) fn start_mesh(files: &Path, more: &str) -> Mesh {
     let mut options: Options = options();
     let path = files.to_str().expect("a path in UTF-8").to_owned();
     options.env.insert("AMBIT_TLS_FILES".to_owned(), path);
@@ -156,7 +156,7 @@ spec:
 
 /// Starts the waypoint of the namespace `egress`, whose pod resolves these hosts to these addresses, and which
 /// namespaces with the label `tenant` may use.
-pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
+pub(crate) fn start_waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     let mut by_ip: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (host, ip) in hosts {
         by_ip.entry(ip).or_default().push(host);
@@ -165,11 +165,11 @@ pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     let aliases =
         aliases.map(|(ip, hosts)| format!("{{ip: {ip}, hostnames: [{}]}}", hosts.join(", ")));
     let aliases = aliases.collect::<Vec<_>>().join(", ");
-    waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
+    start_waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
 }
 
 /// Starts the waypoint of the namespace `egress`, whose pod has these additional fields in its spec.
-pub(crate) fn waypoint_with(mesh: &Mesh, of_pod: &str) {
+pub(crate) fn start_waypoint_with(mesh: &Mesh, of_pod: &str) {
     mesh.apply(
         "waypoint",
         &format!(
@@ -194,14 +194,14 @@ data:
 "
         ),
     );
-    mesh.until("the waypoint runs", |status| {
+    mesh.wait_for_status("the waypoint runs", |status| {
         let mut pods = status.pods.iter();
         pods.any(|pod| pod.namespace == "egress" && pod.ready)
     });
 }
 
 /// Returns a ServiceEntry that the waypoint serves; `address` is the last byte of its address.
-pub(crate) fn entry(namespace: &str, name: &str, address: u8, spec: &str) -> String {
+pub(crate) fn service_entry(namespace: &str, name: &str, address: u8, spec: &str) -> String {
     format!(
         "
 ---
@@ -212,17 +212,17 @@ metadata:
   namespace: {namespace}
   labels: {{istio.io/use-waypoint: out, istio.io/use-waypoint-namespace: egress}}
 spec:
-  addresses: [{PREFIX}.{address}]
+  addresses: [{ADDRESS_PREFIX}.{address}]
   location: MESH_EXTERNAL
   {spec}
 "
     )
 }
 
-/// Sends a request for a host at an entry's address, from a pod; returns the response, empty if the connection is
-/// closed before.
-pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
-    let to = format!("{PREFIX}.{address}:80").parse().unwrap();
+/// Sends a request for a host at an entry's address, from a pod; returns the response. The response is empty if the
+/// connection is closed first.
+pub(crate) fn send_request(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
+    let to = format!("{ADDRESS_PREFIX}.{address}:80").parse().unwrap();
     let request = format!("GET /of/it HTTP/1.1\r\nHost: {host}\r\n\r\n");
     let Ok(mut connection) = mesh.dial(pod, to) else {
         return String::new();
@@ -232,19 +232,25 @@ pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Repeats [`ask`] until the response contains a text, and returns the response.
+/// Repeats [`send_request`] until the response contains a text, and returns the response.
 #[track_caller]
-pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text: &str) -> String {
+pub(crate) fn wait_for_response(
+    mesh: &Mesh,
+    pod: &str,
+    address: u8,
+    host: &str,
+    text: &str,
+) -> String {
     let mut answer = String::new();
-    until(&format!("{host} answers {pod} with {text:?}"), || {
-        answer = ask(mesh, pod, address, host);
+    wait_until(&format!("{host} answers {pod} with {text:?}"), || {
+        answer = send_request(mesh, pod, address, host);
         answer.contains(text)
     });
     answer
 }
 
 /// Returns the waypoint's access log.
-pub(crate) fn log(mesh: &Mesh) -> String {
+pub(crate) fn waypoint_access_log(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods.into_iter();
     let mut of_it = pods.filter(|pod| pod.namespace == "egress");
     let pod = of_it.next().expect("the waypoint runs").name;

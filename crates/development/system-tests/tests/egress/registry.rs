@@ -1,9 +1,9 @@
 //! Tests of `outboundTrafficPolicy` REGISTRY_ONLY: captured pods reach no address that the mesh
 //! does not know.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, LabNetns, Mesh, options, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, LabNetns, Mesh, options, wait_until};
 
-use crate::outside::{PREFIX, listen};
+use crate::outside::{ADDRESS_PREFIX, listen};
 
 const PORT: u16 = 8090;
 
@@ -15,7 +15,7 @@ kind: ServiceEntry
 metadata: {{name: outside, namespace: shop}}
 spec:
   hosts: [named.outside.example]
-  addresses: [{PREFIX}.6]
+  addresses: [{ADDRESS_PREFIX}.6]
   location: MESH_EXTERNAL
   resolution: STATIC
   ports: [{{number: 80, name: tcp, protocol: TCP, targetPort: {PORT}}}]
@@ -54,27 +54,27 @@ fn unknown_destinations_are_rejected_also_after_a_restart() {
     // The server runs, and an uncaptured pod reaches it.
     assert_eq!(ask(&mesh, "legacy/client", &direct), "outside");
     assert_eq!(ask(&mesh, "shop/client", &direct), "");
-    until("the access log says why", || {
+    wait_until("the access log says why", || {
         let why = "outboundTrafficPolicy is REGISTRY_ONLY";
         mesh.access_log().contains(why)
     });
     // Addresses that the mesh knows are still reached, in the mesh and outside of it.
-    let server = mesh.service("server.shop.svc", 80);
+    let server = mesh.service_address("server.shop.svc", 80);
     mesh.get("shop/client", &format!("http://{server}/")).ok();
     let legacy = mesh.ip("legacy/server");
     mesh.get("shop/client", &format!("http://{legacy}:8080/"))
         .ok();
 
     mesh.kill("proxy", Some("node-1"));
-    mesh.until_get("shop/client", &format!("http://{server}/"), true);
+    mesh.wait_for_get("shop/client", &format!("http://{server}/"), true);
     assert_eq!(ask(&mesh, "shop/client", &direct), "");
 
     mesh.apply("entry", &entry(&ip));
-    until("the entry is a way out", || {
-        ask(&mesh, "shop/client", &format!("{PREFIX}.6:80")) == "outside"
+    wait_until("the entry is a way out", || {
+        ask(&mesh, "shop/client", &format!("{ADDRESS_PREFIX}.6:80")) == "outside"
     });
     mesh.remove("entry");
-    until("the way out is closed", || {
-        ask(&mesh, "shop/client", &format!("{PREFIX}.6:80")).is_empty()
+    wait_until("the way out is closed", || {
+        ask(&mesh, "shop/client", &format!("{ADDRESS_PREFIX}.6:80")).is_empty()
     });
 }

@@ -3,9 +3,9 @@
 
 use std::io::Write as _;
 
-use ambit_system_tests::{read_head, until};
+use ambit_system_tests::{read_head, wait_until};
 
-use crate::outside::{ask, entry, mesh, until_answer, waypoint};
+use crate::outside::{send_request, service_entry, start_mesh, start_waypoint, wait_for_response};
 
 const PORT: u16 = 8090;
 
@@ -19,12 +19,12 @@ fn tenant_cannot_call_through_anothers_entry() {
     };
     let more = format!(
         "{}{}{}",
-        entry("shop", "of-shop", 3, &spec("shop.outside.example")),
-        entry("bank", "of-bank", 4, &spec("bank.outside.example")),
-        entry("legacy", "of-legacy", 5, &spec("legacy.outside.example")),
+        service_entry("shop", "of-shop", 3, &spec("shop.outside.example")),
+        service_entry("bank", "of-bank", 4, &spec("bank.outside.example")),
+        service_entry("legacy", "of-legacy", 5, &spec("legacy.outside.example")),
     );
-    let mesh = mesh(files.path(), &more);
-    mesh.serve("legacy/server", PORT, |mut stream| {
+    let mesh = start_mesh(files.path(), &more);
+    mesh.serve_connections("legacy/server", PORT, |mut stream| {
         while read_head(&mut stream)?.is_some() {
             write!(
                 stream,
@@ -36,14 +36,14 @@ fn tenant_cannot_call_through_anothers_entry() {
     let ip = mesh.ip("legacy/server").to_string();
     let hosts = ["shop", "bank", "legacy"].map(|of| format!("{of}.outside.example"));
     let hosts = hosts.each_ref().map(|host| (host.as_str(), ip.as_str()));
-    waypoint(&mesh, &hosts);
+    start_waypoint(&mesh, &hosts);
     let until_answered = |pod: &str, address: u8, host: &str, text: &str| {
-        until_answer(&mesh, pod, address, host, text);
+        wait_for_response(&mesh, pod, address, host, text);
     };
     // An entry is visible only in its own namespace, also at a waypoint of another namespace.
     until_answered("shop/client", 3, "shop.outside.example", "outside");
     until_answered("bank/client", 4, "bank.outside.example", "outside");
-    assert!(!ask(&mesh, "bank/client", 3, "shop.outside.example").contains("outside"));
+    assert!(!send_request(&mesh, "bank/client", 3, "shop.outside.example").contains("outside"));
     // Once entries are visible to all, policies separate tenants.
     mesh.apply(
         "settings",
@@ -59,13 +59,13 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
         until_answered(pod, 4, "bank.outside.example", "outside");
     }
     // A namespace that the Gateway does not allow cannot call out through it, nor bypass it.
-    until("it is said", || {
+    wait_until("it is said", || {
         let status = mesh.client().status().unwrap();
         status.pods.iter().all(|pod| pod.ready)
-            && ask(&mesh, "shop/client", 5, "legacy.outside.example").is_empty()
+            && send_request(&mesh, "shop/client", 5, "legacy.outside.example").is_empty()
     });
     for pod in ["shop/client", "bank/client"] {
-        assert_eq!(ask(&mesh, pod, 5, "legacy.outside.example"), "");
+        assert_eq!(send_request(&mesh, pod, 5, "legacy.outside.example"), "");
     }
 
     let policy = |namespace: &str| {
@@ -97,6 +97,6 @@ spec:
     until_answered("shop/client", 3, "shop.outside.example", "outside");
     until_answered("bank/client", 4, "bank.outside.example", "outside");
     // The host of a request does not make it that of another entry.
-    let answer = ask(&mesh, "bank/client", 3, "bank.outside.example");
+    let answer = send_request(&mesh, "bank/client", 3, "bank.outside.example");
     assert!(answer.contains("RBAC: access denied"), "{answer}");
 }

@@ -1,12 +1,13 @@
-//! Tests of TLS origination at the waypoint: SNI and CA certificates are those of the DestinationRule, and without TLS
-//! no data is sent.
+//! Tests of TLS origination at the waypoint: the waypoint uses the DestinationRule's SNI and CA certificates, and sends
+//! no data if TLS fails.
 
 use std::fs;
 
-use ambit_system_tests::{LabNetns, Mesh, until};
+use ambit_system_tests::{LabNetns, Mesh, wait_until};
 
 use crate::outside::{
-    Authority, OutsideServer, SignedCertificate, ask, entry, log, mesh, until_answer, waypoint,
+    Authority, OutsideServer, SignedCertificate, send_request, service_entry, start_mesh,
+    start_waypoint, wait_for_response, waypoint_access_log,
 };
 
 const PORT: u16 = 8443;
@@ -26,20 +27,20 @@ spec:
     )
 }
 
-fn outside(mesh: &Mesh, port: u16, signed: &SignedCertificate, clients: Option<&Authority>) {
+fn serve_outside(mesh: &Mesh, port: u16, signed: &SignedCertificate, clients: Option<&Authority>) {
     let server = OutsideServer {
         port,
         signed,
-        clients,
+        client_ca: clients,
     };
     server.serve(mesh, LabNetns::Pod("legacy/server".to_owned()));
 }
 
-fn api(port: u16) -> String {
+fn api_entry(port: u16) -> String {
     let spec = format!(
         "hosts: [api.outside.example]\n  resolution: DNS\n  ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {port}}}]"
     );
-    entry("shop", "api", 1, &spec)
+    service_entry("shop", "api", 1, &spec)
 }
 
 #[test]
@@ -54,14 +55,14 @@ fn server_certificates_are_verified_by_the_rule() {
     let shown = client.sign(&["client.example"]);
     fs::write(own.join("tls.crt"), &shown.certificate).unwrap();
     fs::write(own.join("tls.key"), &shown.key).unwrap();
-    let mesh = mesh(files.path(), &api(PORT));
+    let mesh = start_mesh(files.path(), &api_entry(PORT));
     let server = authority.sign(&["api.outside.example"]);
-    outside(&mesh, PORT, &server, None);
-    outside(&mesh, PORT + 1, &server, Some(&client));
+    serve_outside(&mesh, PORT, &server, None);
+    serve_outside(&mesh, PORT + 1, &server, Some(&client));
     let ip = mesh.ip("legacy/server").to_string();
-    waypoint(&mesh, &[("api.outside.example", &ip)]);
+    start_waypoint(&mesh, &[("api.outside.example", &ip)]);
     let until_answered =
-        |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+        |text: &str| wait_for_response(&mesh, "shop/client", 1, "api.outside.example", text);
 
     // Without a rule a TLS server receives HTTP, and closes.
     until_answered("502");
@@ -76,8 +77,8 @@ fn server_certificates_are_verified_by_the_rule() {
         answer.ends_with("tls api.outside.example http/1.1 host api.outside.example\n"),
         "{answer}"
     );
-    until("the log says who has answered", || {
-        log(&mesh)
+    wait_until("the log says who has answered", || {
+        waypoint_access_log(&mesh)
             .contains("remote=\"api.outside.example\" remote_identity=\"api.outside.example\"")
     });
     // Another authority, another name, the system's authorities, and files that are missing or of
@@ -93,7 +94,7 @@ fn server_certificates_are_verified_by_the_rule() {
         ),
         (
             "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt, subjectAltNames: [other.example]}",
-            "OtherNames(",
+            "SubjectAltNameMismatch(",
         ),
         ("{mode: SIMPLE}", "TLS with api.outside.example failed"),
         (
@@ -103,9 +104,9 @@ fn server_certificates_are_verified_by_the_rule() {
     ] {
         mesh.apply("rule", &rule(tls));
         until_answered("503");
-        until(&format!("the log says {why}"), || {
-            ask(&mesh, "shop/client", 1, "api.outside.example");
-            log(&mesh).contains(why)
+        wait_until(&format!("the log says {why}"), || {
+            send_request(&mesh, "shop/client", 1, "api.outside.example");
+            waypoint_access_log(&mesh).contains(why)
         });
     }
     for (tls, why) in [
@@ -139,7 +140,7 @@ fn server_certificates_are_verified_by_the_rule() {
     until_answered("tls front.example http/1.1 host api.outside.example");
 
     // A server that requires a client certificate.
-    mesh.apply("entry", &api(PORT + 1));
+    mesh.apply("entry", &api_entry(PORT + 1));
     mesh.apply("rule", &simple("ca.crt"));
     until_answered("503");
     mesh.apply("rule", &rule("{mode: MUTUAL, caCertificates: /etc/certs/shop/ca.crt, clientCertificate: /etc/certs/shop/tls.crt, privateKey: /etc/certs/shop/tls.key}"));
@@ -164,13 +165,13 @@ spec:
 fn backend_tls_policy_names_trusted_authorities() {
     let authority = Authority::new();
     let files = tempfile::tempdir().unwrap();
-    let mesh = mesh(files.path(), &api(PORT));
+    let mesh = start_mesh(files.path(), &api_entry(PORT));
     let server = authority.sign(&["api.outside.example"]);
-    outside(&mesh, PORT, &server, None);
+    serve_outside(&mesh, PORT, &server, None);
     let ip = mesh.ip("legacy/server").to_string();
-    waypoint(&mesh, &[("api.outside.example", &ip)]);
+    start_waypoint(&mesh, &[("api.outside.example", &ip)]);
     let until_answered =
-        |text: &str| until_answer(&mesh, "shop/client", 1, "api.outside.example", text);
+        |text: &str| wait_for_response(&mesh, "shop/client", 1, "api.outside.example", text);
     let by_map = "{hostname: api.outside.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]}";
     // The referenced object does not exist: no data is sent.
     mesh.apply("policy", &policy("api", by_map));
@@ -251,16 +252,16 @@ spec:
 ",
         PORT + 1
     );
-    let mesh = mesh(files.path(), &(api(PORT) + &provider));
-    outside(&mesh, PORT, &authority.sign(&[HOST]), None);
+    let mesh = start_mesh(files.path(), &(api_entry(PORT) + &provider));
+    serve_outside(&mesh, PORT, &authority.sign(&[HOST]), None);
     let decider = authority.sign(&["decider.outside.example"]);
-    outside(&mesh, PORT + 1, &decider, None);
+    serve_outside(&mesh, PORT + 1, &decider, None);
     let ip = mesh.ip("legacy/server").to_string();
     let ip = ip.as_str();
-    waypoint(&mesh, &[(HOST, ip), ("decider.outside.example", ip)]);
+    start_waypoint(&mesh, &[(HOST, ip), ("decider.outside.example", ip)]);
     let ca = "{mode: SIMPLE, caCertificates: /etc/certs/shop/ca.crt}";
     mesh.apply("rule", &rule(ca));
-    let until_answered = |text: &str| until_answer(&mesh, "shop/client", 1, HOST, text);
+    let until_answered = |text: &str| wait_for_response(&mesh, "shop/client", 1, HOST, text);
     // Without a rule the provider receives HTTP, does not respond, and so allows nothing.
     until_answered("403");
     let of_decider = |tls: &str| {

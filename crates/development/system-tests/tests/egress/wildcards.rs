@@ -7,11 +7,12 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, answer_ok, is_closed, read_head, until};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, answer_ok, is_closed, read_head, wait_until};
 use rustls::ClientConfig;
 
 use crate::outside::{
-    Authority, OutsideServer, PREFIX, entry, listen, log, mesh, until_answer, waypoint,
+    ADDRESS_PREFIX, Authority, OutsideServer, listen, service_entry, start_mesh, start_waypoint,
+    wait_for_response, waypoint_access_log,
 };
 
 const API_POLICY: &str = "
@@ -59,7 +60,7 @@ fn only_the_named_host_is_called() {
     let spec = format!(
         "hosts: ['*.outside.example']\n  resolution: DYNAMIC_DNS\n  ports:\n  - {{number: 80, name: http, protocol: HTTP, targetPort: {PORT}}}\n  - {{number: 443, name: tls, protocol: TLS, targetPort: {TLS_PORT}}}"
     );
-    let mesh = mesh(files.path(), &entry("shop", "wild", 2, &spec));
+    let mesh = start_mesh(files.path(), &service_entry("shop", "wild", 2, &spec));
     let node = LabNetns::Node("node-2".to_owned());
     serve(&mesh, node.clone());
     let signed = authority.sign(&[
@@ -71,7 +72,7 @@ fn only_the_named_host_is_called() {
     let server = OutsideServer {
         port: TLS_PORT,
         signed: &signed,
-        clients: None,
+        client_ca: None,
     };
     server.serve(&mesh, node.clone());
     let (seen, of_raw) = mpsc::channel();
@@ -84,8 +85,8 @@ fn only_the_named_host_is_called() {
     });
     let node = mesh.node_ip("node-2").to_string();
     let pod = mesh.ip("legacy/server").to_string();
-    let vip = mesh.service("server.shop.svc", 80).ip().to_string();
-    waypoint(
+    let vip = mesh.service_address("server.shop.svc", 80).ip().to_string();
+    start_waypoint(
         &mesh,
         &[
             ("api.outside.example", &node),
@@ -98,10 +99,11 @@ fn only_the_named_host_is_called() {
             ("metadata.outside.example", "169.254.169.254"),
         ],
     );
-    let until_answered = |host: &str, text: &str| until_answer(&mesh, "shop/client", 2, host, text);
+    let until_answered =
+        |host: &str, text: &str| wait_for_response(&mesh, "shop/client", 2, host, text);
     until_answered("api.outside.example", "outside api.outside.example");
-    until("the log names the host", || {
-        log(&mesh).contains(" remote=\"api.outside.example\"\n")
+    wait_until("the log names the host", || {
+        waypoint_access_log(&mesh).contains(" remote=\"api.outside.example\"\n")
     });
     until_answered("API.outside.example:80", "outside api.outside.example:80");
     // A host beside the wildcard, not below it.
@@ -123,8 +125,8 @@ fn only_the_named_host_is_called() {
         ("nowhere.outside.example", "cannot resolve"),
     ] {
         until_answered(host, "503");
-        until(&format!("the log says {why} of {host}"), || {
-            log(&mesh)
+        wait_until(&format!("the log says {why} of {host}"), || {
+            waypoint_access_log(&mesh)
                 .lines()
                 .any(|line| line.contains(host) && line.contains(why))
         });
@@ -140,8 +142,8 @@ fn only_the_named_host_is_called() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let config = Arc::new(config);
-    let secured = |name: &'static str| secured_at(&mesh, &config, "2:443", name);
-    until("TLS passes through to the host in the client hello", || {
+    let secured = |name: &'static str| request_over_tls(&mesh, &config, "2:443", name);
+    wait_until("TLS passes through to the host in the client hello", || {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
     for name in [
@@ -151,16 +153,16 @@ fn only_the_named_host_is_called() {
     ] {
         secured(name).unwrap_err();
     }
-    until("the log names the host beside the wildcard", || {
-        log(&mesh).contains("is no host below *.outside.example")
+    wait_until("the log names the host beside the wildcard", || {
+        waypoint_access_log(&mesh).contains("is no host below *.outside.example")
     });
 
     // A host with its own entry is authorized as that entry's, whichever address is called.
     let spec = spec.replace("*.outside.example", "api.outside.example");
     let spec = spec.replace("DYNAMIC_DNS", "DNS");
-    let own = entry("shop", "api", 3, &spec);
+    let own = service_entry("shop", "api", 3, &spec);
     mesh.apply("api", &format!("{own}{API_POLICY}"));
-    until_answer(&mesh, "shop/client", 3, "api.outside.example", "403");
+    wait_for_response(&mesh, "shop/client", 3, "api.outside.example", "403");
     for host in [
         "api.outside.example",
         "API.outside.example.:80",
@@ -169,14 +171,15 @@ fn only_the_named_host_is_called() {
         until_answered(host, "403");
     }
     until_answered("other.outside.example", "outside other.outside.example");
-    until(
+    wait_until(
         "TLS for that host is refused at the wildcard's address",
         || {
             !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
-                && log(&mesh).contains("rbac_access_denied_matched_policy[ns[shop]-policy[api]")
+                && waypoint_access_log(&mesh)
+                    .contains("rbac_access_denied_matched_policy[ns[shop]-policy[api]")
         },
     );
-    until("TLS for others passes", || {
+    wait_until("TLS for others passes", || {
         secured("secure.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
     mesh.remove("api");
@@ -187,18 +190,18 @@ fn only_the_named_host_is_called() {
     assert_ne!(elsewhere, own);
     mesh.apply("api", &elsewhere);
     until_answered("api.outside.example", " 421 ");
-    until("TLS for it is refused, too", || {
+    wait_until("TLS for it is refused, too", || {
         !secured("api.outside.example").is_ok_and(|head| head.contains("200 OK"))
     });
     until_answered("other.outside.example", "outside other.outside.example");
     mesh.remove("api");
     until_answered("api.outside.example", "outside api.outside.example");
-    of_callers(&mesh, &spec);
-    of_other_protocols(&mesh, &config, (&node, &of_raw));
+    test_private_entry(&mesh, &spec);
+    test_other_protocols(&mesh, &config, (&node, &of_raw));
 }
 
 fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
-    let to: SocketAddr = format!("{PREFIX}.{to}").parse().unwrap();
+    let to: SocketAddr = format!("{ADDRESS_PREFIX}.{to}").parse().unwrap();
     let place = LabNetns::Pod("shop/client".to_owned());
     let stream = mesh.client().dial(place, to);
     let stream = stream.map_err(std::io::Error::other)?;
@@ -206,8 +209,8 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request over TLS, and returns the response; `to` is an address below [`PREFIX`] and a port.
-fn secured_at(
+/// Sends a request over TLS to `to`, an address below [`ADDRESS_PREFIX`] with a port, and returns the response.
+fn request_over_tls(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,
     to: &str,
@@ -223,27 +226,27 @@ fn secured_at(
 
 /// Checks that a ServiceEntry visible only to the caller's namespace does not apply to calls at another namespace's
 /// wildcard.
-fn of_callers(mesh: &Mesh, spec: &str) {
+fn test_private_entry(mesh: &Mesh, spec: &str) {
     mesh.apply("open", VISIBLE_TO_ALL);
-    until_answer(mesh, "bank/client", 2, "api.outside.example", "outside api");
-    let own = entry("bank", "api", 4, &format!("{spec}\n  exportTo: ['.']"));
+    wait_for_response(mesh, "bank/client", 2, "api.outside.example", "outside api");
+    let own = service_entry("bank", "api", 4, &format!("{spec}\n  exportTo: ['.']"));
     let policy = API_POLICY.replace("namespace: shop", "namespace: bank");
     mesh.apply("api", &format!("{own}{policy}"));
-    until_answer(mesh, "bank/client", 4, "api.outside.example", " 403 ");
+    wait_for_response(mesh, "bank/client", 4, "api.outside.example", " 403 ");
     for (host, expected) in [
         ("api.outside.example", " 403 "),
         ("API.outside.example.:80", " 403 "),
         ("other.outside.example", "outside other.outside.example"),
     ] {
-        until_answer(mesh, "bank/client", 2, host, expected);
+        wait_for_response(mesh, "bank/client", 2, host, expected);
     }
-    until_answer(mesh, "shop/client", 2, "api.outside.example", "outside api");
+    wait_for_response(mesh, "shop/client", 2, "api.outside.example", "outside api");
     mesh.remove("api");
     mesh.remove("open");
 }
 
 /// Checks that the SNI applies at wildcards whose ports declare another protocol, or none.
-fn of_other_protocols(
+fn test_other_protocols(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,
     (node, of_raw): (&str, &mpsc::Receiver<Vec<u8>>),
@@ -254,20 +257,20 @@ fn of_other_protocols(
          - {{number: 444, name: any, targetPort: {TLS_PORT}}}\n  \
          - {{number: 445, name: tcp-raw, protocol: TCP, targetPort: {RAW_PORT}}}"
     );
-    mesh.apply("raw", &entry("shop", "raw", 5, &spec));
+    mesh.apply("raw", &service_entry("shop", "raw", 5, &spec));
     let passes = |to: &str, name| {
-        secured_at(mesh, config, to, name).is_ok_and(|head| head.contains("200 OK"))
+        request_over_tls(mesh, config, to, name).is_ok_and(|head| head.contains("200 OK"))
     };
     let ports = ["5:443", "5:444"];
     for to in ports {
-        until(&format!("TLS passes at {to}"), || {
+        wait_until(&format!("TLS passes at {to}"), || {
             passes(to, "api.raw.example")
         });
     }
-    let own = entry("shop", "api", 3, &spec.replace("*.raw", "api.raw"));
+    let own = service_entry("shop", "api", 3, &spec.replace("*.raw", "api.raw"));
     mesh.apply("api", &format!("{own}{API_POLICY}"));
     for to in ports {
-        until(&format!("TLS for the host is refused at {to}"), || {
+        wait_until(&format!("TLS for the host is refused at {to}"), || {
             !passes(to, "api.raw.example")
         });
         assert!(passes(to, "other.raw.example"), "{to}");

@@ -3,15 +3,15 @@
 
 use std::io;
 
-use ambit_system_tests::{LabNetns, until};
+use ambit_system_tests::{LabNetns, wait_until};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
 use crate::scene::PluginFixture;
 
-const RUST: &str = "plugin-rust.wasm";
-const GO: &str = "plugin-go.wasm";
-const ENVIRONMENT: &str = "vmConfig: {env: [{name: GREETING, value: hello}]}";
+const RUST_PLUGIN: &str = "plugin-rust.wasm";
+const GO_PLUGIN: &str = "plugin-go.wasm";
+const VM_CONFIG: &str = "vmConfig: {env: [{name: GREETING, value: hello}]}";
 
 fn get(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: many\r\n{headers}\r\n")
@@ -20,22 +20,27 @@ fn get(path: &str, headers: &str) -> String {
 impl PluginFixture {
     fn with_plugin(program: &str, more: &str) -> Self {
         let scene = Self::new();
-        scene.compiled("compiled", program);
-        scene.plugin(
+        scene.install_compiled_module("compiled", program);
+        scene.apply_plugin(
             "compiled",
-            &format!("pluginConfig: {{team: bank}}\n  {ENVIRONMENT}\n  {more}"),
+            &format!("pluginConfig: {{team: bank}}\n  {VM_CONFIG}\n  {more}"),
         );
         let mut last = String::new();
-        until("the plugin runs", || {
+        wait_until("the plugin runs", || {
             last = scene.send(&get("/headers", ""));
             last.contains("{\"team\":\"bank\"}")
         });
         scene
     }
 
-    fn until_sent(&self, what: &str, request: &str, expected: impl Fn(&str) -> bool) -> String {
+    fn wait_for_response(
+        &self,
+        what: &str,
+        request: &str,
+        expected: impl Fn(&str) -> bool,
+    ) -> String {
         let mut last = String::new();
-        until(what, || {
+        wait_until(what, || {
             last = self.send(request);
             expected(&last)
         });
@@ -44,7 +49,7 @@ impl PluginFixture {
 
     /// Serves gRPC in the application's pod: echoes each message; the `grpc-status` is the last segment of the path.
     fn serve_grpc(&self) {
-        self.mesh.serve("shop/a", 8091, |stream| {
+        self.mesh.serve_connections("shop/a", 8091, |stream| {
             stream.set_nonblocking(true)?;
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             runtime.enable_all().build()?.block_on(async {
@@ -57,9 +62,9 @@ impl PluginFixture {
 
 impl PluginFixture {
     /// Sends a request with trailers, and returns the trailers of the response.
-    fn trailers(&self) -> HeaderMap {
+    fn send_trailers(&self) -> HeaderMap {
         let place = LabNetns::Pod("shop/client".into());
-        let service = self.mesh.service("many.shop.svc", 81);
+        let service = self.mesh.service_address("many.shop.svc", 81);
         let stream = self.mesh.client().dial(place, service).unwrap();
         stream.set_nonblocking(true).unwrap();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
@@ -127,7 +132,7 @@ async fn echo(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
 
 #[test]
 fn rust_plugin_changes_heads_bodies_and_trailers() {
-    let scene = PluginFixture::with_plugin(RUST, "pluginName: root");
+    let scene = PluginFixture::with_plugin(RUST_PLUGIN, "pluginName: root");
     let answer = scene.send(&get("/headers", "x-removed: 1\r\nx-replaced: before\r\n"));
     assert!(answer.contains("GET /elsewhere HTTP/1.1"), "{answer}");
     for there in [
@@ -173,7 +178,7 @@ fn rust_plugin_changes_heads_bodies_and_trailers() {
         "{answer}"
     );
     scene.serve_grpc();
-    let trailers = scene.trailers();
+    let trailers = scene.send_trailers();
     assert_eq!(
         trailers["x-heard"],
         "x-client-trailer x-request-trailer by rust"
@@ -182,7 +187,7 @@ fn rust_plugin_changes_heads_bodies_and_trailers() {
 
 #[test]
 fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
-    let scene = PluginFixture::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST_PLUGIN, "");
     // Each of the waypoint's workers has an instance, and they share the counter.
     let number = |answer: &str| -> Option<u64> {
         let (_, rest) = answer.split_once("x-number: ")?;
@@ -193,12 +198,12 @@ fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
         let now = number(&scene.send(&get("/shared", "")));
         assert_eq!(now, Some(before + more));
     }
-    scene.until_sent(
+    scene.wait_for_response(
         "a message went through the queue",
         &get("/shared", ""),
         |answer| answer.contains("x-word: said\r\n"),
     );
-    scene.until_sent("the timer woke it", &get("/shared", ""), |answer| {
+    scene.wait_for_response("the timer woke it", &get("/shared", ""), |answer| {
         !answer.contains("x-ticks: \r\n")
     });
     let metrics = scene.metrics();
@@ -212,15 +217,15 @@ fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
     // A panic ends the instance, and its requests; the next instance takes over.
     let answer = scene.send(&get("/panic", ""));
     assert!(answer.contains(" 503 "), "{answer}");
-    scene.until_sent("it runs again", &get("/headers", ""), |answer| {
+    scene.wait_for_response("it runs again", &get("/headers", ""), |answer| {
         answer.contains(" 200 ")
     });
     // The plugin itself refuses to start.
-    scene.plugin(
+    scene.apply_plugin(
         "compiled",
-        &format!("pluginConfig: {{refuse: all}}\n  {ENVIRONMENT}"),
+        &format!("pluginConfig: {{refuse: all}}\n  {VM_CONFIG}"),
     );
-    scene.until_sent(
+    scene.wait_for_response(
         "it refuses its configuration",
         &get("/headers", ""),
         |answer| answer.contains(" 503 "),
@@ -229,7 +234,7 @@ fn rust_plugin_uses_metrics_shared_data_queues_and_ticks() {
 
 #[test]
 fn rust_plugin_calls_services() {
-    let scene = PluginFixture::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST_PLUGIN, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/http", ""));
     assert!(answer.contains("x-called: 200\r\n"), "{answer}");
@@ -249,7 +254,7 @@ fn rust_plugin_calls_services() {
 
 #[test]
 fn rust_plugin_uses_grpc_streams() {
-    let scene = PluginFixture::with_plugin(RUST, "");
+    let scene = PluginFixture::with_plugin(RUST_PLUGIN, "");
     scene.serve_grpc();
     let answer = scene.send(&get("/stream", ""));
     for there in [
@@ -267,7 +272,7 @@ fn rust_plugin_uses_grpc_streams() {
     );
     // A stream that belongs to no request continues.
     let until_counted = |least: u64| {
-        scene.until_sent(
+        scene.wait_for_response(
             "the plugin is told of answers",
             &get("/shared", ""),
             |answer| {
@@ -284,12 +289,12 @@ fn rust_plugin_uses_grpc_streams() {
 #[test]
 fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
     let scene = PluginFixture::new();
-    scene.compiled("compiled", GO);
-    scene.plugin(
+    scene.install_compiled_module("compiled", GO_PLUGIN);
+    scene.apply_plugin(
         "compiled",
-        &format!("pluginConfig: {{team: bank}}\n  {ENVIRONMENT}"),
+        &format!("pluginConfig: {{team: bank}}\n  {VM_CONFIG}"),
     );
-    let answer = scene.until_sent("the plugin runs", &get("/headers", ""), |answer| {
+    let answer = scene.wait_for_response("the plugin runs", &get("/headers", ""), |answer| {
         answer.contains("x-go: {\"team\":\"bank\"}")
     });
     for there in [
@@ -299,7 +304,7 @@ fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
     ] {
         assert!(answer.contains(there), "{there}{answer}");
     }
-    scene.until_sent("the timer woke it", &get("/headers", ""), |answer| {
+    scene.wait_for_response("the timer woke it", &get("/headers", ""), |answer| {
         answer.contains("x-ticks: ") && !answer.contains("x-ticks: 0\r\n")
     });
     let body = "POST /body HTTP/1.1\r\nHost: many\r\nContent-Length: 5\r\n\r\nhello";
@@ -320,7 +325,7 @@ fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
     );
     let answer = scene.send(&get("/panic", ""));
     assert!(answer.contains(" 503 "), "{answer}");
-    scene.until_sent("it runs again", &get("/headers", ""), |answer| {
+    scene.wait_for_response("it runs again", &get("/headers", ""), |answer| {
         answer.contains(" 200 ")
     });
     assert!(!std::path::Path::new("/tmp/written-by-a-plugin").exists());
@@ -331,21 +336,21 @@ fn go_plugin_runs_with_the_wasi_calls_of_its_runtime() {
 fn published_filters_run_unchanged() {
     let scene = PluginFixture::new();
     for name in ["http-headers", "http-body", "http-config"] {
-        scene.compiled(name, &format!("published-{name}.wasm"));
-        scene.plugin(name, "pluginConfig: {by: others}");
+        scene.install_compiled_module(name, &format!("published-{name}.wasm"));
+        scene.apply_plugin(name, "pluginConfig: {by: others}");
     }
     let tag = "custom-header: {\"by\":\"others\"}\r\n";
-    let plain = scene.until_sent("the last one runs", &get("/x", ""), |answer| {
+    let plain = scene.wait_for_response("the last one runs", &get("/x", ""), |answer| {
         answer.contains(tag)
     });
     assert!(plain.contains("GET /x HTTP/1.1"), "{plain}");
     // A local response replaces the application's one completely.
     let secret = get("/x", "x-note: a secret\r\n");
-    let redacted = scene.until_sent("the second one runs", &secret, |answer| {
+    let redacted = scene.wait_for_response("the second one runs", &secret, |answer| {
         answer.contains("Original message body (") && answer.contains(" bytes) redacted.")
     });
     assert!(!redacted.contains("secret"), "{redacted}");
-    let answered = scene.until_sent("the first one runs", &get("/hello", ""), |answer| {
+    let answered = scene.wait_for_response("the first one runs", &get("/hello", ""), |answer| {
         answer.contains("Hello, World!")
     });
     for there in [

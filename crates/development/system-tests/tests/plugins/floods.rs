@@ -12,7 +12,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    EchoConnection, LabNetns, answer_ok, is_complete_response, options, read_head, until,
+    EchoConnection, LabNetns, answer_ok, is_complete_response, options, read_head, wait_until,
 };
 
 use crate::{handwritten::CALLING_MODULE, scene::PluginFixture};
@@ -27,15 +27,15 @@ const MEMORY: usize = 1 << 30;
 /// flood needs to start on a busy machine.
 const SLOW_RESPONSE: Duration = Duration::from_secs(50);
 
-/// Time at which the slow service responds to new calls.
+/// Phase of the test, which decides when the slow service responds to calls.
 #[derive(Clone, Copy, PartialEq)]
-enum Phase {
-    /// Responds to calls at once.
-    Quick,
-    /// Responds to calls only after the flood.
-    Flood,
+enum FloodPhase {
+    /// Calls get responses at once.
+    Before,
+    /// Calls get no responses before the end of the flood.
+    DelayedDuring,
     /// Responds to all calls, including the waiting ones.
-    Over,
+    After,
 }
 
 /// Slow service that the plugin calls.
@@ -60,38 +60,40 @@ fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
         .insert("AMBIT_WASM_HOLD_TIMEOUT".to_owned(), hold);
     let scene = PluginFixture::with(SLOW_SERVICE, options);
     let calls = Arc::new(AtomicUsize::new(0));
-    let phase = Arc::new((Mutex::new(Phase::Quick), Condvar::new()));
+    let phase = Arc::new((Mutex::new(FloodPhase::Before), Condvar::new()));
     let (count, current) = (calls.clone(), phase.clone());
-    scene.mesh.serve("shop/server", 8095, move |mut stream| {
-        while read_head(&mut stream)?.is_some() {
-            count.fetch_add(1, SeqCst);
-            let (phase, changed) = &*current;
-            let phase = phase.lock().unwrap();
-            if *phase == Phase::Flood {
-                let holds = |phase: &mut Phase| *phase != Phase::Over;
-                let _waited = changed.wait_timeout_while(phase, SLOW_RESPONSE, holds);
-            } else {
-                drop(phase);
+    scene
+        .mesh
+        .serve_connections("shop/server", 8095, move |mut stream| {
+            while read_head(&mut stream)?.is_some() {
+                count.fetch_add(1, SeqCst);
+                let (phase, changed) = &*current;
+                let phase = phase.lock().unwrap();
+                if *phase == FloodPhase::DelayedDuring {
+                    let holds = |phase: &mut FloodPhase| *phase != FloodPhase::After;
+                    let _waited = changed.wait_timeout_while(phase, SLOW_RESPONSE, holds);
+                } else {
+                    drop(phase);
+                }
+                answer_ok(&mut stream, "")?;
             }
-            answer_ok(&mut stream, "")?;
-        }
-        Ok(())
-    });
+            Ok(())
+        });
     let enter = |next| {
         *phase.0.lock().unwrap() = next;
         phase.1.notify_all();
     };
     let patient = CALLING_MODULE.replace("(i32.const 2000)", "(i32.const 59000)");
-    scene.module("asking", &patient.replace("many.shop", "slow.shop"));
-    scene.plugin("asking", "phase: AUTHZ");
-    scene.until_answers("the plugin lets requests go on", "", |answer| {
+    scene.install_module("asking", &patient.replace("many.shop", "slow.shop"));
+    scene.apply_plugin("asking", "phase: AUTHZ");
+    scene.wait_for_responses("the plugin lets requests go on", "", |answer| {
         answer.contains(" 200 ") && calls.load(SeqCst) > 0
     });
 
     let pod = SocketAddr::new(scene.mesh.ip("shop/a"), 8090);
     let place = || LabNetns::Pod("legacy/client".to_owned());
     let before = calls.load(SeqCst);
-    enter(Phase::Flood);
+    enter(FloodPhase::DelayedDuring);
     let flood: Vec<TcpStream> = (0..REQUESTS)
         .map(|_| {
             let mut stream = scene.mesh.client().dial(place(), pod).unwrap();
@@ -104,20 +106,20 @@ fn plugin_calls_of_one_caller_do_not_exhaust_those_of_others() {
         .collect();
     // Requests with a response already were rejected; the calls of the others are in flight, or
     // soon will be.
-    until("most of the flood is refused", || {
+    wait_until("most of the flood is refused", || {
         let waits = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         let answered =
             |stream: &&TcpStream| !stream.peek(&mut [0]).is_err_and(|error| waits(&error));
         flood.iter().filter(answered).count() > REQUESTS / 2
     });
-    enter(Phase::Quick);
-    let answer = scene.ask("");
+    enter(FloodPhase::Before);
+    let answer = scene.get("");
     assert!(answer.contains(" 200 "), "{answer}");
-    enter(Phase::Over);
+    enter(FloodPhase::After);
     let (mut allowed, mut refused) = (0, 0);
     for stream in flood {
         stream.set_nonblocking(false).unwrap();
-        let mut connection = EchoConnection::over(stream).unwrap();
+        let mut connection = EchoConnection::from_stream(stream).unwrap();
         let answer = connection
             .send_raw(b"", is_complete_response)
             .unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Tests of handwritten Wasm plugins, each for one behaviour.
 
-use ambit_system_tests::{options, until};
+use ambit_system_tests::{options, wait_until};
 
 use crate::scene::PluginFixture;
 
@@ -20,13 +20,13 @@ const HOSTILE_MODULE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
-/// Module whose start never returns.
-const STUCK_MODULE: &str = r#"(module
+/// Module whose start function never returns.
+const HANGING_START_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_vm_start") (param i32 i32) (result i32) (loop (br 0)) (unreachable)))"#;
-/// Module that never resumes a request.
+/// Module that pauses each request, and never resumes it.
 const PAUSING_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
@@ -61,10 +61,10 @@ pub(crate) const CALLING_MODULE: &str = r#"(module
 #[test]
 fn plugin_changes_messages_and_sends_local_responses() {
     let scene = PluginFixture::new();
-    scene.until_answers("requests pass", "", |answer| answer.contains("200 OK"));
+    scene.wait_for_responses("requests pass", "", |answer| answer.contains("200 OK"));
     // The module does not exist yet: requests are rejected, which is the default.
-    scene.plugin("tag", "pluginConfig: {team: bank}");
-    let refused = scene.until_answers("requests are refused", "", |answer| {
+    scene.apply_plugin("tag", "pluginConfig: {team: bank}");
+    let refused = scene.wait_for_responses("requests are refused", "", |answer| {
         answer.contains(" 503 ")
     });
     assert!(!refused.contains("/x?y"), "{refused}");
@@ -73,9 +73,9 @@ fn plugin_changes_messages_and_sends_local_responses() {
         dump.contains("shop/tag") && dump.contains("cannot read"),
         "{dump}"
     );
-    scene.module("tag", HEADERS);
+    scene.install_module("tag", HEADERS);
     let asked = |answer: &str| answer.contains("x-plugin: {\"team\":\"bank\"}\r\n");
-    let answer = scene.until_answers("the plugin runs", "x-plugin: forged\r\n", asked);
+    let answer = scene.wait_for_responses("the plugin runs", "x-plugin: forged\r\n", asked);
     // In the head of the response, and in the request that the application received.
     assert_eq!(
         answer.matches("x-plugin: {\"team\":\"bank\"}").count(),
@@ -83,7 +83,7 @@ fn plugin_changes_messages_and_sends_local_responses() {
         "{answer}"
     );
     assert!(!answer.contains("forged"), "{answer}");
-    let forbidden = scene.ask("x-forbidden: 1\r\n");
+    let forbidden = scene.get("x-forbidden: 1\r\n");
     assert!(
         forbidden.contains(" 403 ") && forbidden.contains("forbidden by a plugin"),
         "{forbidden}"
@@ -94,14 +94,14 @@ fn plugin_changes_messages_and_sends_local_responses() {
         "{metrics}"
     );
     // With another configuration, and then deleted.
-    scene.plugin("tag", "pluginConfig: {team: shop}");
-    scene.until_answers("the configuration is another", "", |answer| {
+    scene.apply_plugin("tag", "pluginConfig: {team: shop}");
+    scene.wait_for_responses("the configuration is another", "", |answer| {
         answer.contains("{\"team\":\"shop\"}")
     });
     // An invalid object leaves the plugin unchanged.
-    scene.plugin("tag", "priority: many");
+    scene.apply_plugin("tag", "priority: many");
     scene.mesh.remove("tag");
-    scene.until_answers("the plugin is gone", "", |answer| {
+    scene.wait_for_responses("the plugin is gone", "", |answer| {
         answer.contains(" 200 ") && !answer.contains("x-plugin")
     });
 }
@@ -109,9 +109,9 @@ fn plugin_changes_messages_and_sends_local_responses() {
 #[test]
 fn policies_check_requests_changed_by_a_plugin() {
     let scene = PluginFixture::new();
-    scene.module("tag", HEADERS);
-    scene.plugin("tag", "pluginConfig: {team: bank}");
-    scene.until_answers("the plugin runs", "", |answer| {
+    scene.install_module("tag", HEADERS);
+    scene.apply_plugin("tag", "pluginConfig: {team: bank}");
+    scene.wait_for_responses("the plugin runs", "", |answer| {
         answer.contains("{\"team\":\"bank\"}")
     });
     // The plugin runs after the policies, which decide again.
@@ -127,22 +127,22 @@ spec:
   rules: [{when: [{key: 'request.headers[x-plugin]', values: ['*\"bank\"}']}]}]
 ",
     );
-    scene.until_answers("what it makes is denied", "", |answer| {
+    scene.wait_for_responses("what it makes is denied", "", |answer| {
         answer.contains(" 403 ")
     });
     for phase in ["AUTHN", "AUTHZ", "STATS"] {
-        scene.plugin(
+        scene.apply_plugin(
             "tag",
             &format!("pluginConfig: {{team: shop}}\n  phase: {phase}"),
         );
-        scene.until_answers("another team is not", "", |answer| {
+        scene.wait_for_responses("another team is not", "", |answer| {
             answer.contains("{\"team\":\"shop\"}")
         });
-        scene.plugin(
+        scene.apply_plugin(
             "tag",
             &format!("pluginConfig: {{team: bank}}\n  phase: {phase}"),
         );
-        scene.until_answers("what it makes is denied", "", |answer| {
+        scene.wait_for_responses("what it makes is denied", "", |answer| {
             answer.contains(" 403 ")
         });
     }
@@ -151,45 +151,45 @@ spec:
 #[test]
 fn trapping_or_spinning_plugin_affects_only_its_requests() {
     let scene = PluginFixture::new();
-    scene.module("tag", HEADERS);
-    scene.module("hostile", HOSTILE_MODULE);
-    scene.plugin("tag", "pluginConfig: {team: bank}");
+    scene.install_module("tag", HEADERS);
+    scene.install_module("hostile", HOSTILE_MODULE);
+    scene.apply_plugin("tag", "pluginConfig: {team: bank}");
     // The plugin is for another port, and then for none of them.
-    scene.plugin(
+    scene.apply_plugin(
         "hostile",
         "phase: AUTHN\n  match: [{ports: [{number: 81}]}]",
     );
     let passes = |answer: &str| answer.contains(" 200 ") && answer.contains("bank");
-    scene.until_answers("requests pass", "x-trap: 1\r\n", passes);
-    scene.plugin("hostile", "phase: AUTHN");
+    scene.wait_for_responses("requests pass", "x-trap: 1\r\n", passes);
+    scene.apply_plugin("hostile", "phase: AUTHN");
     let refused = |answer: &str| answer.contains(" 503 ");
     for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
-        scene.until_answers("it fails", bad, refused);
+        scene.wait_for_responses("it fails", bad, refused);
         // The plugin is restarted, and other requests succeed again.
-        scene.until_answers("requests pass again", "", passes);
+        scene.wait_for_responses("requests pass again", "", passes);
     }
     let metrics = scene.metrics();
     assert!(
         metrics.contains("ambit_wasm_plugin_failures_total{plugin=\"shop/hostile\"}"),
         "{metrics}"
     );
-    scene.plugin("hostile", "phase: AUTHN\n  failStrategy: FAIL_OPEN");
+    scene.apply_plugin("hostile", "phase: AUTHN\n  failStrategy: FAIL_OPEN");
     for bad in ["x-trap: 1\r\n", "x-spin: 1\r\n"] {
-        scene.until_answers("a request goes on without it", bad, passes);
+        scene.wait_for_responses("a request goes on without it", bad, passes);
     }
 }
 
 #[test]
 fn plugin_pauses_a_request_during_a_service_call() {
     let scene = PluginFixture::new();
-    scene.module("asking", CALLING_MODULE);
-    scene.plugin("asking", "phase: AUTHZ");
-    scene.until_answers("a request goes on", "", |answer| {
+    scene.install_module("asking", CALLING_MODULE);
+    scene.apply_plugin("asking", "phase: AUTHZ");
+    scene.wait_for_responses("a request goes on", "", |answer| {
         answer.contains(" 200 ") && scene.dump().contains("\"ready\"")
     });
-    scene.module("refused", &CALLING_MODULE.replace("many.shop", "gone.shop"));
-    scene.plugin("refused", "phase: AUTHZ");
-    scene.until_answers("without an answer it is refused", "", |answer| {
+    scene.install_module("refused", &CALLING_MODULE.replace("many.shop", "gone.shop"));
+    scene.apply_plugin("refused", "phase: AUTHZ");
+    scene.wait_for_responses("without an answer it is refused", "", |answer| {
         answer.contains(" 401 ")
     });
 }
@@ -204,33 +204,35 @@ fn plugin_resource_limits_are_settings() {
     let scene = PluginFixture::with("", options);
     for (name, wat) in [
         ("hostile", HOSTILE_MODULE),
-        ("endless", STUCK_MODULE),
+        ("endless", HANGING_START_MODULE),
         ("holding", PAUSING_MODULE),
     ] {
-        scene.module(name, wat);
+        scene.install_module(name, wat);
     }
     let refused = |answer: &str| answer.contains(" 503 ");
-    scene.plugin("hostile", "");
-    scene.until_answers("the plugin runs", "", |answer| answer.contains(" 200 "));
-    scene.until_answers("a callback takes too long", "x-spin: 1\r\n", refused);
-    until("its time is said", || {
+    scene.apply_plugin("hostile", "");
+    scene.wait_for_responses("the plugin runs", "", |answer| answer.contains(" 200 "));
+    scene.wait_for_responses("a callback takes too long", "x-spin: 1\r\n", refused);
+    wait_until("its time is said", || {
         let expected = "more than 70ms in proxy_on_request_headers";
         scene.waypoint_log().contains(expected)
     });
     scene.mesh.remove("hostile");
-    scene.plugin("endless", "");
-    until("a start takes too long", || {
+    scene.apply_plugin("endless", "");
+    wait_until("a start takes too long", || {
         // It starts for the first request.
         let expected = "more than 170ms in proxy_on_vm_start";
-        refused(&scene.ask("")) && scene.waypoint_log().contains(expected)
+        refused(&scene.get("")) && scene.waypoint_log().contains(expected)
     });
     scene.mesh.remove("endless");
-    until("it is gone", || scene.known("endless").is_null());
-    // The response did not wait for the default timeout of half a minute.
-    scene.plugin("holding", "");
-    until("its module is ready", || {
-        scene.known("holding")["state"] == "ready"
+    wait_until("it is gone", || {
+        scene.dumped_plugin_state("endless").is_null()
     });
-    let answer = scene.ask("");
+    // The response did not wait for the default timeout of half a minute.
+    scene.apply_plugin("holding", "");
+    wait_until("its module is ready", || {
+        scene.dumped_plugin_state("holding")["state"] == "ready"
+    });
+    let answer = scene.get("");
     assert!(refused(&answer), "{answer:?}");
 }

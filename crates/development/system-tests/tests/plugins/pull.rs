@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use ambit_system_tests::{Options, built_binary, options, read_head, until};
+use ambit_system_tests::{Options, built_binary, options, read_head, wait_until};
 
 use crate::{handwritten::HEADERS, scene::PluginFixture};
 
@@ -72,12 +72,12 @@ spec:
 }
 
 impl PluginFixture {
-    fn until_dumped(&self, what: &str, why: &str) {
-        until(what, || self.dump().contains(why));
+    fn wait_until_dumped(&self, what: &str, why: &str) {
+        wait_until(what, || self.dump().contains(why));
     }
 
     /// Applies the Secret `registry` with a password for some registries.
-    fn secret(&self, label: &str, password: &str, registries: &[&str]) {
+    fn apply_registry_secret(&self, label: &str, password: &str, registries: &[&str]) {
         let entries: Vec<String> = registries
             .iter()
             .map(|one| {
@@ -110,7 +110,7 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
         let more = format!(
             "imagePullPolicy: Always\n  imagePullSecret: registry\n  pluginConfig: {{team: {team}}}"
         );
-        scene.plugin_from(
+        scene.apply_plugin_from(
             "pulled",
             &format!("oci://{registry}/test/plugin:{tag}"),
             &more,
@@ -118,7 +118,7 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
     };
     let runs = |team: &str| {
         let expected = format!("{{\"team\":\"{team}\"}}");
-        scene.until_answers("the plugin runs", "", |answer| answer.contains(&expected));
+        scene.wait_for_responses("the plugin runs", "", |answer| answer.contains(&expected));
     };
     let labelled = "ambit.io/image-pull: 'true'";
     let both = [basic.as_str(), token.as_str()];
@@ -126,19 +126,19 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
     // Without a Secret, and with a wrong password, the pull fails, and requests are rejected.
     pull(&basic, "artifact", "one");
     let has_none = "spec.imagePullSecret has none for it";
-    scene.until_dumped("no credentials", has_none);
-    scene.until_answers("requests are refused", "", |answer| {
+    scene.wait_until_dumped("no credentials", has_none);
+    scene.wait_for_responses("requests are refused", "", |answer| {
         answer.contains(" 503 ")
     });
-    scene.secret(labelled, "wrong", &both);
-    scene.until_dumped("refused", "responds with 401");
-    scene.until_answers("requests are refused", "", |answer| {
+    scene.apply_registry_secret(labelled, "wrong", &both);
+    scene.wait_until_dumped("refused", "responds with 401");
+    scene.wait_for_responses("requests are refused", "", |answer| {
         answer.contains(" 503 ")
     });
 
     // The correct password, by both authentication schemes of registries, and for each image
     // format.
-    scene.secret(labelled, PASSWORD, &both);
+    scene.apply_registry_secret(labelled, PASSWORD, &both);
     runs("one");
     pull(&token, "artifact", "two");
     runs("two");
@@ -148,14 +148,14 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
     runs("four");
 
     // A running plugin continues without the Secret, and when the Secret is no longer for it.
-    scene.secret("app: other", PASSWORD, &both);
-    scene.until_dumped("the Secret is another's", has_none);
+    scene.apply_registry_secret("app: other", PASSWORD, &both);
+    scene.wait_until_dumped("the Secret is another's", has_none);
     runs("four");
-    scene.secret(labelled, PASSWORD, &both);
+    scene.apply_registry_secret(labelled, PASSWORD, &both);
     pull(&basic, "docker", "five");
     runs("five");
     scene.mesh.remove("secret");
-    scene.until_dumped("the Secret has gone", has_none);
+    scene.wait_until_dumped("the Secret has gone", has_none);
     runs("five");
 
     // No other party has received the password.
@@ -177,7 +177,11 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
 type RecordedHeads = Arc<Mutex<Vec<String>>>;
 
 /// Sends an invalid response, of the kind that the first segment of the path selects.
-fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
+fn send_invalid_response(
+    stream: &mut TcpStream,
+    head: &str,
+    other: SocketAddr,
+) -> std::io::Result<()> {
     const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
     let path = head.split(' ').nth(1).unwrap_or_default();
     let answer = |status: &str, headers: &str, body: &str| {
@@ -224,7 +228,7 @@ fn hostile_registries_get_no_secret_and_do_no_harm() {
     // A server that requests credentials, for a registry that it is not.
     let stolen = RecordedHeads::default();
     let recorded = stolen.clone();
-    let other = scene.mesh.serve("legacy/client", 5001, move |mut stream| {
+    let other = scene.mesh.serve_connections("legacy/client", 5001, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             recorded.lock().unwrap().push(head.to_ascii_lowercase());
             stream.write_all(
@@ -233,13 +237,15 @@ fn hostile_registries_get_no_secret_and_do_no_harm() {
         }
         Ok(())
     });
-    let server = scene.mesh.serve("legacy/client", 5000, move |mut stream| {
-        while let Some(head) = read_head(&mut stream)? {
-            hostile(&mut stream, &head, other)?;
-        }
-        Ok(())
-    });
-    scene.secret(
+    let server = scene
+        .mesh
+        .serve_connections("legacy/client", 5000, move |mut stream| {
+            while let Some(head) = read_head(&mut stream)? {
+                send_invalid_response(&mut stream, &head, other)?;
+            }
+            Ok(())
+        });
+    scene.apply_registry_secret(
         "ambit.io/image-pull: 'true'",
         PASSWORD,
         &[&server.to_string()],
@@ -270,24 +276,24 @@ fn hostile_registries_get_no_secret_and_do_no_harm() {
         let sha256 = if name == "other" { digest.as_str() } else { "" };
         let more =
             format!("failStrategy: FAIL_OPEN\n  imagePullSecret: registry\n  sha256: '{sha256}'");
-        scene.plugin_from(name, &url.replace("SERVER", &server.to_string()), &more);
-        until(name, || {
-            let known = scene.known(name);
+        scene.apply_plugin_from(name, &url.replace("SERVER", &server.to_string()), &more);
+        wait_until(name, || {
+            let known = scene.dumped_plugin_state(name);
             known["error"]
                 .as_str()
                 .is_some_and(|error| error.contains(why))
         });
     }
-    let passed = scene.ask("");
+    let passed = scene.get("");
     assert!(passed.contains(" 200 "), "{passed}");
     // The waypoint keeps retrying the plugins; then requests are decided by the other failure
     // policy.
-    scene.plugin_from(
+    scene.apply_plugin_from(
         "none",
         &format!("http://{server}/none"),
         "failStrategy: FAIL_CLOSE",
     );
-    scene.until_answers("requests are refused", "", |answer| {
+    scene.wait_for_responses("requests are refused", "", |answer| {
         answer.contains(" 503 ")
     });
     let stolen = stolen.lock().unwrap();

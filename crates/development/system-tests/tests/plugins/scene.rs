@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path};
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, GATEWAY, LogSource, Mesh, Options, answer_ok, built_binary,
-    is_complete_response, options, read_head, until,
+    is_complete_response, options, read_head, wait_until,
 };
 
 const POD: &str = "
@@ -45,12 +45,12 @@ impl PluginFixture {
             &format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{POD}{more}"),
             options,
         );
-        let service = mesh.service("many.shop.svc", 80);
+        let service = mesh.service_address("many.shop.svc", 80);
         // The response repeats the request.
-        mesh.serve("shop/a", 8090, |mut stream| {
+        mesh.serve_connections("shop/a", 8090, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let mut echoed = head.clone();
-                echoed.push_str(&body(&head.to_ascii_lowercase(), &mut stream)?);
+                echoed.push_str(&read_body(&head.to_ascii_lowercase(), &mut stream)?);
                 answer_ok(&mut stream, &echoed)?;
             }
             Ok(())
@@ -63,7 +63,7 @@ impl PluginFixture {
         }
     }
 
-    pub(crate) fn module(&self, name: &str, wat: &str) {
+    pub(crate) fn install_module(&self, name: &str, wat: &str) {
         let bytes = wat::parse_str(wat).unwrap();
         let path = self.path(name);
         let unfinished = format!("{path}.new");
@@ -76,18 +76,18 @@ impl PluginFixture {
         path.join(name).display().to_string()
     }
 
-    /// Installs a module compiled from another language as the plugin's.
-    pub(crate) fn compiled(&self, name: &str, program: &str) {
+    /// Installs the module that was compiled from another language as `program`, under the plugin's name.
+    pub(crate) fn install_compiled_module(&self, name: &str, program: &str) {
         let unfinished = format!("{}.new", self.path(name));
         std::fs::copy(built_binary(program), &unfinished).unwrap();
         std::fs::rename(unfinished, self.path(name)).unwrap();
     }
 
-    pub(crate) fn plugin(&self, name: &str, more: &str) {
-        self.plugin_from(name, &format!("file://{}", self.path(name)), more);
+    pub(crate) fn apply_plugin(&self, name: &str, more: &str) {
+        self.apply_plugin_from(name, &format!("file://{}", self.path(name)), more);
     }
 
-    pub(crate) fn plugin_from(&self, name: &str, url: &str, more: &str) {
+    pub(crate) fn apply_plugin_from(&self, name: &str, url: &str, more: &str) {
         let manifest = format!(
             "
 apiVersion: extensions.istio.io/v1alpha1
@@ -102,7 +102,7 @@ spec:
         self.mesh.apply(name, &manifest);
     }
 
-    pub(crate) fn ask(&self, headers: &str) -> String {
+    pub(crate) fn get(&self, headers: &str) -> String {
         self.send(&format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"))
     }
 
@@ -115,15 +115,15 @@ spec:
         answer.unwrap_or_default()
     }
 
-    pub(crate) fn until_answers(
+    pub(crate) fn wait_for_responses(
         &self,
         what: &str,
         headers: &str,
         expected: impl Fn(&str) -> bool,
     ) -> String {
         let mut last = String::new();
-        until(what, || {
-            last = self.ask(headers);
+        wait_until(what, || {
+            last = self.get(headers);
             expected(&last)
         });
         last
@@ -145,7 +145,7 @@ spec:
 
     /// Returns the state of a plugin in the waypoint's configuration dump; null if the waypoint does not have the
     /// plugin.
-    pub(crate) fn known(&self, name: &str) -> serde_json::Value {
+    pub(crate) fn dumped_plugin_state(&self, name: &str) -> serde_json::Value {
         let dump = self.dump();
         // The body after the status line and headers.
         let json = dump.split_once(' ').map_or("", |(_, json)| json);
@@ -163,7 +163,7 @@ spec:
 }
 
 /// Reads the body of a request by its framing (length or chunks).
-fn body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
+fn read_body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
     let mut body = Vec::new();
     if head.contains("transfer-encoding: chunked") {
         let is_whole =

@@ -7,14 +7,14 @@ mod compared;
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{LogSource, Mesh, built_binary, find, until, with_waypoint};
+use ambit_system_tests::{LogSource, Mesh, built_binary, find_pod, wait_until, with_waypoint};
 use serde_json::{Value, json};
 
-/// Port of the ext_authz provider for checks over gRPC; [`HTTP`] is that for checks over HTTP.
-const GRPC: u16 = 9000;
-/// Port of a provider that denies everything.
+/// Port of the ext_authz provider for checks over gRPC; [`HTTP_PORT`] is that for checks over HTTP.
+const GRPC_PORT: u16 = 9000;
+/// Port of an ext_authz provider that denies every request.
 const DENYING_PROVIDER_PORT: u16 = 9001;
-const HTTP: u16 = 8000;
+const HTTP_PORT: u16 = 8000;
 /// Port at which a provider returns the checks that it has received.
 const CHECKS_PORT: u16 = 9002;
 
@@ -29,7 +29,12 @@ fn provider_program() -> String {
 }
 
 /// Returns a pod that runs a program, and its Service.
-fn served(namespace: &str, name: &str, command: &[&str], ports: &[(&str, u16)]) -> [Value; 2] {
+fn pod_and_service(
+    namespace: &str,
+    name: &str,
+    command: &[&str],
+    ports: &[(&str, u16)],
+) -> [Value; 2] {
     let program = provider_program();
     let command: Vec<&str> = [program.as_str()].iter().chain(command).copied().collect();
     let ready = ports.last().map(|(_, port)| *port);
@@ -59,14 +64,14 @@ fn service(namespace: &str, name: &str, app: &str, ports: Value) -> Value {
 }
 
 /// Returns the pod and Service of an ext_authz provider in a namespace.
-fn provider(namespace: &str) -> [Value; 2] {
+fn provider_objects(namespace: &str) -> [Value; 2] {
     let ports = [
-        ("grpc", GRPC),
+        ("grpc", GRPC_PORT),
         ("grpc-other", DENYING_PROVIDER_PORT),
-        ("http", HTTP),
+        ("http", HTTP_PORT),
         ("http-asked", CHECKS_PORT),
     ];
-    served(namespace, "authz", &["serve"], &ports)
+    pod_and_service(namespace, "authz", &["serve"], &ports)
 }
 
 fn mesh_config(extension_providers: &Value) -> Value {
@@ -79,7 +84,7 @@ fn mesh_config(extension_providers: &Value) -> Value {
 }
 
 /// Returns a CUSTOM policy for a Service of `shop`.
-fn custom(service: &str, provider: &str) -> Value {
+fn custom_policy(service: &str, provider: &str) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
         "metadata": {"name": format!("ask-{service}"), "namespace": "shop"},
@@ -97,10 +102,10 @@ struct AuthorizerFixture {
 impl AuthorizerFixture {
     /// Starts a mesh with an application `app` in `shop`, an ext_authz provider in `legacy`, and more objects.
     fn new(more: &[Value]) -> Self {
-        let app = served("shop", "app", &["backend"], &[("http", 8081)]);
+        let app = pod_and_service("shop", "app", &["backend"], &[("http", 8081)]);
         let objects: Vec<Value> = app
             .into_iter()
-            .chain(provider("legacy"))
+            .chain(provider_objects("legacy"))
             .chain(more.iter().cloned())
             .collect();
         let (mesh, _) = with_waypoint(&manifests(&objects));
@@ -119,9 +124,9 @@ impl AuthorizerFixture {
     }
 
     /// Returns the checks that a provider has received since the last call, as JSON.
-    fn checks(&self, from: &str, provider: &str) -> Vec<Value> {
+    fn take_checks(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
-        let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
+        let ip = find_pod(&status, provider).and_then(|pod| pod.ips.first().copied());
         let place = SocketAddr::new(ip.expect("the provider has an address"), CHECKS_PORT);
         let answer = self.ask(from, place, &get("/", &[]));
         let all = answer["body"].as_str().map(serde_json::from_str::<Value>);
@@ -130,7 +135,7 @@ impl AuthorizerFixture {
     }
 
     /// Waits until a line of the control plane's log contains all these texts.
-    fn until_published(&self, parts: &[&str]) {
+    fn wait_until_published(&self, parts: &[&str]) {
         let log = || {
             let source = LogSource::Daemon {
                 name: "control".to_owned(),
@@ -138,7 +143,7 @@ impl AuthorizerFixture {
             };
             self.mesh.client().log_text(source).unwrap_or_default()
         };
-        until(&format!("{parts:?} is told"), || {
+        wait_until(&format!("{parts:?} is told"), || {
             log()
                 .lines()
                 .any(|line| parts.iter().all(|part| line.contains(part)))
@@ -151,6 +156,6 @@ fn get(target: &str, headers: &[(&str, &str)]) -> Value {
 }
 
 /// Returns the value of the request header that selects the provider's decision.
-fn answer(of: &Value) -> String {
+fn decision_header(of: &Value) -> String {
     of.as_str().map_or_else(|| of.to_string(), str::to_owned)
 }

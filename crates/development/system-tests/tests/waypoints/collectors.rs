@@ -9,7 +9,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    LogSource, Mesh, RecordedHeads, is_complete_response, read_head, until, with_waypoint,
+    LogSource, Mesh, RecordedHeads, is_complete_response, read_head, wait_until, with_waypoint,
 };
 
 const MANIFESTS: &str = "
@@ -38,30 +38,30 @@ data:
     - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %BYTES_RECEIVED% %RESPONSE_CODE% %PROTOCOL% %UPSTREAM_CLUSTER% %DOWNSTREAM_PEER_URI_SAN% %CONNECTION_TERMINATION_DETAILS%\\n\"}}}
 ";
 
-/// Behaviour of the collector on export requests.
+/// Scripted behaviour of the collector on export requests.
 #[derive(Clone, Copy)]
 enum CollectorBehavior {
-    Takes,
-    Never,
-    Fails,
+    AcceptsAll,
+    NeverResponds,
+    ReturnsError,
     /// Accepts all records of a request except one (partial success).
-    TakesInPart,
-    Floods,
+    AcceptsInPart,
+    SendsEndlessResponse,
 }
 
 struct CollectorFixture {
     mesh: Mesh,
     heads: RecordedHeads,
-    answers: Arc<Mutex<CollectorBehavior>>,
+    behavior: Arc<Mutex<CollectorBehavior>>,
 }
 
 impl CollectorFixture {
     fn new() -> Self {
         let (mesh, _) = with_waypoint(MANIFESTS);
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
-        let answers = Arc::new(Mutex::new(CollectorBehavior::Takes));
+        let answers = Arc::new(Mutex::new(CollectorBehavior::AcceptsAll));
         let of = answers.clone();
-        mesh.serve("legacy/server", 4318, move |mut stream| {
+        mesh.serve_connections("legacy/server", 4318, move |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let head = head.to_ascii_lowercase();
                 let mut lines = head.lines();
@@ -70,22 +70,22 @@ impl CollectorFixture {
                 stream.read_exact(&mut vec![0; length])?;
                 let answers = *of.lock().unwrap();
                 match answers {
-                    CollectorBehavior::Takes => {
+                    CollectorBehavior::AcceptsAll => {
                         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")?;
                     }
-                    CollectorBehavior::Never => loop {
+                    CollectorBehavior::NeverResponds => loop {
                         thread::park();
                     },
-                    CollectorBehavior::Fails => {
+                    CollectorBehavior::ReturnsError => {
                         stream.write_all(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n")?;
                     }
-                    CollectorBehavior::TakesInPart => {
+                    CollectorBehavior::AcceptsInPart => {
                         // `partial_success: {rejected_spans: 1}`.
                         stream.write_all(
                             b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n\x0a\x02\x08\x01",
                         )?;
                     }
-                    CollectorBehavior::Floods => {
+                    CollectorBehavior::SendsEndlessResponse => {
                         stream
                             .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
                         loop {
@@ -99,18 +99,18 @@ impl CollectorFixture {
         Self {
             mesh,
             heads,
-            answers,
+            behavior: answers,
         }
     }
 
-    fn answer(&self, answers: CollectorBehavior) {
-        *self.answers.lock().unwrap() = answers;
+    fn set_behavior(&self, answers: CollectorBehavior) {
+        *self.behavior.lock().unwrap() = answers;
     }
 
     /// Sends a request from a client, and returns the response.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
-        let service = self.mesh.service("app.shop.svc", 80);
+        let service = self.mesh.service_address("app.shop.svc", 80);
         let mut connection = self.mesh.dial("shop/client", service).unwrap();
         connection
             .send_raw(request.as_bytes(), is_complete_response)
@@ -119,7 +119,7 @@ impl CollectorFixture {
 
     fn request_head(&self, path: &str) -> String {
         let of = format!("get {path} ");
-        let heads = self.heads.all();
+        let heads = self.heads.recorded();
         let request_head = heads.iter().rev().find(|head| head.contains(&of));
         request_head.cloned().unwrap_or_default()
     }
@@ -129,7 +129,7 @@ impl CollectorFixture {
         self.mesh.get("legacy/client", &url).body
     }
 
-    fn exported(&self, outcome: &str) -> u64 {
+    fn exported_records(&self, outcome: &str) -> u64 {
         let series =
             format!("ambit_telemetry_exported_total{{signal=\"traces\",outcome=\"{outcome}\"}} ");
         let metrics = self.metrics();
@@ -138,12 +138,12 @@ impl CollectorFixture {
     }
 
     /// Sends requests until the counter of exported records with this outcome has grown.
-    fn until_more(&self, outcome: &str) {
-        let before = self.exported(outcome);
-        until(&format!("spans are counted as {outcome}"), || {
+    fn send_until_exported(&self, outcome: &str) {
+        let before = self.exported_records(outcome);
+        wait_until(&format!("spans are counted as {outcome}"), || {
             let answer = self.ask("/asked", "");
             assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-            self.exported(outcome) > before
+            self.exported_records(outcome) > before
         });
     }
 
@@ -156,7 +156,7 @@ impl CollectorFixture {
     }
 }
 
-fn tracing(more: &str) -> String {
+fn tracing_config(more: &str) -> String {
     format!(
         "
 apiVersion: telemetry.istio.io/v1
@@ -173,32 +173,32 @@ spec:
 #[test]
 fn broken_collectors_affect_no_request_and_recover() {
     let scene = CollectorFixture::new();
-    scene.mesh.apply("telemetry", &tracing(""));
-    scene.until_more("sent");
+    scene.mesh.apply("telemetry", &tracing_config(""));
+    scene.send_until_exported("sent");
     for answers in [
-        CollectorBehavior::Never,
-        CollectorBehavior::Fails,
-        CollectorBehavior::TakesInPart,
-        CollectorBehavior::Floods,
+        CollectorBehavior::NeverResponds,
+        CollectorBehavior::ReturnsError,
+        CollectorBehavior::AcceptsInPart,
+        CollectorBehavior::SendsEndlessResponse,
     ] {
-        scene.answer(answers);
-        scene.until_more("failed");
+        scene.set_behavior(answers);
+        scene.send_until_exported("failed");
     }
-    scene.answer(CollectorBehavior::Takes);
-    scene.until_more("sent");
+    scene.set_behavior(CollectorBehavior::AcceptsAll);
+    scene.send_until_exported("sent");
 }
 
 #[test]
 fn trace_contexts_stay_unchanged_without_propagation() {
     let scene = CollectorFixture::new();
-    scene.mesh.apply("telemetry", &tracing(""));
-    until("requests are traced", || {
+    scene.mesh.apply("telemetry", &tracing_config(""));
+    wait_until("requests are traced", || {
         scene.ask("/traced", "");
         scene.request_head("/traced").contains("-01\r\n")
     });
-    let alone = tracing("    disableContextPropagation: true\n");
+    let alone = tracing_config("    disableContextPropagation: true\n");
     scene.mesh.apply("telemetry", &alone);
-    until("contexts are not passed on", || {
+    wait_until("contexts are not passed on", || {
         scene.ask("/alone", "");
         let request_head = scene.request_head("/alone");
         // A span that a waypoint starts without a trace context is not sampled.
@@ -208,22 +208,24 @@ fn trace_contexts_stay_unchanged_without_propagation() {
     scene.ask("/parent", sent);
     assert!(scene.request_head("/parent").contains(sent));
     // Spans are reported nevertheless.
-    scene.until_more("sent");
+    scene.send_until_exported("sent");
 }
 
 #[test]
 fn non_http_connections_are_reported_by_telemetry() {
     let scene = CollectorFixture::new();
-    scene.mesh.serve("shop/server", 8082, |mut stream| {
-        let mut bytes = [0; 64];
-        loop {
-            match stream.read(&mut bytes)? {
-                0 => return Ok(()),
-                read => stream.write_all(&bytes[..read])?,
+    scene
+        .mesh
+        .serve_connections("shop/server", 8082, |mut stream| {
+            let mut bytes = [0; 64];
+            loop {
+                match stream.read(&mut bytes)? {
+                    0 => return Ok(()),
+                    read => stream.write_all(&bytes[..read])?,
+                }
             }
-        }
-    });
-    let service = scene.mesh.service("app.shop.svc", 81);
+        });
+    let service = scene.mesh.service_address("app.shop.svc", 81);
     let say = |text: &str| {
         let mut connection = scene.mesh.dial("shop/client", service).unwrap();
         connection.exchange_line(text).unwrap();
@@ -231,7 +233,7 @@ fn non_http_connections_are_reported_by_telemetry() {
     // By default a waypoint logs in Istio's format, and its metrics have Istio's labels.
     say("hello");
     let own = "] \"- - -\" 0 - - - \"-\" 5 5 ";
-    until("the line is written", || scene.log().contains(own));
+    wait_until("the line is written", || scene.log().contains(own));
     let opened = |metrics: &str, label: &str| {
         let mut lines = metrics.lines();
         lines
@@ -265,7 +267,7 @@ spec:
     );
     let line =
         "\ntold 8 0 - app.shop.svc.cluster.local spiffe://cluster.local/ns/shop/sa/client -\n";
-    until("lines are as they are configured", || {
+    wait_until("lines are as they are configured", || {
         say("12345678");
         scene.log().contains(line)
     });
@@ -273,7 +275,7 @@ spec:
     let before = scene.log();
     say("short");
     // Its records are exported before the next ones.
-    until("the next line is written", || {
+    wait_until("the next line is written", || {
         say("12345678");
         lines(&scene.log()) > lines(&before)
     });
@@ -301,7 +303,7 @@ spec:
     );
     scene.mesh.remove("telemetry");
     let refused = "rbac_access_denied_matched_policy[ns[shop]-policy[closed]-rule[0]]";
-    until("a refusal is written", || {
+    wait_until("a refusal is written", || {
         let connection = scene.mesh.dial("shop/client", service);
         // The connection is rejected, or closed with the client's first byte.
         drop(connection.and_then(|mut connection| connection.exchange_line("no")));

@@ -14,17 +14,17 @@ use std::{
 use ambit_system_tests::TIMEOUT;
 use prometheus::{Input, Output, QueryResult, Scrape};
 use serde_json::Value;
-use traffic::Scene;
+use traffic::TrafficFixture;
 
 /// Time range that replaces Grafana's variable `$__rate_interval`.
 const RATE_INTERVAL: &str = "5m";
 
 /// Returns the path of the chart's alert rules.
-fn rules() -> PathBuf {
-    files().join("alerts.yaml")
+fn alert_rules_path() -> PathBuf {
+    dashboard_directory().join("alerts.yaml")
 }
 
-fn files() -> PathBuf {
+fn dashboard_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit/files")
 }
 
@@ -36,7 +36,7 @@ struct Dashboard {
 
 impl Dashboard {
     fn all() -> Vec<Self> {
-        let directory = fs::read_dir(files().join("dashboards")).unwrap();
+        let directory = fs::read_dir(dashboard_directory().join("dashboards")).unwrap();
         let files = directory.map(|file| file.unwrap().path());
         let dashboards = files.map(|path| Self {
             name: path.file_stem().unwrap().to_string_lossy().into_owned(),
@@ -89,9 +89,9 @@ impl Dashboard {
 }
 
 /// Evaluates queries over scrapes, at the time of the last scrape.
-fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
+fn evaluate_queries(scrapes: &[Scrape], queries: Vec<String>) -> Output {
     prometheus::query(&Input {
-        rules: rules().display().to_string(),
+        rules: alert_rules_path().display().to_string(),
         scrapes: scrapes.to_vec(),
         time: scrapes.last().unwrap().time,
         queries,
@@ -100,7 +100,7 @@ fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
 }
 
 /// Replaces the variables in a query by their values, as Grafana does before sending it.
-fn filled(query: &str, values: &[(String, String)]) -> String {
+fn substitute_variables(query: &str, values: &[(String, String)]) -> String {
     let query = query.replace("$__rate_interval", RATE_INTERVAL);
     let mut query = query.replace("$__range", RATE_INTERVAL);
     for (name, value) in values {
@@ -110,10 +110,10 @@ fn filled(query: &str, values: &[(String, String)]) -> String {
 }
 
 /// Returns the values of a dashboard's variables: all values of each, as Grafana uses for "All".
-fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
+fn variable_values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     let mut values = Vec::new();
     for (name, query, label) in dashboard.variables() {
-        let output = run(scrapes, vec![filled(&query, &values)]);
+        let output = evaluate_queries(scrapes, vec![substitute_variables(&query, &values)]);
         let samples = output.results[0].samples.iter();
         let all: Vec<_> = samples
             .map(|sample| sample.labels[&label].clone())
@@ -125,16 +125,16 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
 }
 
 /// Returns the queries of panels that have no data, with their dashboards and results.
-fn empty(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
+fn queries_without_data(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {
-        let values = values(&dashboard, scrapes);
+        let values = variable_values(&dashboard, scrapes);
         let queries = dashboard.queries();
         let filled: Vec<_> = queries
             .iter()
-            .map(|(_, query)| filled(query, &values))
+            .map(|(_, query)| substitute_variables(query, &values))
             .collect();
-        let results = run(scrapes, filled.clone()).results;
+        let results = evaluate_queries(scrapes, filled.clone()).results;
         for (((title, _), query), answer) in queries.iter().zip(&filled).zip(results) {
             if !answer.has_data() || !answer.missing.is_empty() {
                 empty.push((format!("{} / {title}: {query}", dashboard.name), answer));
@@ -146,22 +146,25 @@ fn empty(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
 
 #[test]
 fn every_panel_and_every_alert_has_data() {
-    let scene = Scene::new();
+    let scene = TrafficFixture::new();
     let mut scrapes = Vec::new();
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        scene.traffic();
+        scene.send_all_traffic();
         scrapes.extend(prometheus::scrape(&scene.mesh));
-        let left = empty(&scrapes);
+        let left = queries_without_data(&scrapes);
         if left.is_empty() {
             break;
         }
         assert!(Instant::now() < deadline, "without data: {left:#?}");
     }
     // The conditions of alerts do not occur here, but their series exist.
-    let alerts = run(&scrapes, Vec::new()).alerts;
+    let alerts = evaluate_queries(&scrapes, Vec::new()).alerts;
     let queries = alerts.iter().map(|alert| alert.expr.clone()).collect();
-    for (alert, answer) in alerts.iter().zip(run(&scrapes, queries).results) {
+    for (alert, answer) in alerts
+        .iter()
+        .zip(evaluate_queries(&scrapes, queries).results)
+    {
         assert!(
             answer.error.is_empty() && answer.unknown.is_empty(),
             "{}: {answer:#?}",

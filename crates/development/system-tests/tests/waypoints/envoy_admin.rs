@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, built_binary, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, built_binary, wait_until, with_waypoint};
 
 /// Value of every field that may hold a secret.
 const SECRET: &str = "hunter2";
@@ -98,7 +98,7 @@ spec:
 ";
 
 /// Fails unless `text` is the JSON of an Envoy message.
-fn decode(message: &[&str], text: &str) {
+fn assert_decodes(message: &[&str], text: &str) {
     let mut decoder = Command::new(built_binary("envoy-admin-decoder"))
         .args(message)
         .stdin(Stdio::piped())
@@ -114,7 +114,7 @@ fn decode(message: &[&str], text: &str) {
 }
 
 /// Returns the body of a page of the waypoint's admin port.
-fn page(mesh: &Mesh, page: &str) -> String {
+fn admin_page(mesh: &Mesh, page: &str) -> String {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 15000));
     let place = LabNetns::Pod("shop/waypoint".into());
     // A response of HTTP/1.0 has no framing.
@@ -130,7 +130,7 @@ fn page(mesh: &Mesh, page: &str) -> String {
 fn istioctl_gets_responses_in_envoys_own_types() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("objects", OBJECTS);
-    let whole = || page(&mesh, "config_dump?include_eds=true");
+    let whole = || admin_page(&mesh, "config_dump?include_eds=true");
     let needed = [
         "inbound-vip|80|http|app.shop.svc.cluster.local",
         "inbound-vip|82|tcp|app.shop.svc.cluster.local",
@@ -143,12 +143,12 @@ fn istioctl_gets_responses_in_envoys_own_types() {
         "shop.tag",
         "ROOTCA",
     ];
-    until("the dump has all objects", || {
+    wait_until("the dump has all objects", || {
         let dump = whole();
         needed.iter().all(|one| dump.contains(one))
     });
     let dump = whole();
-    decode(&[], &dump);
+    assert_decodes(&[], &dump);
     for secret in [SECRET, "private_key", "PRIVATE KEY"] {
         assert!(!dump.contains(secret), "{secret} in {dump}");
     }
@@ -159,12 +159,12 @@ fn istioctl_gets_responses_in_envoys_own_types() {
         "dynamic_active_secrets,dynamic_warming_secrets",
         "bootstrap",
     ] {
-        let section = page(&mesh, &format!("config_dump?mask={mask}"));
-        decode(&[], &section);
+        let section = admin_page(&mesh, &format!("config_dump?mask={mask}"));
+        assert_decodes(&[], &section);
         let section: serde_json::Value = serde_json::from_str(&section).unwrap();
         assert_eq!(section["configs"].as_array().unwrap().len(), 1, "{mask}");
     }
-    let clusters = page(&mesh, "clusters?format=json");
-    decode(&["clusters"], &clusters);
+    let clusters = admin_page(&mesh, "clusters?format=json");
+    assert_decodes(&["clusters"], &clusters);
     assert!(clusters.contains("eds_health_status"), "{clusters}");
 }

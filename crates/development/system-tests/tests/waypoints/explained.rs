@@ -1,17 +1,17 @@
 //! Tests that `ambit policy explain` predicts the results of requests: random policies, every
 //! caller and address, with a waypoint and without.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until, with_waypoint};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, wait_until, with_waypoint};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 /// Number of random sets of policies in each mesh.
-const ROUNDS: u32 = 14;
+const POLICY_ROUNDS: u32 = 14;
 
-/// Calling pods, one captured and one not.
+/// Names of the calling pods: the first is captured, the second is not.
 const CALLERS: [&str; 2] = ["shop/client", "legacy/client"];
 
-/// Returns sources for policy rules: none, all, single callers, and the waypoint, which is the caller of its
-/// connections.
+/// Returns sources for policy rules: none, all, single callers, and the waypoint, whose connections have its own
+/// identity.
 fn sources(mesh: &Mesh) -> Vec<String> {
     let of = |pod: &str| mesh.ip(pod);
     vec![
@@ -49,7 +49,7 @@ const MODES: [&str; 4] = [
 ];
 
 /// Returns random policies for one round, whose names contain the round.
-fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
+fn random_policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     let mode = MODES.choose(rng).unwrap();
     let mut text = format!(
         "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
@@ -76,7 +76,7 @@ fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
 }
 
 /// Runs `ambit policy explain`; returns whether it predicts that the request is allowed, and its output.
-fn explained(mesh: &Mesh, from: &str, (to, port): (&str, &str)) -> (bool, String) {
+fn explain_policy(mesh: &Mesh, from: &str, (to, port): (&str, &str)) -> (bool, String) {
     let question = [
         "policy", "explain", "--from", from, "--to", to, "--port", port, "-o", "json",
     ];
@@ -100,8 +100,8 @@ fn compare(mesh: &Mesh, seed: u64) {
     let server = mesh.ip("shop/server").to_string();
     let targets = [(server.as_str(), "8080"), ("server.shop", "80")];
     let mut outcomes = [0, 0];
-    for round in 0..ROUNDS {
-        let policies = policies(&mut rng, round, &sources);
+    for round in 0..POLICY_ROUNDS {
+        let policies = random_policies(&mut rng, round, &sources);
         mesh.apply("round", &policies);
         let names = |node| mesh.proxy_dump(node)["policies"].to_string();
         let own = format!("round-{round}");
@@ -110,7 +110,7 @@ fn compare(mesh: &Mesh, seed: u64) {
             let others = names.matches("round-").count();
             names.contains(&own) && names.matches(&own).count() == others
         };
-        until("both node proxies have the round's policies", || {
+        wait_until("both node proxies have the round's policies", || {
             ["node-1", "node-2"].into_iter().all(is_current)
         });
         for from in CALLERS {
@@ -119,7 +119,7 @@ fn compare(mesh: &Mesh, seed: u64) {
                 if from == "legacy/client" && port == "80" {
                     continue;
                 }
-                let (is_allowed, explanation) = explained(mesh, from, (to, port));
+                let (is_allowed, explanation) = explain_policy(mesh, from, (to, port));
                 let answer = mesh.get(from, &format!("http://{to}:{port}/"));
                 assert_eq!(
                     answer.succeeded(),

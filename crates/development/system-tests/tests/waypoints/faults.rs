@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ambit_system_tests::{
     CLIENT_AND_SERVER, Capture, FlowReport, GATEWAY, LabNetns, Mesh, RecordedHeads,
-    is_complete_response, until,
+    is_complete_response, wait_until,
 };
 
 use crate::progress::Progress;
@@ -60,10 +60,10 @@ impl FaultFixture {
     }
 
     /// Waits until every client gets a response, by the Service's address and by the pod's.
-    fn until_all_work(&self, after: &str) {
+    fn wait_until_all_respond(&self, after: &str) {
         for client in ["shop/client", "legacy/client"] {
             for to in [Self::service(), self.pod()] {
-                until(&format!("{client} is answered by {to:?} {after}"), || {
+                wait_until(&format!("{client} is answered by {to:?} {after}"), || {
                     self.ask(client, to, "works").is_some()
                 });
             }
@@ -100,7 +100,7 @@ impl FaultFixture {
     }
 
     /// Returns the captured flows to the pod's application or node proxy.
-    fn seen(&self, capture: Capture) -> Vec<FlowReport> {
+    fn flows_to_pod(&self, capture: Capture) -> Vec<FlowReport> {
         let reports = capture.finish().reports();
         let to_pod = reports.into_iter().filter(|report| {
             report.server.ip() == self.server && [PORT, 15008].contains(&report.server.port())
@@ -111,18 +111,18 @@ impl FaultFixture {
 
 /// Load of sequential requests of both clients to both addresses, until stopped.
 struct RequestLoad<'a> {
-    scene: &'a FaultFixture,
+    fixture: &'a FaultFixture,
     progress: Progress,
 }
 
 impl RequestLoad<'_> {
     fn run(&self, client: &str) {
-        let targets = [FaultFixture::service(), self.scene.pod()];
+        let targets = [FaultFixture::service(), self.fixture.pod()];
         for target in targets.iter().cycle() {
-            if self.progress.is_over() {
+            if self.progress.is_stopped() {
                 return;
             }
-            if self.scene.ask(client, *target, "load").is_some() {
+            if self.fixture.ask(client, *target, "load").is_some() {
                 self.progress.count_response();
             }
         }
@@ -148,19 +148,19 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
     };
     for client in ["shop/client", "legacy/client"] {
         for to in [FaultFixture::service(), scene.pod()] {
-            until("requests go through a waypoint", || {
+            wait_until("requests go through a waypoint", || {
                 scene
                     .ask(client, to, "before")
                     .is_some_and(|answer| called_by_waypoint(&answer))
             });
         }
     }
-    let before = scene.heads.all().len();
+    let before = scene.heads.recorded().len();
     let mesh = &scene.mesh;
-    let on_wire = mesh.watch_at(LabNetns::Node("node-2".into()), &[]);
-    let in_pod = mesh.watch_at(LabNetns::Pod("shop/server".into()), &[]);
+    let on_wire = mesh.capture_in(LabNetns::Node("node-2".into()), &[]);
+    let in_pod = mesh.capture_in(LabNetns::Pod("shop/server".into()), &[]);
     let load = RequestLoad {
-        scene: &scene,
+        fixture: &scene,
         progress: Progress::default(),
     };
     std::thread::scope(|scope| {
@@ -169,35 +169,35 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
             let load = &load;
             scope.spawn(move || load.run(client));
         }
-        load.progress.wait_for_more(4);
+        load.progress.wait_for_additional(4);
         scene.kill_waypoint(&first.0);
-        scene.until_all_work("after one waypoint was killed");
+        scene.wait_until_all_respond("after one waypoint was killed");
         scene.kill_waypoint(&first.0);
         scene.kill_waypoint(&second.0);
-        scene.until_all_work("after all waypoints were killed");
+        scene.wait_until_all_respond("after all waypoints were killed");
         for node in ["node-1", "node-2"] {
             mesh.kill("proxy", Some(node));
-            scene.until_all_work(&format!("after the node proxy of {node} was killed"));
+            scene.wait_until_all_respond(&format!("after the node proxy of {node} was killed"));
         }
         // The pod that must serve alone has the state of the mesh again.
-        until("the second waypoint serves", || {
+        wait_until("the second waypoint serves", || {
             let answer = scene.ask("shop/client", FaultFixture::service(), "both");
             answer.is_some_and(|answer| answer.contains(&format!("called by {}\n", second.1)))
         });
         {
             let _away = mesh.suspend("control", None);
-            load.progress.wait_for_more(4);
+            load.progress.wait_for_additional(4);
             scene.kill_waypoint(&first.0);
             // The other pod still serves; the one killed with its supervisor cannot report
             // anything.
-            load.progress.wait_for_more(4);
+            load.progress.wait_for_additional(4);
         }
         mesh.kill("control", None);
-        scene.until_all_work("after the control plane came back");
+        scene.wait_until_all_respond("after the control plane came back");
         scene.kill_waypoint(&second.0);
-        scene.until_all_work("after another waypoint was killed");
+        scene.wait_until_all_respond("after another waypoint was killed");
     });
-    let on_wire = scene.seen(on_wire);
+    let on_wire = scene.flows_to_pod(on_wire);
     assert!(!on_wire.is_empty());
     for report in &on_wire {
         // Connections from outside of the mesh are plaintext, and the pod's proxy redirects them to
@@ -207,7 +207,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
         let from_waypoint = is_of_waypoint(&report.client) && report.server.port() == 15008;
         assert!(from_outside || from_waypoint, "{report:?}");
     }
-    let in_pod = scene.seen(in_pod);
+    let in_pod = scene.flows_to_pod(in_pod);
     let to_application: Vec<_> = in_pod
         .iter()
         .filter(|report| is_of_waypoint(&report.client))
@@ -225,7 +225,7 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
             "{report:?}"
         );
     }
-    let heads = scene.heads.all();
+    let heads = scene.heads.recorded();
     assert!(heads.len() > before);
     for head in &heads[before..] {
         for made in ["x-request-id: ", "traceparent: ", "x-forwarded-for: "] {
@@ -237,21 +237,21 @@ fn no_request_bypasses_the_waypoint_whatever_dies() {
 #[test]
 fn killed_parts_continue_from_known_state() {
     let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SERVICE}"));
-    scene.until_all_work("at first");
+    scene.wait_until_all_respond("at first");
     let [waypoint] = scene.waypoints().try_into().unwrap();
     let called_by_waypoint = format!("called by {}\n", waypoint.1);
     for client in ["shop/client", "legacy/client"] {
-        until("requests go through the waypoint", || {
+        wait_until("requests go through the waypoint", || {
             let answer = scene.ask(client, scene.pod(), "before");
             answer.is_some_and(|answer| answer.contains(&called_by_waypoint))
         });
     }
     let away = scene.mesh.suspend("control", None);
     scene.kill_worker(&waypoint.0);
-    scene.until_all_work("after the waypoint's worker was killed");
+    scene.wait_until_all_respond("after the waypoint's worker was killed");
     for node in ["node-1", "node-2"] {
         scene.mesh.kill("proxy-worker", Some(node));
-        scene.until_all_work(&format!("after the worker of {node}'s proxy was killed"));
+        scene.wait_until_all_respond(&format!("after the worker of {node}'s proxy was killed"));
     }
     for client in ["shop/client", "legacy/client"] {
         let answer = scene.ask(client, scene.pod(), "after").unwrap();
@@ -262,28 +262,28 @@ fn killed_parts_continue_from_known_state() {
     drop(away);
     let of_nobody = SERVICE.replace("app: server", "app: nobody");
     scene.mesh.apply("app", &of_nobody);
-    until("the waypoint finds no endpoint of the service", || {
+    wait_until("the waypoint finds no endpoint of the service", || {
         scene
             .ask("shop/client", FaultFixture::service(), "gone")
             .is_none()
     });
     scene.mesh.remove("app");
-    scene.until_all_work("after the service has its endpoint again");
+    scene.wait_until_all_respond("after the service has its endpoint again");
 }
 
-/// Checks that the capture of the first test would detect direct requests, by a mesh without a Gateway.
+/// Checks that the packet capture of the first test detects direct requests: here, a mesh without a Gateway sends them.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = FaultFixture::new(&format!("{CLIENT_AND_SERVER}{SERVICE}"));
-    scene.until_all_work("at first");
+    scene.wait_until_all_respond("at first");
     let client = scene.mesh.ip("shop/client");
-    until("the client's proxy knows the pod as captured", || {
-        let on_wire = scene.mesh.watch_at(LabNetns::Node("node-2".into()), &[]);
+    wait_until("the client's proxy knows the pod as captured", || {
+        let on_wire = scene.mesh.capture_in(LabNetns::Node("node-2".into()), &[]);
         let in_pod = scene
             .mesh
-            .watch_at(LabNetns::Pod("shop/server".into()), &[]);
+            .capture_in(LabNetns::Pod("shop/server".into()), &[]);
         let answer = scene.ask("shop/client", scene.pod(), "direct");
-        let (on_wire, in_pod) = (scene.seen(on_wire), scene.seen(in_pod));
+        let (on_wire, in_pod) = (scene.flows_to_pod(on_wire), scene.flows_to_pod(in_pod));
         let saw = |reports: &[FlowReport], port: u16| {
             reports
                 .iter()
@@ -291,6 +291,6 @@ fn without_a_gateway_the_same_capture_sees_direct_requests() {
         };
         answer.is_some() && saw(&in_pod, PORT) && (saw(&on_wire, 15008) || saw(&in_pod, 15008))
     });
-    let heads = scene.heads.all();
+    let heads = scene.heads.recorded();
     assert!(!heads.last().unwrap().contains("x-request-id"));
 }

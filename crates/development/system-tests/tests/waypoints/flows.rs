@@ -1,13 +1,13 @@
 //! Tests of flow events: connections and denials as they happen, only for permitted readers.
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, until, until_through, with_waypoint,
+    CLIENT_AND_SERVER, ExpectedOutcome, Mesh, wait_until, wait_until_via_waypoint, with_waypoint,
 };
-use ambit_testkit::until_within;
+use ambit_testkit::wait_until_within;
 use std::{net::SocketAddr, time::Duration};
 
-const CLIENT: &str = "cluster.local/ns/shop/sa/client";
-const SERVER: &str = "cluster.local/ns/shop/sa/server";
+const CLIENT_IDENTITY: &str = "cluster.local/ns/shop/sa/client";
+const SERVER_IDENTITY: &str = "cluster.local/ns/shop/sa/server";
 const DENY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -21,10 +21,13 @@ spec:
 #[test]
 fn flow_events_show_both_sides_and_denials_with_policy() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    mesh.until_known_as("node-1", "shop/server", "HBONE");
+    mesh.wait_until_protocol_known("node-1", "shop/server", "HBONE");
     let mut flows = mesh.flows(2, &[]);
     mesh.get("shop/client", "http://server.shop/");
-    let (client, server) = (format!("spiffe://{CLIENT}"), format!("spiffe://{SERVER}"));
+    let (client, server) = (
+        format!("spiffe://{CLIENT_IDENTITY}"),
+        format!("spiffe://{SERVER_IDENTITY}"),
+    );
     for (side, node) in [("source", "node-1"), ("destination", "node-2")] {
         let common = [
             ("/reporter/kind", side),
@@ -47,7 +50,7 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
     }
 
     // From outside of the mesh, until a policy denies it.
-    mesh.until_get("legacy/client", "http://server.shop/", true);
+    mesh.wait_for_get("legacy/client", "http://server.shop/", true);
     let plaintext = [
         ("/source/workload", "client"),
         ("/source/namespace", "legacy"),
@@ -59,7 +62,7 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
     let mut denied = mesh.flows(2, &["--denied", "--to", "shop/server", "-n", "legacy"]);
     mesh.apply("policy", DENY);
     let denial = ExpectedOutcome::Denial("shop/not-legacy");
-    mesh.until_get("legacy/client", "http://server.shop/", denial);
+    mesh.wait_for_get("legacy/client", "http://server.shop/", denial);
     let refused = [
         ("/event", "refused"),
         ("/refusal/policy", "shop/not-legacy"),
@@ -77,18 +80,18 @@ fn flow_events_show_both_sides_and_denials_with_policy() {
     );
     // There is no reader any more.
     drop((flows, denied));
-    until("the proxies count no readers", || {
+    wait_until("the proxies count no readers", || {
         mesh.proxy_metrics("node-2")
             .contains("ambit_flow_readers 0")
     });
 }
 
-/// Checks that a reader that does not read costs its proxies a bounded queue, and only until they
-/// drop it; connections continue.
+/// Checks that a reader that stops reading costs its proxies only a bounded queue, which they free when they drop the
+/// reader. Connections continue.
 #[test]
 fn stopped_reader_is_dropped_and_resumes() {
     let mesh = Mesh::up(CLIENT_AND_SERVER);
-    mesh.until_known_as("node-1", "shop/server", "HBONE");
+    mesh.wait_until_protocol_known("node-1", "shop/server", "HBONE");
     let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
     let talk = || {
         let mut connection = mesh.dial("shop/client", echo).unwrap();
@@ -100,7 +103,7 @@ fn stopped_reader_is_dropped_and_resumes() {
         let metrics = mesh.proxy_metrics(node);
         !metrics.contains("\nambit_flow_readers_dropped_total 0\n")
     };
-    until_within(Duration::from_secs(120), "both proxies drop it", || {
+    wait_until_within(Duration::from_secs(120), "both proxies drop it", || {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..100).for_each(|_| talk()));
@@ -116,7 +119,7 @@ fn stopped_reader_is_dropped_and_resumes() {
     talk();
     other.wait_for_flow(&[("/event", "opened"), ("/reporter/node", "node-2")]);
     stopped.resume();
-    until("the stopped one reads again", || {
+    wait_until("the stopped one reads again", || {
         mesh.get("legacy/client", "http://server.shop/");
         let events = stopped.collect_for(Duration::from_millis(200));
         events
@@ -129,7 +132,7 @@ fn stopped_reader_is_dropped_and_resumes() {
 fn flow_events_show_requests_with_route_status_and_policy() {
     let (mesh, _) = with_waypoint(ROUTED);
     let mut flows = mesh.flows(3, &[]);
-    until("the route is followed", || {
+    wait_until("the route is followed", || {
         let answer = mesh.get("shop/client", "http://app.shop/gone");
         answer.body.contains("404")
     });
@@ -200,7 +203,7 @@ fn flow_events_show_requests_with_route_status_and_policy() {
     ]);
     // A restarted proxy is read again.
     mesh.kill("proxy-worker", Some("node-1"));
-    until("events of the new proxy", || {
+    wait_until("events of the new proxy", || {
         mesh.get("shop/client", "http://app.shop/open");
         let events = flows.collect_for(Duration::from_millis(100));
         events.iter().any(|event| {
@@ -240,7 +243,7 @@ spec:
 fn suggested_policies_allow_exactly_the_observed_traffic() {
     let (mesh, address) = with_waypoint(ROUTED);
     let url = |path: &str| format!("http://app.shop{path}");
-    until_through(&mesh, &address, "shop/client", &url("/open"));
+    wait_until_via_waypoint(&mesh, &address, "shop/client", &url("/open"));
     let mut flows = mesh.flows(3, &["-n", "shop"]);
     for _ in 0..3 {
         assert!(mesh.get("shop/client", &url("/open")).succeeded());
@@ -274,7 +277,7 @@ fn suggested_policies_allow_exactly_the_observed_traffic() {
     let rehearsed = mesh.ambit(&["policy", "test", written.to_str().unwrap()]);
     assert!(!rehearsed.stdout.contains("/open"), "{}", rehearsed.stdout);
     mesh.apply("suggested", &policies);
-    until("what was not seen is refused", || {
+    wait_until("what was not seen is refused", || {
         mesh.get("shop/client", &url("/other")).body.contains("403")
     });
     for _ in 0..3 {

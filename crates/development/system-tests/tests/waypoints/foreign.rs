@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 
-use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, wait_until};
 
 const GATEWAY: &str = "
 apiVersion: gateway.networking.k8s.io/v1
@@ -15,7 +15,7 @@ spec:
 ";
 
 /// Waypoint of another controller, whose pod responds to every request with its environment.
-const FOREIGN: &str = "
+const FOREIGN_WAYPOINT: &str = "
 ---
 apiVersion: v1
 kind: Service
@@ -47,19 +47,19 @@ spec:
 ";
 
 /// Starts a mesh of [`CLIENT_AND_SERVER`] with the other controller's waypoint in front of the pod `server`.
-fn scene() -> (Mesh, IpAddr) {
+fn start_with_foreign_waypoint() -> (Mesh, IpAddr) {
     let bound = CLIENT_AND_SERVER.replace(
         "{name: server, namespace: shop, labels: {app: server}}",
         "{name: server, namespace: shop, labels: {app: server, istio.io/use-waypoint: far}}",
     );
     let address = "status: {addresses: [{type: IPAddress, value: 10.96.0.90}]}";
-    let mesh = Mesh::up(&format!("{bound}\n---{GATEWAY}{address}{FOREIGN}"));
+    let mesh = Mesh::up(&format!("{bound}\n---{GATEWAY}{address}{FOREIGN_WAYPOINT}"));
     let server = mesh.ip("shop/server");
     (mesh, server)
 }
 
-fn until_answered(mesh: &Mesh, client: &str, url: &str, by: &str) {
-    until(&format!("{url} is answered by {by} for {client}"), || {
+fn wait_until_answered_by(mesh: &Mesh, client: &str, url: &str, by: &str) {
+    wait_until(&format!("{url} is answered by {by} for {client}"), || {
         let answer = mesh.get(client, url);
         answer.succeeded() && answer.body.contains(by)
     });
@@ -67,11 +67,11 @@ fn until_answered(mesh: &Mesh, client: &str, url: &str, by: &str) {
 
 #[test]
 fn label_to_a_foreign_gateway_is_followed() {
-    let (mesh, server) = scene();
+    let (mesh, server) = start_with_foreign_waypoint();
     let direct = format!("http://{server}:8080/");
     // Through a bound service, through a bound pod, and through an unbound service with that pod.
     for url in ["http://named.shop:8080/", &direct, "http://server.shop/"] {
-        until_answered(&mesh, "shop/client", url, "far-text");
+        wait_until_answered_by(&mesh, "shop/client", url, "far-text");
     }
     // `ambit waypoint list` shows it as it is written.
     let gateways = mesh.client().status().unwrap().gateways;
@@ -79,8 +79,8 @@ fn label_to_a_foreign_gateway_is_followed() {
     let address = &far.unwrap()["status"]["addresses"][0]["value"];
     assert_eq!(address, "10.96.0.90");
     // Only the waypoint delivers.
-    until_answered(&mesh, "shop/far", &direct, "plain-marker");
-    until("who does not come through it is refused", || {
+    wait_until_answered_by(&mesh, "shop/far", &direct, "plain-marker");
+    wait_until("who does not come through it is refused", || {
         !mesh.get("legacy/client", &direct).succeeded()
     });
     let log = mesh.access_log();
@@ -90,33 +90,33 @@ fn label_to_a_foreign_gateway_is_followed() {
     );
     // Unbound targets are unchanged.
     let legacy = format!("http://{}:8080/", mesh.ip("legacy/server"));
-    until_answered(&mesh, "shop/client", &legacy, "legacy-server");
+    wait_until_answered_by(&mesh, "shop/client", &legacy, "legacy-server");
 }
 
 #[test]
 fn waypoint_without_address_or_pods_blocks_until_it_returns() {
-    let (mesh, server) = scene();
+    let (mesh, server) = start_with_foreign_waypoint();
     let direct = format!("http://{server}:8080/");
     let named = "http://named.shop:8080/";
     for url in [named, &direct] {
-        until_answered(&mesh, "shop/client", url, "far-text");
+        wait_until_answered_by(&mesh, "shop/client", url, "far-text");
     }
     // If two files define an object, the first by name applies.
     mesh.apply("gateway", &format!("{GATEWAY}status: {{addresses: []}}\n"));
     for url in [named, &direct] {
-        until(&format!("{url} is refused"), || {
+        wait_until(&format!("{url} is refused"), || {
             !mesh.get("shop/client", url).succeeded()
         });
     }
     mesh.remove("gateway");
     for url in [named, &direct] {
-        until_answered(&mesh, "shop/client", url, "far-text");
+        wait_until_answered_by(&mesh, "shop/client", url, "far-text");
     }
 }
 
 /// Returns a script that runs nginx, which reads caller and destination from the PROXY header,
 /// reports them, and forwards the request.
-fn nginx(scratch: &std::path::Path) -> String {
+fn nginx_script(scratch: &std::path::Path) -> String {
     let config = scratch.join("nginx.conf");
     let scratch = scratch.display();
     let text = format!(
@@ -145,8 +145,8 @@ fn proxy_without_hbone_is_a_waypoint_behind_its_node_proxy() {
         "labels: {istio.io/waypoint-for: all}, annotations: {ambient.istio.io/waypoint-inbound-binding: PROXY/15088}",
     );
     let serves = "[$LAB_TOOL, serve, --port, '8080', --name, far, --text, far-text]";
-    let nginx = format!("[nginx, -c, {}]", nginx(scratch.path()));
-    let foreign = FOREIGN.replace(serves, &nginx);
+    let nginx = format!("[nginx, -c, {}]", nginx_script(scratch.path()));
+    let foreign = FOREIGN_WAYPOINT.replace(serves, &nginx);
     let foreign = foreign.replace("{port: 8080}", "{port: 15088}");
     let mut manifests = format!("{bound}\n---{gateway}");
     writeln!(
@@ -158,11 +158,11 @@ fn proxy_without_hbone_is_a_waypoint_behind_its_node_proxy() {
     let (client, server) = (mesh.ip("shop/client"), mesh.ip("shop/server"));
     for asked in [format!("{server}:8080"), "10.96.0.91:8080".to_owned()] {
         let line = format!("{client} asks for {asked}");
-        until_answered(&mesh, "shop/client", &format!("http://{asked}/who"), &line);
+        wait_until_answered_by(&mesh, "shop/client", &format!("http://{asked}/who"), &line);
     }
     // The waypoint delivers under its own identity.
     let direct = format!("http://{server}:8080/");
-    until_answered(&mesh, "shop/client", &direct, "plain-marker");
+    wait_until_answered_by(&mesh, "shop/client", &direct, "plain-marker");
     let far = mesh.ip("shop/far");
-    until_answered(&mesh, "shop/client", &direct, &format!("called by {far}"));
+    wait_until_answered_by(&mesh, "shop/client", &direct, &format!("called by {far}"));
 }

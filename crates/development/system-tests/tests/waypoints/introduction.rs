@@ -4,13 +4,13 @@
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, options, until, until_through,
+    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, options, wait_until, wait_until_via_waypoint,
 };
 
-use crate::departures::RequestLoad;
+use crate::pod_termination::RequestLoad;
 
 /// Port of the server that is not a port of any Service.
-const UNDECLARED: u16 = 8085;
+const UNDECLARED_PORT: u16 = 8085;
 
 fn manifests(gateway: &str) -> String {
     let labels = "istio.io/dataplane-mode: ambient";
@@ -43,16 +43,16 @@ fn waypoint_is_introduced_without_a_refused_connection() {
         ..options()
     };
     let mesh = Mesh::up_with(CLIENT_AND_SERVER, by_default);
-    mesh.serve_heads("shop/server", UNDECLARED);
+    mesh.serve_heads("shop/server", UNDECLARED_PORT);
     let pod = mesh.ip("shop/server");
     let addresses = [
-        mesh.service("server.shop", 80),
+        mesh.service_address("server.shop", 80),
         SocketAddr::new(pod, 8080),
-        SocketAddr::new(pod, UNDECLARED),
+        SocketAddr::new(pod, UNDECLARED_PORT),
     ];
     let urls = addresses.map(|address| format!("http://{address}/"));
     for url in &urls {
-        mesh.until_get("shop/client", url, true);
+        mesh.wait_for_get("shop/client", url, true);
     }
     let loads = addresses.map(|address| RequestLoad::new(&mesh, address));
     let loads = &loads;
@@ -66,25 +66,25 @@ fn waypoint_is_introduced_without_a_refused_connection() {
         }
         loads
             .iter()
-            .for_each(|load| load.progress.wait_for_more(20));
+            .for_each(|load| load.progress.wait_for_additional(20));
         mesh.apply("manifests", &manifests(&gateway("")));
-        until("the waypoint has a pod", || waypoint_pods(&mesh) == 1);
-        mesh.until("the waypoint is ready", |status| {
+        wait_until("the waypoint has a pod", || waypoint_pods(&mesh) == 1);
+        mesh.wait_for_status("the waypoint is ready", |status| {
             status.pods.iter().all(|pod| pod.ready)
         });
         waypoint = mesh.ip("shop/waypoint").to_string();
         for url in &urls {
-            until_through(&mesh, &waypoint, "shop/client", url);
+            wait_until_via_waypoint(&mesh, &waypoint, "shop/client", url);
         }
         loads
             .iter()
-            .for_each(|load| load.progress.wait_for_more(20));
+            .for_each(|load| load.progress.wait_for_additional(20));
     });
     for (load, url) in loads.iter().zip(&urls) {
         let failures = load.failures.lock().unwrap().clone();
         assert!(failures.is_empty(), "{url}: {failures:#?}");
         assert_eq!(
-            load.broken.load(Relaxed),
+            load.broken_requests.load(Relaxed),
             0,
             "{url}: connections were refused"
         );
@@ -97,10 +97,10 @@ fn waypoint_is_introduced_without_a_refused_connection() {
 
     let none = gateway(", annotations: {ambit.io/waypoint-replicas: '0'}");
     mesh.apply("manifests", &manifests(&none));
-    until("the waypoint has no pod", || waypoint_pods(&mesh) == 0);
+    wait_until("the waypoint has no pod", || waypoint_pods(&mesh) == 0);
     let refused = || {
         for url in &urls {
-            until("connections are refused", || {
+            wait_until("connections are refused", || {
                 !mesh.get("shop/client", url).succeeded()
             });
             mesh.get("shop/client", url).assert_refused();
@@ -110,7 +110,7 @@ fn waypoint_is_introduced_without_a_refused_connection() {
     mesh.kill("control", None);
     mesh.label("legacy", "ambient");
     // The records of the new control plane have arrived.
-    mesh.until_captured("legacy/client", true);
-    mesh.until_known_as("node-1", "legacy/client", "HBONE");
+    mesh.wait_until_captured("legacy/client", true);
+    mesh.wait_until_protocol_known("node-1", "legacy/client", "HBONE");
     refused();
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, LabNetns, Mesh, is_closed, until, with_waypoint,
+    CLIENT_AND_SERVER, GATEWAY, LabNetns, Mesh, is_closed, wait_until, with_waypoint,
 };
 use http::{HeaderMap, Request, Response};
 
@@ -91,7 +91,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Makes a gRPC call, and returns the response headers.
-fn call(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
+fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
     let stream = mesh
         .client()
         .dial(LabNetns::Pod("shop/client".into()), address);
@@ -112,7 +112,7 @@ fn call(mesh: &Mesh, address: SocketAddr, path: &str) -> HeaderMap {
     })
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     let value = headers.get(name);
     value.map_or("", |value| value.to_str().unwrap())
 }
@@ -121,7 +121,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 fn grpc_requests_are_routed_by_method() {
     let (mesh, _) = with_waypoint(SERVICES);
     for port in [8081, 8082] {
-        mesh.serve("shop/server", port, move |stream| {
+        mesh.serve_connections("shop/server", port, move |stream| {
             stream.set_nonblocking(true)?;
             runtime().block_on(async {
                 let stream = tokio::net::TcpStream::from_std(stream)?;
@@ -130,30 +130,30 @@ fn grpc_requests_are_routed_by_method() {
             })
         });
     }
-    let front = mesh.service("front.shop.svc", 80);
+    let front = mesh.service_address("front.shop.svc", 80);
     let until_status = |path: &str, status: &str| {
         let mut answer = HeaderMap::new();
-        until(&format!("{path} ends with {status}"), || {
-            answer = call(&mesh, front, path);
-            text(&answer, "grpc-status") == status
+        wait_until(&format!("{path} ends with {status}"), || {
+            answer = call_grpc(&mesh, front, path);
+            header_text(&answer, "grpc-status") == status
         });
         answer
     };
     let direct = until_status("/shop.Orders/Next", "0");
-    assert_eq!(text(&direct, "served-by"), "8081");
+    assert_eq!(header_text(&direct, "served-by"), "8081");
     mesh.apply("policy", NO_SECRETS);
     mesh.apply("route", &route("GRPCRoute", 80, GRPC_RULES));
     // No application implements the method.
     until_status("/shop.Other/Next", "12");
-    let next = call(&mesh, front, "/shop.Orders/Next");
-    assert_eq!(text(&next, "served-by"), "8082");
-    assert_eq!(text(&next, "x-rule"), "by-route");
-    let other = call(&mesh, front, "/shop.Orders/Place");
-    assert_eq!(text(&other, "served-by"), "8081");
-    assert_eq!(text(&other, "x-rule"), "");
+    let next = call_grpc(&mesh, front, "/shop.Orders/Next");
+    assert_eq!(header_text(&next, "served-by"), "8082");
+    assert_eq!(header_text(&next, "x-rule"), "by-route");
+    let other = call_grpc(&mesh, front, "/shop.Orders/Place");
+    assert_eq!(header_text(&other, "served-by"), "8081");
+    assert_eq!(header_text(&other, "x-rule"), "");
     // The backend does not exist.
     let gone = until_status("/shop.Gone/Any", "14");
-    assert_eq!(text(&gone, "content-type"), "application/grpc");
+    assert_eq!(header_text(&gone, "content-type"), "application/grpc");
     // A route and a policy apply to it, in every spelling of the path.
     for path in [
         "/shop.Secrets/All",
@@ -173,8 +173,8 @@ fn grpc_requests_are_routed_by_method() {
     );
     mesh.remove("policy");
     let (mut kept, mut refused) = (0, 0);
-    until("what was understood last, or nothing, is served", || {
-        match text(&call(&mesh, front, "/shop.Orders/Place"), "served-by") {
+    wait_until("what was understood last, or nothing, is served", || {
+        match header_text(&call_grpc(&mesh, front, "/shop.Orders/Place"), "served-by") {
             "8081" => kept += 1,
             _ => refused += 1,
         }
@@ -182,7 +182,7 @@ fn grpc_requests_are_routed_by_method() {
     });
     assert!(refused == 0, "the last good form does not serve");
     mesh.remove("route");
-    let again = until_served_by(&mesh, front, "/shop.Other/Next");
+    let again = wait_for_serving_port(&mesh, front, "/shop.Other/Next");
     assert_eq!(again, "8081");
     mesh.apply(
         "route",
@@ -195,19 +195,19 @@ fn grpc_requests_are_routed_by_method() {
     until_status("/shop.Orders/Place", "14");
 }
 
-fn until_served_by(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
+fn wait_for_serving_port(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     let mut by = String::new();
-    until("an application answers", || {
-        text(&call(mesh, address, path), "served-by").clone_into(&mut by);
+    wait_until("an application answers", || {
+        header_text(&call_grpc(mesh, address, path), "served-by").clone_into(&mut by);
         !by.is_empty()
     });
     by
 }
 
 /// Starts applications that send their port number first, and then echo.
-fn greeters(mesh: &Mesh) {
+fn serve_greetings(mesh: &Mesh) {
     for port in [8091_u16, 8092] {
-        mesh.serve("shop/server", port, move |mut stream| {
+        mesh.serve_connections("shop/server", port, move |mut stream| {
             stream.write_all(format!("{port}\n").as_bytes())?;
             let mut reader = stream.try_clone()?;
             std::io::copy(&mut reader, &mut stream).map(drop)
@@ -216,7 +216,7 @@ fn greeters(mesh: &Mesh) {
 }
 
 /// Returns the port number of the application that a connection reaches; `None` if the connection is rejected.
-fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
+fn greeted_port(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.send_raw(b"", |greeting| greeting.ends_with('\n'));
     let greeting = greeting.unwrap_or_else(|error| {
@@ -229,8 +229,8 @@ fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
 #[test]
 fn connections_are_split_by_weight_or_rejected_without_backend() {
     let (mesh, _) = with_waypoint(SERVICES);
-    greeters(&mesh);
-    let front = mesh.service("front.shop.svc", 90);
+    serve_greetings(&mesh);
+    let front = mesh.service_address("front.shop.svc", 90);
     let tcp = |backends: &str| {
         route(
             "TCPRoute",
@@ -238,19 +238,19 @@ fn connections_are_split_by_weight_or_rejected_without_backend() {
             &format!("  rules: [{{backendRefs: [{backends}]}}]\n"),
         )
     };
-    assert_eq!(greeting(&mesh, front).as_deref(), Some("8091"));
+    assert_eq!(greeted_port(&mesh, front).as_deref(), Some("8091"));
     mesh.apply("route", &tcp("{name: next, port: 90}"));
     // Also for a server that sends first.
-    until("connections go to the backend", || {
-        greeting(&mesh, front).as_deref() == Some("8092")
+    wait_until("connections go to the backend", || {
+        greeted_port(&mesh, front).as_deref() == Some("8092")
     });
     mesh.apply(
         "route",
         &tcp("{name: front, port: 90}, {name: next, port: 90, weight: 0}, {name: gone, port: 90}"),
     );
     let (mut served, mut refused) = (0, 0);
-    until("one of two is refused", || {
-        match greeting(&mesh, front).as_deref() {
+    wait_until("one of two is refused", || {
+        match greeted_port(&mesh, front).as_deref() {
             Some("8091") => served += 1,
             None => refused += 1,
             // As before, and then no longer.
@@ -263,13 +263,15 @@ fn connections_are_split_by_weight_or_rejected_without_backend() {
         served > 5 && refused > 5
     });
     mesh.apply("route", &tcp("{name: next, port: 90, weight: 0}"));
-    until("nothing has a weight", || greeting(&mesh, front).is_none());
+    wait_until("nothing has a weight", || {
+        greeted_port(&mesh, front).is_none()
+    });
     // Other ports are unaffected.
-    let other = mesh.service("next.shop.svc", 90);
-    assert_eq!(greeting(&mesh, other).as_deref(), Some("8092"));
+    let other = mesh.service_address("next.shop.svc", 90);
+    assert_eq!(greeted_port(&mesh, other).as_deref(), Some("8092"));
     mesh.apply("route", &tcp("{name: next, port: 90}"));
-    until("connections go to the backend", || {
-        greeting(&mesh, front).as_deref() == Some("8092")
+    wait_until("connections go to the backend", || {
+        greeted_port(&mesh, front).as_deref() == Some("8092")
     });
     // The service's policies apply before its routes.
     let denied = NOT_FROM_CLIENT.replace(
@@ -277,33 +279,38 @@ fn connections_are_split_by_weight_or_rejected_without_backend() {
         "from: [{source: {namespaces: [shop]}}]",
     );
     mesh.apply("policy", &denied);
-    until("the policy refuses", || greeting(&mesh, front).is_none());
+    wait_until("the policy refuses", || {
+        greeted_port(&mesh, front).is_none()
+    });
     mesh.remove("policy");
     mesh.remove("route");
-    until("the service leads to itself", || {
-        greeting(&mesh, front).as_deref() == Some("8091")
+    wait_until("the service leads to itself", || {
+        greeted_port(&mesh, front).as_deref() == Some("8091")
     });
 }
 
 /// Returns a ClientHello with this SNI, and with padding.
 fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
-    fn vector(length: usize, of: &[u8]) -> Vec<u8> {
+    fn length_prefixed(length: usize, of: &[u8]) -> Vec<u8> {
         let size = of.len().to_be_bytes();
         [&size[size.len() - length..], of].concat()
     }
     let mut extensions = Vec::new();
     if let Some(name) = name {
-        let list = vector(2, &[&[0][..], &vector(2, name.as_bytes())].concat());
-        extensions.extend([&[0, 0][..], &vector(2, &list)].concat());
+        let list = length_prefixed(
+            2,
+            &[&[0][..], &length_prefixed(2, name.as_bytes())].concat(),
+        );
+        extensions.extend([&[0, 0][..], &length_prefixed(2, &list)].concat());
     }
     extensions.extend([0, 13, 0, 4, 0, 2, 4, 3]);
-    extensions.extend([&[0, 21][..], &vector(2, &vec![0; padding])].concat());
+    extensions.extend([&[0, 21][..], &length_prefixed(2, &vec![0; padding])].concat());
     let mut body = vec![3, 3];
     body.extend([7; 32]);
     body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0]);
-    body.extend(vector(2, &extensions));
-    let message = [&[1][..], &vector(3, &body)].concat();
-    let record = |part: &[u8]| [&[0x16, 3, 1][..], &vector(2, part)].concat();
+    body.extend(length_prefixed(2, &extensions));
+    let message = [&[1][..], &length_prefixed(3, &body)].concat();
+    let record = |part: &[u8]| [&[0x16, 3, 1][..], &length_prefixed(2, part)].concat();
     message.chunks(1 << 14).flat_map(record).collect()
 }
 
@@ -338,14 +345,14 @@ const TLS_ROUTE: &str = "  hostnames: [next.example, '*.below.example', forbidde
 #[test]
 fn tls_connections_are_routed_by_server_name_or_closed() {
     let (mesh, _) = with_waypoint(SERVICES);
-    greeters(&mesh);
-    let front = mesh.service("front.shop.svc", 443);
+    serve_greetings(&mesh);
+    let front = mesh.service_address("front.shop.svc", 443);
     let port_for = |name: Option<&str>| reached_port(&mesh, front, &client_hello(name, 1500));
     assert_eq!(port_for(Some("next.example")).as_deref(), Some("8091"));
     mesh.apply("route", &route("TLSRoute", 443, TLS_ROUTE));
     mesh.apply("policy", NOT_FROM_CLIENT);
     let to_next = Some("8092".to_owned());
-    until("the name decides", || {
+    wait_until("the name decides", || {
         port_for(Some("Next.Example")) == to_next
     });
     assert_eq!(port_for(Some("a.b.below.example")), to_next);
@@ -362,14 +369,14 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     let long = client_hello(Some("next.example"), 40_000);
     assert_eq!(reached_port(&mesh, front, &long), None);
     // A policy matches the name.
-    until("the policy refuses the name", || {
+    wait_until("the policy refuses the name", || {
         port_for(Some("forbidden.example")).is_none()
     });
     assert_eq!(port_for(Some("next.example")), to_next);
     // A TCPRoute serves all other connections.
     let rest = "  rules: [{backendRefs: [{name: front, port: 90}]}]\n";
     mesh.apply("rest", &route("TCPRoute", 443, rest));
-    until("the rest goes elsewhere", || {
+    wait_until("the rest goes elsewhere", || {
         port_for(None).as_deref() == Some("8091")
     });
     assert_eq!(port_for(Some("next.example")), to_next);
@@ -379,7 +386,7 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     );
 }
 
-/// Second waypoint, to which a percentage of the connections is routed.
+/// Second waypoint `canary`, to which a route sends a percentage of the connections.
 const CANARY: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -411,7 +418,7 @@ fn canary_waypoint_gets_its_percentage_until_deleted() {
     );
     let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{gateways}"));
     let [waypoint, canary] = ["waypoint", "xcanary"].map(|name| {
-        mesh.until("the waypoints are ready", |status| {
+        mesh.wait_for_status("the waypoints are ready", |status| {
             let mut pods = status.pods.iter();
             pods.any(|pod| pod.name.starts_with(name) && pod.ready)
         });
@@ -422,7 +429,7 @@ fn canary_waypoint_gets_its_percentage_until_deleted() {
         answer.succeeded() && answer.body.contains(&format!("called by {address}"))
     };
     let (mut first, mut second) = (0, 0);
-    until("both have their share", || {
+    wait_until("both have their share", || {
         if by(&waypoint) {
             first += 1;
         }
@@ -434,7 +441,7 @@ fn canary_waypoint_gets_its_percentage_until_deleted() {
     let changed = gateways.replace("weight: '50'", "weight: 'none'");
     mesh.apply("manifests", &format!("{CLIENT_AND_SERVER}\n---{changed}"));
     let mut in_a_row = 0;
-    until("the first has all", || {
+    wait_until("the first has all", || {
         in_a_row = if by(&waypoint) { in_a_row + 1 } else { 0 };
         in_a_row == 12
     });

@@ -7,11 +7,11 @@ use std::{
 };
 
 use ambit_system_tests::{
-    LogSource, Mesh, built_binary, is_complete_response, until, with_waypoint,
+    LogSource, Mesh, built_binary, is_complete_response, wait_until, with_waypoint,
 };
 use serde_json::Value;
 
-fn more() -> String {
+fn additional_manifests() -> String {
     let service = built_binary("rate-limit-service");
     let service = service.display();
     format!(
@@ -58,7 +58,7 @@ spec:
   ports: [{name: grpc, port: 8081}]
 ";
 
-fn limit(spec: &str) -> String {
+fn local_rate_limit(spec: &str) -> String {
     format!(
         "
 apiVersion: ambit.io/v1alpha1
@@ -72,8 +72,8 @@ spec:
 }
 
 /// Returns a global RateLimit with this domain of the rate-limit service.
-fn global(domain: &str, more: &str) -> String {
-    limit(&format!(
+fn global_rate_limit(domain: &str, more: &str) -> String {
+    local_rate_limit(&format!(
         "  global:
     service: {{name: limits, port: 8081}}
     domain: {domain}
@@ -87,19 +87,19 @@ struct RateLimitFixture {
     mesh: Mesh,
     service: SocketAddr,
     /// Number of users so far, so that each test step can have an unknown user.
-    users: AtomicUsize,
+    user_count: AtomicUsize,
 }
 
 impl RateLimitFixture {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(&more());
+        let (mesh, _) = with_waypoint(&additional_manifests());
         mesh.serve_heads("shop/server", 8082);
         mesh.apply("limits", SERVICE);
-        let service = mesh.service("app.shop.svc", 80);
+        let service = mesh.service_address("app.shop.svc", 80);
         Self {
             mesh,
             service,
-            users: AtomicUsize::new(0),
+            user_count: AtomicUsize::new(0),
         }
     }
 
@@ -119,7 +119,7 @@ impl RateLimitFixture {
     }
 
     #[track_caller]
-    fn expect(&self, user: &str, status: &str) -> String {
+    fn expect_status(&self, user: &str, status: &str) -> String {
         let answer = self.ask(user);
         assert!(
             answer.starts_with(&format!("http/1.1 {status} ")),
@@ -130,7 +130,7 @@ impl RateLimitFixture {
 
     /// Checks that a rejected gRPC client gets the gRPC status that allows a retry.
     #[track_caller]
-    fn expect_refused_by_grpc(&self, user: &str) {
+    fn expect_grpc_rejection(&self, user: &str) {
         let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
         let answer = self.ask_from("shop/client", &headers);
         for says in [
@@ -143,10 +143,10 @@ impl RateLimitFixture {
     }
 
     /// Applies an object, and waits until new users get a response with this status and text.
-    fn until(&self, object: &str, status: &str, says: &str) {
+    fn apply_and_wait(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
-        until(&format!("answers with {status} that say {says:?}"), || {
-            let number = self.users.fetch_add(1, SeqCst);
+        wait_until(&format!("answers with {status} that say {says:?}"), || {
+            let number = self.user_count.fetch_add(1, SeqCst);
             let answer = self.ask(&format!("new-{number}"));
             answer.starts_with(&format!("http/1.1 {status} ")) && answer.contains(says)
         });
@@ -169,7 +169,7 @@ impl RateLimitFixture {
             .collect()
     }
 
-    fn counted(&self, kind: &str, outcome: &str) -> bool {
+    fn has_counted(&self, kind: &str, outcome: &str) -> bool {
         let url = format!("http://{}:15020/metrics", self.mesh.ip("shop/waypoint"));
         let metrics = self.mesh.get("legacy/client", &url).body;
         let mut lines = metrics.lines();
@@ -180,8 +180,8 @@ impl RateLimitFixture {
         })
     }
 
-    fn until_problem(&self, of: &str) {
-        until(&format!("{of} is named"), || {
+    fn wait_for_problem(&self, of: &str) {
+        wait_until(&format!("{of} is named"), || {
             let source = LogSource::Daemon {
                 name: "control".to_owned(),
                 node: None,
@@ -197,11 +197,15 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
     let scene = RateLimitFixture::new();
     let by_user = "  tellClients: true
   local: [{requests: 2, per: 1h, by: [{header: x-user}]}]";
-    scene.until(&limit(by_user), "200", "x-ratelimit-limit: 2, 2;w=3600\r\n");
-    scene.expect("a", "200");
-    let last = scene.expect("a", "200");
+    scene.apply_and_wait(
+        &local_rate_limit(by_user),
+        "200",
+        "x-ratelimit-limit: 2, 2;w=3600\r\n",
+    );
+    scene.expect_status("a", "200");
+    let last = scene.expect_status("a", "200");
     assert!(last.contains("x-ratelimit-remaining: 0\r\n"), "{last}");
-    let refused = scene.expect("a", "429");
+    let refused = scene.expect_status("a", "429");
     for says in [
         "retry-after: 1800\r\n",
         "x-ratelimit-remaining: 0\r\n",
@@ -209,30 +213,35 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
-    scene.expect_refused_by_grpc("a");
-    scene.expect("b", "200");
+    scene.expect_grpc_rejection("a");
+    scene.expect_status("b", "200");
     // Another service of the waypoint is not limited.
     for _ in 0..4 {
         scene.mesh.get("shop/client", "http://server.shop/").ok();
     }
-    until("the refusal is logged", || {
+    wait_until("the refusal is logged", || {
         let log = scene.log("shop/waypoint");
         log.lines()
             .any(|line| line.contains(" 429 RL local_rate_limited"))
     });
-    assert!(scene.counted("local", "refused"));
+    assert!(scene.has_counted("local", "refused"));
 
     // An invalid object leaves the last valid one in force, with its counters.
-    scene
-        .mesh
-        .apply("limit", &limit("  local: [{requests: 0, per: 1h}]"));
-    scene.until_problem("spec.local[0].requests");
-    scene.expect("a", "429");
+    scene.mesh.apply(
+        "limit",
+        &local_rate_limit("  local: [{requests: 0, per: 1h}]"),
+    );
+    scene.wait_for_problem("spec.local[0].requests");
+    scene.expect_status("a", "429");
 
     // A flood of keys gets as many requests as there are separate buckets, and one more.
     let few = "  tellClients: true
   local: [{requests: 1, per: 2h, buckets: 4, by: [{header: x-user}]}]";
-    scene.until(&limit(few), "429", "x-ratelimit-limit: 1, 1;w=7200\r\n");
+    scene.apply_and_wait(
+        &local_rate_limit(few),
+        "429",
+        "x-ratelimit-limit: 1, 1;w=7200\r\n",
+    );
     let flood = (0..30).map(|number| scene.ask(&format!("flood-{number}")));
     assert!(
         flood
@@ -244,7 +253,7 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
     let by_caller = "  tellClients: true
   local: [{requests: 1, per: 3h, by: [{source: Principal}]}]";
     let says = "x-ratelimit-limit: 1, 1;w=10800\r\n";
-    scene.until(&limit(by_caller), "429", says);
+    scene.apply_and_wait(&local_rate_limit(by_caller), "429", says);
     let forged = "x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/a/sa/b\r\n";
     let refused = scene.ask_from("shop/client", forged);
     assert!(refused.starts_with("http/1.1 429 "), "{refused}");
@@ -253,18 +262,22 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
 
     // The request is counted and allowed.
     let dry = by_caller.replace("tellClients", "dryRun");
-    scene.until(&limit(&dry), "200", "");
-    scene.expect("a", "200");
-    assert!(scene.counted("local", "dry_run"));
+    scene.apply_and_wait(&local_rate_limit(&dry), "200", "");
+    scene.expect_status("a", "200");
+    assert!(scene.has_counted("local", "dry_run"));
 }
 
 #[test]
 fn rate_limit_service_decides() {
     let scene = RateLimitFixture::new();
-    scene.until(&global("shop", "tellClients: true"), "200", "x-limited-by");
-    scene.expect("a", "200");
-    scene.expect("a", "200");
-    let refused = scene.expect("a", "429");
+    scene.apply_and_wait(
+        &global_rate_limit("shop", "tellClients: true"),
+        "200",
+        "x-limited-by",
+    );
+    scene.expect_status("a", "200");
+    scene.expect_status("a", "200");
+    let refused = scene.expect_status("a", "429");
     for says in [
         "x-limited-by: shop;user=a;part=shop\r\n",
         "x-ratelimit-limit: 2, 2;w=3600\r\n",
@@ -274,8 +287,8 @@ fn rate_limit_service_decides() {
     ] {
         assert!(refused.contains(says), "{says}: {refused}");
     }
-    scene.expect_refused_by_grpc("a");
-    assert!(scene.counted("global", "refused") && scene.counted("global", "passed"));
+    scene.expect_grpc_rejection("a");
+    assert!(scene.has_counted("global", "refused") && scene.has_counted("global", "passed"));
     // Requests without a descriptor cause no check.
     let asked = scene.rate_limit_requests().len();
     let plain = scene.ask_from("shop/client", "");
@@ -290,10 +303,11 @@ fn rate_limit_service_decides() {
     assert_eq!(entries[0]["key"], "user");
     assert_eq!(entries[1]["value"], "shop");
     // The object sets the number of hits of a request.
-    let two = global("twice", "tellClients: true").replace("timeout", "hits: 2\n    timeout");
-    scene.until(&two, "200", "x-ratelimit-remaining: 0\r\n");
-    scene.expect("c", "200");
-    scene.expect("c", "429");
+    let two =
+        global_rate_limit("twice", "tellClients: true").replace("timeout", "hits: 2\n    timeout");
+    scene.apply_and_wait(&two, "200", "x-ratelimit-remaining: 0\r\n");
+    scene.expect_status("c", "200");
+    scene.expect_status("c", "429");
 }
 
 #[test]
@@ -302,28 +316,28 @@ fn undecided_rate_limit_follows_the_failure_setting() {
     let (domains, open) = (["hang", "unknown", "broken", "flood"], "failOpen: true");
     let outcomes = ["late", "undecided", "failed", "too_large"];
     for (domain, outcome) in domains.into_iter().zip(outcomes) {
-        let object = |more: &str| global(domain, more).replace("2s", "100ms");
-        scene.until(&object(""), "500", "");
-        until(&format!("{outcome} is counted"), || {
-            scene.expect("a", "500");
-            scene.counted("global", outcome)
+        let object = |more: &str| global_rate_limit(domain, more).replace("2s", "100ms");
+        scene.apply_and_wait(&object(""), "500", "");
+        wait_until(&format!("{outcome} is counted"), || {
+            scene.expect_status("a", "500");
+            scene.has_counted("global", outcome)
         });
-        scene.until(&object(open), "200", "");
+        scene.apply_and_wait(&object(open), "200", "");
     }
     // The service may not set headers that frame a response, nor two lines in one header.
-    scene.until(&global("framing", ""), "200", "x-good: yes\r\n");
-    let answer = scene.expect("a", "200");
+    scene.apply_and_wait(&global_rate_limit("framing", ""), "200", "x-good: yes\r\n");
+    let answer = scene.expect_status("a", "200");
     assert!(!answer.contains("transfer-encoding"), "{answer}");
     assert!(!answer.contains("smuggled"), "{answer}");
     // The service disappears, and returns.
-    scene.until(&global("gone", ""), "200", "x-limited-by");
+    scene.apply_and_wait(&global_rate_limit("gone", ""), "200", "x-limited-by");
     scene.mesh.remove("limits");
-    until("requests are refused", || {
+    wait_until("requests are refused", || {
         scene.ask("b").starts_with("http/1.1 500 ")
     });
     scene.mesh.apply("limits", SERVICE);
-    scene.until(&global("back", ""), "200", "x-limited-by");
-    until("the refusal is logged", || {
+    scene.apply_and_wait(&global_rate_limit("back", ""), "200", "x-limited-by");
+    wait_until("the refusal is logged", || {
         let log = scene.log("shop/waypoint");
         log.lines()
             .any(|line| line.contains(" 500 RLSE rate_limiter_error"))

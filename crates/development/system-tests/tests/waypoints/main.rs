@@ -1,4 +1,4 @@
-//! Tests of waypoints under faults, in routing loops, and under every kind of traffic. Each module tests one property,
+//! Tests of waypoints under faults, in routing loops, and with every kind of traffic. Each module tests one property,
 //! which its header states.
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,6 @@
 mod authorizers;
 mod collectors;
 mod dashboards;
-mod departures;
 mod envoy_admin;
 mod explained;
 mod faults;
@@ -22,10 +21,10 @@ mod kinds;
 mod limits;
 mod open_connections;
 mod overlays;
+mod pod_termination;
 mod progress;
 mod protocols;
 mod proxy_protocol;
-mod records;
 mod rehearsal;
 mod rehearsal_of_cluster;
 mod request_explained;
@@ -36,4 +35,5 @@ mod sessions;
 mod telemetry;
 mod tls_routes;
 mod virtual_services;
+mod waypoint_records;
 mod websocket;

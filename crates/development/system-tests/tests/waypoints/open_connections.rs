@@ -3,7 +3,9 @@
 
 use std::net::SocketAddr;
 
-use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, until, until_through};
+use ambit_system_tests::{
+    CLIENT_AND_SERVER, GATEWAY, Mesh, idle_pod, wait_until, wait_until_via_waypoint,
+};
 
 const DENY: &str = "
 apiVersion: security.istio.io/v1
@@ -18,7 +20,7 @@ spec:
 ";
 
 /// Returns the number of layer 7 rules of the server's waypoint that the server's node proxy knows.
-fn rules(mesh: &Mesh) -> Option<usize> {
+fn known_rule_count(mesh: &Mesh) -> Option<usize> {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump.pointer("/workloads")?.as_array()?;
     let is_server = |one: &&serde_json::Value| {
@@ -35,7 +37,7 @@ fn older_connections_end_when_a_rule_could_apply() {
     let other = idle_pod("shop/other", "node-1", "app: other");
     let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}{other}"));
     for pod in ["shop/client", "shop/other", "shop/server"] {
-        mesh.until_captured(pod, true);
+        mesh.wait_until_captured(pod, true);
     }
     let server = mesh.ip("shop/server");
     let echo = SocketAddr::new(server, 9000);
@@ -51,23 +53,23 @@ fn older_connections_end_when_a_rule_could_apply() {
         .unwrap();
 
     mesh.apply("gateway", GATEWAY);
-    until("the waypoint is known to have no rules", || {
-        rules(&mesh) == Some(0)
+    wait_until("the waypoint is known to have no rules", || {
+        known_rule_count(&mesh) == Some(0)
     });
-    mesh.until("the waypoint serves", |status| {
+    mesh.wait_for_status("the waypoint serves", |status| {
         let mut pods = status.pods.iter();
         pods.any(|pod| pod.name.starts_with("waypoint-") && pod.ready)
     });
     let through = mesh.ip("shop/waypoint").to_string();
-    until_through(&mesh, &through, "shop/client", &format!("http://{web}/"));
+    wait_until_via_waypoint(&mesh, &through, "shop/client", &format!("http://{web}/"));
     for connection in [&mut concerned, &mut of_other] {
         connection.exchange_line("no rule").unwrap();
     }
     kept.send_raw(b"X-Still: open\r\n", |_| true).unwrap();
 
     mesh.apply("policy", DENY);
-    until("the rule is known", || rules(&mesh) == Some(1));
-    concerned.until_closed();
+    wait_until("the rule is known", || known_rule_count(&mesh) == Some(1));
+    concerned.wait_until_closed();
     of_other.exchange_line("another caller").unwrap();
     let answer = kept.send_raw(b"\r\n", |answer| answer.contains("called by "));
     assert!(answer.unwrap().starts_with("HTTP/1.1 200"), "another port");

@@ -1,7 +1,7 @@
 //! Tests that a waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while the overlay is invalid,
 //! and returns to the default without an overlay.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, until};
+use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, wait_until};
 
 /// Returns the mesh's manifests, with this data in the Gateway's ConfigMap.
 fn manifests(data: &str) -> String {
@@ -36,7 +36,7 @@ fn waypoint_follows_valid_overlays_only() {
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
     let by_client = format!("called by {}\n", mesh.ip("shop/client"));
     let goes_through = || {
-        until("requests go through a waypoint", || {
+        wait_until("requests go through a waypoint", || {
             let answer = mesh.get("shop/client", &direct);
             answer.succeeded() && !answer.body.contains(by_client.trim())
         });
@@ -54,7 +54,7 @@ fn waypoint_follows_valid_overlays_only() {
         ),
     ] {
         mesh.apply("manifests", &manifests(bad));
-        mesh.until("it is said", |status| {
+        mesh.wait_for_status("it is said", |status| {
             status
                 .problems
                 .iter()
@@ -71,7 +71,7 @@ fn waypoint_follows_valid_overlays_only() {
 
     let scaled = "{horizontalPodAutoscaler: 'spec: {minReplicas: 3, maxReplicas: 5}'}";
     mesh.apply("manifests", &manifests(scaled));
-    until("there are three", || pods(&mesh).len() == 3);
+    wait_until("there are three", || pods(&mesh).len() == 3);
     assert_eq!(reason(&mesh, "Accepted").as_deref(), Some("Accepted"));
     assert_eq!(
         reason(&mesh, "ambit.io/Autoscaled").as_deref(),
@@ -79,7 +79,7 @@ fn waypoint_follows_valid_overlays_only() {
     );
 
     mesh.apply("manifests", &manifests("{}"));
-    until("one is left", || pods(&mesh).len() == 1);
+    wait_until("one is left", || pods(&mesh).len() == 1);
     assert_eq!(reason(&mesh, "ambit.io/Autoscaled"), None);
     goes_through();
 }

@@ -2,31 +2,31 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ambit_system_tests::until;
+use ambit_system_tests::wait_until;
 
 /// Number of responses of one load, and the signal that ends it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     stop: AtomicBool,
-    good: AtomicU32,
+    responses: AtomicU32,
 }
 
 impl Progress {
     /// Returns whether the load must end.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Counts a further response.
+    /// Counts one more response of the load.
     pub(crate) fn count_response(&self) {
-        self.good.fetch_add(1, Ordering::Relaxed);
+        self.responses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until the load has received `more` further responses.
-    pub(crate) fn wait_for_more(&self, more: u32) {
-        let from = self.good.load(Ordering::Relaxed);
-        until("requests go on", || {
-            self.good.load(Ordering::Relaxed) >= from + more
+    /// Waits until the load has received `more` additional responses.
+    pub(crate) fn wait_for_additional(&self, more: u32) {
+        let from = self.responses.load(Ordering::Relaxed);
+        wait_until("requests go on", || {
+            self.responses.load(Ordering::Relaxed) >= from + more
         });
     }
 
@@ -36,7 +36,7 @@ impl Progress {
     }
 }
 
-/// Guard that ends a load; see [`Progress::stop_at_end`].
+/// Guard that ends a load when dropped; see [`Progress::stop_at_end`].
 pub(crate) struct StopGuard<'a>(&'a AtomicBool);
 
 impl Drop for StopGuard<'_> {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{Mesh, read_head, until, with_waypoint};
+use ambit_system_tests::{Mesh, read_head, wait_until, with_waypoint};
 use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest};
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -24,7 +24,7 @@ spec:
   rules: [{to: [{operation: {paths: [/shop.Secrets/*]}}]}]
 ";
 /// Number of bytes that exceeds all flow-control windows and buffers between both ends.
-const LARGE: usize = 64 << 20;
+const LARGE_BODY_BYTES: usize = 64 << 20;
 
 fn status_of(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or_default()
@@ -40,7 +40,7 @@ fn exchange(mesh: &Mesh, address: SocketAddr, request: &str, enough: &str) -> St
 #[test]
 fn http_1_variants_pass_the_waypoint() {
     let (mesh, _) = with_waypoint("");
-    let app = mesh.serve("shop/server", 8081, |mut stream| {
+    let app = mesh.serve_connections("shop/server", 8081, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
             if head.starts_with("get /socket ") {
@@ -105,7 +105,7 @@ fn http_1_variants_pass_the_waypoint() {
 #[test]
 fn non_http_passes_through_from_either_side() {
     let (mesh, waypoint) = with_waypoint("");
-    let greets = mesh.serve("shop/server", 8082, |mut stream| {
+    let greets = mesh.serve_connections("shop/server", 8082, |mut stream| {
         let caller = stream.peer_addr()?.ip();
         stream.write_all(format!("220 hello {caller}\r\n").as_bytes())?;
         let mut reader = stream.try_clone()?;
@@ -126,7 +126,7 @@ fn non_http_passes_through_from_either_side() {
 }
 
 /// Sends a request over TLS, which the application terminates, and returns the response.
-fn secured(
+fn request_over_tls(
     stream: std::net::TcpStream,
     config: &Arc<rustls::ClientConfig>,
 ) -> std::io::Result<String> {
@@ -152,7 +152,7 @@ fn tls_passes_through_to_the_application() {
         .with_single_cert(vec![signed.cert.der().clone()], key.into())
         .unwrap();
     let server = Arc::new(server);
-    let app = mesh.serve("shop/server", 8084, move |stream| {
+    let app = mesh.serve_connections("shop/server", 8084, move |stream| {
         let caller = stream.peer_addr()?.ip();
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
@@ -177,13 +177,13 @@ fn tls_passes_through_to_the_application() {
         stream
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
-        let answer = secured(stream, &Arc::new(config)).unwrap();
+        let answer = request_over_tls(stream, &Arc::new(config)).unwrap();
         assert_eq!(answer, format!("secure.example for {waypoint}: hello"));
     }
 }
 
 /// Returns the resident memory of a waypoint's processes.
-fn memory(mesh: &Mesh) -> usize {
+fn waypoint_memory(mesh: &Mesh) -> usize {
     let sum = "for process in /proc/[0-9]*; do case $(readlink $process/exe) in *ambit-waypoint) \
                grep VmRSS $process/status;; esac; done";
     let lines = mesh.run("shop/waypoint", &["sh", "-c", sum]);
@@ -198,27 +198,30 @@ fn slow_reader_affects_only_itself() {
     let (mesh, _) = with_waypoint("");
     let (go, wait) = mpsc::channel::<()>();
     let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
-    let app = mesh.serve("shop/server", 8081, move |mut stream| {
+    let app = mesh.serve_connections("shop/server", 8081, move |mut stream| {
         // The waypoint may open a connection without data, in order to learn which side sends
         // first.
         let Some(head) = read_head(&mut stream)? else {
             return Ok(());
         };
         if head.starts_with("GET") {
-            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n")?;
+            write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {LARGE_BODY_BYTES}\r\n\r\n"
+            )?;
             let piece = vec![b'x'; 1 << 20];
-            return (0..LARGE >> 20).try_for_each(|_| stream.write_all(&piece));
+            return (0..LARGE_BODY_BYTES >> 20).try_for_each(|_| stream.write_all(&piece));
         }
         // The application reads the body only on command.
         let _told = wait.lock().unwrap().recv();
         let read = std::io::copy(
-            &mut stream.try_clone()?.take(LARGE as u64),
+            &mut stream.try_clone()?.take(LARGE_BODY_BYTES as u64),
             &mut std::io::sink(),
         )?;
         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{read}")
     });
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
-    let before = memory(&mesh);
+    let before = waypoint_memory(&mesh);
     let place = || ambit_system_tests::LabNetns::Pod("shop/client".into());
     let dial = || mesh.client().dial(place(), app).unwrap();
     // An unread response, and an unread body.
@@ -229,11 +232,11 @@ fn slow_reader_affects_only_itself() {
     let mut written = up.try_clone().unwrap();
     let uploading = thread::spawn(move || {
         let head = format!(
-            "POST /up HTTP/1.1\r\nHost: app\r\nContent-Length: {LARGE}\r\nConnection: close\r\n\r\n"
+            "POST /up HTTP/1.1\r\nHost: app\r\nContent-Length: {LARGE_BODY_BYTES}\r\nConnection: close\r\n\r\n"
         );
         written.write_all(head.as_bytes()).unwrap();
         let piece = vec![b'y'; 1 << 20];
-        (0..LARGE >> 20)
+        (0..LARGE_BODY_BYTES >> 20)
             .try_for_each(|_| written.write_all(&piece))
             .unwrap();
     });
@@ -241,24 +244,24 @@ fn slow_reader_affects_only_itself() {
         mesh.get("shop/client", &direct).ok();
     }
     assert!(!uploading.is_finished(), "the upload was buffered");
-    let grown = memory(&mesh).saturating_sub(before);
-    assert!(grown < LARGE, "{grown} bytes for two that wait");
+    let grown = waypoint_memory(&mesh).saturating_sub(before);
+    assert!(grown < LARGE_BODY_BYTES, "{grown} bytes for two that wait");
     // All bytes arrive, once they are read.
     go.send(()).unwrap();
     uploading.join().unwrap();
     up.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut answer = String::new();
     up.read_to_string(&mut answer).unwrap();
-    assert!(answer.ends_with(&LARGE.to_string()), "{answer}");
+    assert!(answer.ends_with(&LARGE_BODY_BYTES.to_string()), "{answer}");
     down.set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     let read = std::io::copy(&mut down, &mut std::io::sink()).unwrap();
-    assert!(read > LARGE as u64, "{read}");
+    assert!(read > LARGE_BODY_BYTES as u64, "{read}");
 }
 
 /// Serves gRPC by [`serve_grpc`] on a port of the server.
 pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
-    mesh.serve("shop/server", port, |stream| {
+    mesh.serve_connections("shop/server", port, |stream| {
         stream.set_nonblocking(true)?;
         runtime().block_on(async {
             let stream = tokio::net::TcpStream::from_std(stream)?;
@@ -276,11 +279,11 @@ pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String 
         let stream = tokio::net::TcpStream::from_std(stream).unwrap();
         let (client, connection) = h2::client::handshake(stream).await.unwrap();
         tokio::spawn(connection);
-        let mut opened = call(&client, path).await;
+        let mut opened = start_call(&client, path).await;
         for _ in 0..3 {
-            opened.say(b"\0\0\0\0\x05hello").await;
+            opened.exchange_message(b"\0\0\0\0\x05hello").await;
         }
-        opened.end().await
+        opened.finish().await
     })
 }
 
@@ -314,13 +317,13 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-struct Call {
+struct GrpcCall {
     send: SendStream<Bytes>,
     answer: RecvStream,
     status: Option<String>,
 }
 
-async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
+async fn start_call(client: &SendRequest<Bytes>, path: &str) -> GrpcCall {
     let request = Request::post(format!("http://app{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers");
@@ -332,16 +335,16 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
     assert_eq!(answer.status(), 200, "{answer:?}");
     let status = answer.headers().get("grpc-status");
     let status = status.map(|status| status.to_str().unwrap().to_owned());
-    Call {
+    GrpcCall {
         send,
         answer: answer.into_body(),
         status,
     }
 }
 
-impl Call {
+impl GrpcCall {
     /// Sends a message on the call, and waits for its echo.
-    async fn say(&mut self, message: &'static [u8]) {
+    async fn exchange_message(&mut self, message: &'static [u8]) {
         self.send
             .send_data(Bytes::from_static(message), false)
             .unwrap();
@@ -358,7 +361,7 @@ impl Call {
     }
 
     /// Ends the call, and returns the `grpc-status` in the trailers.
-    async fn end(mut self) -> String {
+    async fn finish(mut self) -> String {
         self.send.send_data(Bytes::new(), true).unwrap();
         while self.answer.data().await.is_some() {}
         let trailers = self.answer.trailers().await.unwrap().unwrap();
@@ -383,31 +386,31 @@ fn grpc_streams_both_directions_with_its_status() {
             let stream = tokio::net::TcpStream::from_std(open()).unwrap();
             let (client, connection) = h2::client::handshake(stream).await.unwrap();
             tokio::spawn(connection);
-            let mut opened = call(&client, path).await;
+            let mut opened = start_call(&client, path).await;
             // A bidirectional stream: each message is answered before the next is sent.
-            let mut other = call(&client, "/shop.Orders/Other/0").await;
+            let mut other = start_call(&client, "/shop.Orders/Other/0").await;
             for _ in 0..3 {
-                opened.say(b"\0\0\0\0\x05hello").await;
-                other.say(b"\0\0\0\0\x02hi").await;
+                opened.exchange_message(b"\0\0\0\0\x05hello").await;
+                other.exchange_message(b"\0\0\0\0\x02hi").await;
             }
-            assert_eq!(other.end().await, "0");
-            opened.end().await
+            assert_eq!(other.finish().await, "0");
+            opened.finish().await
         })
     };
     assert_eq!(ask("/shop.Orders/Ok/0"), "0");
     assert_eq!(ask("/shop.Orders/Missing/5"), "5");
-    until("the policy refuses with a status of gRPC", || {
+    wait_until("the policy refuses with a status of gRPC", || {
         runtime().block_on(async {
             let stream = tokio::net::TcpStream::from_std(open()).unwrap();
             let (client, connection) = h2::client::handshake(stream).await.unwrap();
             tokio::spawn(connection);
-            let refused = call(&client, "/shop.Secrets/All/0").await;
+            let refused = start_call(&client, "/shop.Secrets/All/0").await;
             refused.status.as_deref() == Some("7")
         })
     });
 }
 
-/// Serves HTTP/2; responses contain the requested host, and the number of headers that have it.
+/// Serves HTTP/2; responses contain the requested host, and the number of headers that contain it.
 async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -425,7 +428,7 @@ async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
 fn host_header_must_equal_the_authority_over_http_2() {
     let (mesh, _) = with_waypoint("");
     mesh.apply("policy", NO_SECRETS);
-    let app = mesh.serve("shop/server", 8085, |stream| {
+    let app = mesh.serve_connections("shop/server", 8085, |stream| {
         stream.set_nonblocking(true)?;
         runtime().block_on(async {
             let stream = tokio::net::TcpStream::from_std(stream)?;
@@ -454,7 +457,7 @@ fn host_header_must_equal_the_authority_over_http_2() {
         })
     };
     // Without a policy for requests, a connection whose first bytes are late would pass as one that is not HTTP.
-    until("requests are authorized", || {
+    wait_until("requests are authorized", || {
         request("/shop.Secrets/All", &[]).is_some_and(|(status, _)| status == 403)
     });
     let ask = |hosts: &[&str]| request("/", hosts).unwrap();

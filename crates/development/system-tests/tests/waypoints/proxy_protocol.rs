@@ -8,13 +8,15 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpStream},
 };
 
-use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, is_complete_response, until, with_waypoint};
+use ambit_system_tests::{
+    LabNetns, Mesh, TIMEOUT, is_complete_response, wait_until, with_waypoint,
+};
 
-/// Ports of nginx, for HTTP and HTTP over TLS, and of an application whose clients wait for its
-/// first bytes.
-const HTTP: u16 = 8180;
-const TLS: u16 = 8143;
-const TCP: u16 = 8190;
+/// Port of nginx for HTTP. [`TLS_PORT`] is its port for HTTP over TLS, and [`TCP_PORT`] is that of an application that sends
+/// first.
+const HTTP_PORT: u16 = 8180;
+const TLS_PORT: u16 = 8143;
+const TCP_PORT: u16 = 8190;
 
 const SERVICE: &str = "
 ---
@@ -30,7 +32,7 @@ spec:
 ";
 
 /// Response format of nginx: `CLIENT PORT SERVER PORT`, from the PROXY header.
-const FIELDS: &str = "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
+const PROXY_HEADER_FORMAT: &str = "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
 
 fn pod(scratch: &std::path::Path) -> String {
     let config = scratch.join("nginx.conf");
@@ -44,10 +46,10 @@ fn pod(scratch: &std::path::Path) -> String {
         "worker_processes 1; daemon off; error_log /dev/null; pid {}; user root;
 events {{}}
 http {{ access_log off;
-  server {{ listen {HTTP} proxy_protocol; location / {{ return 200 \"{FIELDS}\"; }} }}
+  server {{ listen {HTTP_PORT} proxy_protocol; location / {{ return 200 \"{PROXY_HEADER_FORMAT}\"; }} }}
   server {{
-    listen {TLS} ssl proxy_protocol; ssl_certificate {certificate}; ssl_certificate_key {private};
-    location / {{ return 200 \"{FIELDS} $ssl_server_name\"; }}
+    listen {TLS_PORT} ssl proxy_protocol; ssl_certificate {certificate}; ssl_certificate_key {private};
+    location / {{ return 200 \"{PROXY_HEADER_FORMAT} $ssl_server_name\"; }}
   }} }}
 \n",
         pid.display(),
@@ -62,7 +64,7 @@ metadata: {{name: nginx, namespace: shop, labels: {{app: nginx}}}}
 spec:
   nodeName: node-1
   containers:
-  - {{name: web, image: none, command: [nginx, -c, {}], readinessProbe: {{tcpSocket: {{port: {HTTP}}}}}}}
+  - {{name: web, image: none, command: [nginx, -c, {}], readinessProbe: {{tcpSocket: {{port: {HTTP_PORT}}}}}}}
 ",
         config.display()
     )
@@ -132,9 +134,9 @@ fn respond_with_header(mut stream: TcpStream) -> io::Result<()> {
 fn endpoints_get_caller_and_destination_in_both_versions() {
     let scratch = tempfile::tempdir().unwrap();
     let (mesh, _) = with_waypoint(&format!("{}{SERVICE}", pod(scratch.path())));
-    mesh.serve("shop/nginx", TCP, respond_with_header);
+    mesh.serve_connections("shop/nginx", TCP_PORT, respond_with_header);
     let client = mesh.ip("shop/client");
-    let at = |port| mesh.service("nginx.shop.svc", port);
+    let at = |port| mesh.service_address("nginx.shop.svc", port);
     for version in ["version: V1", "version: V2", ""] {
         mesh.apply("rule", &rule(version));
         let mut ports = BTreeSet::new();
@@ -144,7 +146,7 @@ fn endpoints_get_caller_and_destination_in_both_versions() {
         };
         for (port, sni) in [(80, ""), (81, " nginx.shop")] {
             let to = at(port);
-            until(
+            wait_until(
                 &format!("nginx says who calls port {port}, {version}"),
                 || {
                     let Some((own, answers)) = ask(&mesh, to) else {
@@ -161,7 +163,7 @@ fn endpoints_get_caller_and_destination_in_both_versions() {
             );
         }
         let to = at(90);
-        until(
+        wait_until(
             &format!("the application says who connects, {version}"),
             || {
                 let place = LabNetns::Pod("shop/client".to_owned());
@@ -174,7 +176,7 @@ fn endpoints_get_caller_and_destination_in_both_versions() {
         // Between versions, connections without a header show that the next version's rule is in
         // force.
         mesh.remove("rule");
-        until("nginx refuses connections without a header", || {
+        wait_until("nginx refuses connections without a header", || {
             ask(&mesh, at(80)).is_none_or(|(_, answers)| !answers[0].contains(&client.to_string()))
         });
     }

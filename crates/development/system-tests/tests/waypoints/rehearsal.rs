@@ -1,7 +1,7 @@
 //! Tests that `ambit policy test` lists the observed callers that would be denied, and that these
 //! are denied once the policy is applied.
 
-use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, options, until, with_waypoint};
+use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, options, wait_until, with_waypoint};
 
 const NO_ADMIN: &str = "
 apiVersion: security.istio.io/v1
@@ -23,7 +23,7 @@ metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
 ";
 
-const TRIAL: &str = "
+const TESTED_POLICY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
 metadata: {name: trial, namespace: shop, annotations: {istio.io/dry-run: 'true'}}
@@ -50,7 +50,7 @@ fn rehearsal_lists_callers_that_would_be_denied() {
         mesh.ambit(&["policy", "test", file.to_str().unwrap()])
     };
     // Log lines are written when connections are over.
-    until("the request is in the log", || {
+    wait_until("the request is in the log", || {
         rehearse(NO_ADMIN).stdout.contains("GET /admin/users")
     });
     let report = rehearse(NO_ADMIN);
@@ -68,7 +68,7 @@ fn rehearsal_lists_callers_that_would_be_denied() {
         assert!(refused[0].contains(part), "{part} in {}", report.stdout);
     }
 
-    until("the plaintext connection is in the log", || {
+    wait_until("the plaintext connection is in the log", || {
         rehearse(STRICT)
             .stdout
             .contains("legacy/client (plaintext)")
@@ -131,7 +131,7 @@ fn rehearsal_lists_callers_that_would_be_denied() {
     assert_eq!(report.code, 0, "{}", report.stdout);
 
     mesh.apply("policy", NO_ADMIN);
-    until("it is so", || {
+    wait_until("it is so", || {
         mesh.get("shop/client", admin).body.starts_with("403")
     });
     // This denial is not caused by the rehearsed policy any more.
@@ -145,8 +145,8 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
     let sent = "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY";
     options.env.insert(sent.into(), "true".into());
     let mesh = Mesh::up_with(CLIENT_AND_SERVER, options);
-    mesh.until_captured("shop/server", true);
-    mesh.until_captured("shop/client", true);
+    mesh.wait_until_captured("shop/server", true);
+    mesh.wait_until_captured("shop/client", true);
     let server = format!("http://{}:8080/", mesh.ip("shop/server"));
     let node = mesh.pod("shop/server").node;
     let counted = || {
@@ -155,8 +155,8 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
         let value = metrics.lines().find_map(|line| line.strip_prefix(series));
         value.map(str::to_owned)
     };
-    mesh.apply("trial", TRIAL);
-    until("it is counted whom it would refuse", || {
+    mesh.apply("trial", TESTED_POLICY);
+    wait_until("it is counted whom it would refuse", || {
         mesh.get("shop/client", &server).ok();
         counted().is_some()
     });
@@ -171,7 +171,7 @@ fn dry_run_policy_is_counted_logged_and_rehearsed() {
     let logged = |line: &str| line.contains("would refuse") && line.contains("shop/trial");
     assert!(log.lines().any(logged), "{log}");
     let mut report = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
-    until("the connections are in the log", || {
+    wait_until("the connections are in the log", || {
         report = mesh.ambit(&["policy", "test", "--enforce-dry-run"]);
         report.code == 1
     });

@@ -55,7 +55,7 @@ fn pod(namespace: &str, name: &str, ip: &str, labels: Value) -> Value {
 
 /// Returns an API server with a mesh of a trust domain other than the default, whose waypoint and node proxy have
 /// observed traffic.
-fn cluster() -> ApiServer {
+fn start_api_server() -> ApiServer {
     let server = ApiServer::start();
     for (name, labels) in [
         ("shop", json!({"istio.io/dataplane-mode": "ambient"})),
@@ -137,7 +137,7 @@ fn cluster() -> ApiServer {
     server
 }
 
-fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
+fn run_policy_test(server: &ApiServer, policy: &str) -> CommandOutput {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -161,8 +161,8 @@ fn rehearse(server: &ApiServer, policy: &str) -> CommandOutput {
 
 #[test]
 fn policies_are_rehearsed_on_a_clusters_objects_and_logs() {
-    let server = cluster();
-    let report = rehearse(&server, DENY);
+    let server = start_api_server();
+    let report = run_policy_test(&server, DENY);
     assert_eq!(report.code, 1, "{}", report.stdout);
     for part in [
         "spiffe://example.org/ns/shop/sa/front",
@@ -172,7 +172,7 @@ fn policies_are_rehearsed_on_a_clusters_objects_and_logs() {
     ] {
         assert!(report.stdout.contains(part), "{part} in {}", report.stdout);
     }
-    let report = rehearse(&server, STRICT);
+    let report = run_policy_test(&server, STRICT);
     assert_eq!(report.code, 1, "{}", report.stdout);
     assert!(
         report.stdout.contains("out/batch (plaintext)"),
@@ -182,7 +182,7 @@ fn policies_are_rehearsed_on_a_clusters_objects_and_logs() {
 
     // Without the provider in the mesh's settings everything is denied; with it, the provider
     // decides.
-    let report = rehearse(&server, CUSTOM);
+    let report = run_policy_test(&server, CUSTOM);
     assert_eq!(report.code, 1, "{}", report.stdout);
     assert!(
         report
@@ -206,7 +206,7 @@ fn policies_are_rehearsed_on_a_clusters_objects_and_logs() {
             "data": {"mesh": settings},
         }),
     );
-    let report = rehearse(&server, CUSTOM);
+    let report = run_policy_test(&server, CUSTOM);
     assert_eq!(report.code, 0, "{}", report.stdout);
     for part in [
         "cannot be decided",

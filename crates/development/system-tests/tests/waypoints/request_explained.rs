@@ -124,7 +124,7 @@ metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
 }
 
 /// Request with its expected result: a response status, or a reset.
-struct Case {
+struct ExplainedRequest {
     from: &'static str,
     to: String,
     method: &'static str,
@@ -133,9 +133,14 @@ struct Case {
     expected: Option<u16>,
 }
 
-fn case(from: &'static str, to: &str, request: &'static str, expected: Option<u16>) -> Case {
+fn case(
+    from: &'static str,
+    to: &str,
+    request: &'static str,
+    expected: Option<u16>,
+) -> ExplainedRequest {
     let (method, path) = request.split_once(' ').unwrap();
-    Case {
+    ExplainedRequest {
         from,
         to: to.to_owned(),
         method,
@@ -145,14 +150,14 @@ fn case(from: &'static str, to: &str, request: &'static str, expected: Option<u1
     }
 }
 
-impl Case {
-    fn with(mut self, header: &str) -> Self {
+impl ExplainedRequest {
+    fn with_header(mut self, header: &str) -> Self {
         self.headers.push(header.to_owned());
         self
     }
 
     /// Runs `ambit explain` for the request; returns its report, and its exit code.
-    fn explained(&self, mesh: &Mesh) -> (Value, i32) {
+    fn explain(&self, mesh: &Mesh) -> (Value, i32) {
         let mut args = vec!["explain", "--from", self.from, "--to", &self.to];
         args.extend(["-X", self.method, "--path", self.path, "-o", "json"]);
         for header in &self.headers {
@@ -165,12 +170,12 @@ impl Case {
     }
 
     /// Sends the request, and returns the actual status; `None` for a reset.
-    fn sent(&self, mesh: &Mesh) -> Option<u16> {
+    fn send(&self, mesh: &Mesh) -> Option<u16> {
         let (host, port) = self.to.split_once(':').unwrap_or((&self.to, "80"));
         let port = port.parse().unwrap();
         let address = match host.parse() {
             Ok(ip) => SocketAddr::new(ip, port),
-            Err(_) => SocketAddr::new(mesh.service(host, 80).ip(), port),
+            Err(_) => SocketAddr::new(mesh.service_address(host, 80).ip(), port),
         };
         let mut head = format!("{} {} HTTP/1.1\r\n", self.method, self.path);
         if !self
@@ -194,7 +199,7 @@ impl Case {
 
 /// Returns the status that an explanation predicts for an application that responds with 200;
 /// `None` for a reset.
-fn predicted(report: &Value) -> Option<u16> {
+fn predicted_status(report: &Value) -> Option<u16> {
     let answer = &report["answer"];
     match answer["kind"].as_str().unwrap() {
         "application" => Some(200),
@@ -217,20 +222,21 @@ fn explanations_of_requests_match_their_results() {
     let cases = [
         case("shop/client", "server.shop", "GET /", Some(200)),
         case("shop/client", "server.shop", "DELETE /", Some(403)),
-        case("shop/client", "server.shop", "GET /", Some(400)).with("Host: a@b"),
+        case("shop/client", "server.shop", "GET /", Some(400)).with_header("Host: a@b"),
         case("shop/client", "server.shop:81", "GET /", None),
         case("shop/client", &server, "GET /", Some(200)),
         case("shop/client", &server, "DELETE /", Some(403)),
         case("shop/client", "api.shop", "GET /go/1", Some(302)),
         case("shop/client", "api.shop", "GET /broken", Some(418)),
         case("shop/client", "api.shop", "GET /v", Some(200)),
-        case("shop/client", "api.shop", "GET /v", Some(200)).with("X-Version: 2"),
-        case("shop/client", "api.shop", "DELETE /v", Some(403)).with("X-Version: 2"),
+        case("shop/client", "api.shop", "GET /v", Some(200)).with_header("X-Version: 2"),
+        case("shop/client", "api.shop", "DELETE /v", Some(403)).with_header("X-Version: 2"),
         case("shop/client", "api.shop", "GET /none", Some(404)),
         case("shop/client", "api.shop", "GET /nowhere", Some(500)),
         case("shop/client", "private.shop", "GET /", Some(403)),
-        case("shop/client", "private.shop", "GET /", Some(200)).with(&bearer),
-        case("shop/client", "private.shop", "GET /", Some(401)).with("Authorization: Bearer a.b.c"),
+        case("shop/client", "private.shop", "GET /", Some(200)).with_header(&bearer),
+        case("shop/client", "private.shop", "GET /", Some(401))
+            .with_header("Authorization: Bearer a.b.c"),
         case("shop/client", "closed.shop", "GET /", Some(503)),
         // Plaintext, which the server's node proxy redirects to the waypoint.
         case("legacy/client", &server, "GET /", Some(200)),
@@ -244,10 +250,10 @@ fn explanations_of_requests_match_their_results() {
     ];
     for case in cases {
         let what = format!("{} {} {} {}", case.from, case.method, case.to, case.path);
-        let (report, code) = case.explained(&mesh);
-        let got = case.sent(&mesh);
+        let (report, code) = case.explain(&mesh);
+        let got = case.send(&mesh);
         assert_eq!(got, case.expected, "{what}: {report:#}");
-        assert_eq!(predicted(&report), got, "{what}: {report:#}");
+        assert_eq!(predicted_status(&report), got, "{what}: {report:#}");
         let is_refused = got.is_none_or(|status| status >= 400);
         assert_eq!(
             (code, report["allowed"].as_bool()),
@@ -259,10 +265,10 @@ fn explanations_of_requests_match_their_results() {
                 .contains(&bearer["Authorization: Bearer ".len()..])
         );
     }
-    unknown_names(&mesh);
+    assert_unknown_names_rejected(&mesh);
 }
 
-fn unknown_names(mesh: &Mesh) {
+fn assert_unknown_names_rejected(mesh: &Mesh) {
     let explain = |from: &str, to: &str| mesh.ambit(&["explain", "--from", from, "--to", to]);
     let output = explain("shop/client", "nothing.shop");
     assert_eq!(output.code, 1);

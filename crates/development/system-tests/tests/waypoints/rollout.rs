@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, Mesh, is_complete_response, until, until_through,
+    CLIENT_AND_SERVER, GATEWAY, Mesh, is_complete_response, wait_until, wait_until_via_waypoint,
 };
 
 use crate::progress::Progress;
@@ -34,7 +34,7 @@ fn gateway(replicas: u32, revision: u32) -> String {
     )
 }
 
-fn names(mesh: &Mesh) -> Vec<String> {
+fn waypoint_pod_names(mesh: &Mesh) -> Vec<String> {
     let pods = mesh.client().status().unwrap().pods;
     let of_waypoint = pods
         .into_iter()
@@ -58,7 +58,7 @@ impl Load<'_> {
             "GET / HTTP/1.1\r\nHost: shelf\r\nConnection: close\r\n\r\n"
         };
         let mut kept = None;
-        while !self.progress.is_over() {
+        while !self.progress.is_stopped() {
             let connection = kept
                 .take()
                 .map_or_else(|| self.mesh.dial("shop/client", to), Ok);
@@ -92,14 +92,14 @@ impl Load<'_> {
 
 /// Starts a mesh whose waypoint has two pods; returns the mesh, and the addresses of a pod and of a service behind the
 /// waypoint.
-fn two_pods() -> (Mesh, [SocketAddr; 2]) {
+fn start_with_two_pods() -> (Mesh, [SocketAddr; 2]) {
     let mesh = Mesh::up(&manifests(2, 1));
-    assert_eq!(names(&mesh).len(), 2);
+    assert_eq!(waypoint_pod_names(&mesh).len(), 2);
     let direct = SocketAddr::new(mesh.ip("shop/server"), 8080);
     let service = SocketAddr::from(([10, 96, 0, 80], 80));
     let by_client = format!("called by {}\n", mesh.ip("shop/client"));
     for to in [direct, service] {
-        until("requests go through a waypoint", || {
+        wait_until("requests go through a waypoint", || {
             let answer = mesh.get("shop/client", &format!("http://{to}/"));
             answer.succeeded() && !answer.body.contains(by_client.trim())
         });
@@ -115,7 +115,7 @@ fn manifests(replicas: u32, revision: u32) -> String {
 }
 
 /// Asserts that no request fails during a change under load, on existing and new connections.
-fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) {
+fn change_under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) {
     let load = Load {
         mesh,
         progress: Progress::default(),
@@ -127,34 +127,34 @@ fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) 
             let load = &load;
             scope.spawn(move || load.run(to, keeps));
         }
-        load.progress.wait_for_more(20);
+        load.progress.wait_for_additional(20);
         change(&load.progress);
-        load.progress.wait_for_more(20);
+        load.progress.wait_for_additional(20);
     });
     let failures = load.failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
 /// Waits until the waypoint has two pods, none of which is among `than`.
-fn wait_for_two_others(mesh: &Mesh, than: &[String]) {
-    until("both pods are new", || {
-        let now = names(mesh);
+fn wait_for_replacement_pods(mesh: &Mesh, than: &[String]) {
+    wait_until("both pods are new", || {
+        let now = waypoint_pod_names(mesh);
         now.len() == 2 && !now.iter().any(|name| than.contains(name))
     });
 }
 
 #[test]
 fn rollout_and_scale_down_fail_no_request() {
-    let (mesh, to) = two_pods();
-    let first = names(&mesh);
-    under_load(&mesh, to, |progress| {
+    let (mesh, to) = start_with_two_pods();
+    let first = waypoint_pod_names(&mesh);
+    change_under_load(&mesh, to, |progress| {
         mesh.apply("manifests", &manifests(2, 2));
-        wait_for_two_others(&mesh, &first);
-        progress.wait_for_more(20);
+        wait_for_replacement_pods(&mesh, &first);
+        progress.wait_for_additional(20);
         mesh.apply("manifests", &manifests(1, 2));
-        until("one pod is left", || names(&mesh).len() == 1);
+        wait_until("one pod is left", || waypoint_pod_names(&mesh).len() == 1);
     });
-    until_through(
+    wait_until_via_waypoint(
         &mesh,
         &mesh.ip("shop/waypoint").to_string(),
         "shop/client",
@@ -165,39 +165,39 @@ fn rollout_and_scale_down_fail_no_request() {
 /// Deletes or evicts both pods at once.
 #[test]
 fn both_pods_may_be_deleted_before_their_successors_start() {
-    let (mesh, to) = two_pods();
+    let (mesh, to) = start_with_two_pods();
     // In a lab, pods of another template have other names, and need not wait until the first are
     // gone.
     let all_leave = |revision| {
         mesh.apply("manifests", &manifests(0, revision));
-        until("both pods leave", || {
+        wait_until("both pods leave", || {
             let pods = mesh.client().status().unwrap().pods.into_iter();
             let mut pods = pods.filter(|pod| pod.name.starts_with("waypoint-"));
             pods.all(|pod| pod.phase == "Terminating")
         });
     };
-    let first = names(&mesh);
-    under_load(&mesh, to, |progress| {
+    let first = waypoint_pod_names(&mesh);
+    change_under_load(&mesh, to, |progress| {
         all_leave(1);
         let left = Instant::now();
         while left.elapsed() < Duration::from_secs(2) {
-            progress.wait_for_more(1);
+            progress.wait_for_additional(1);
         }
         mesh.apply("manifests", &manifests(2, 2));
-        wait_for_two_others(&mesh, &first);
+        wait_for_replacement_pods(&mesh, &first);
     });
     // A client that was idle, for longer than a replaced pod waits for it.
-    let second = names(&mesh);
+    let second = waypoint_pod_names(&mesh);
     all_leave(2);
     let left = Instant::now();
-    until("a while passes", || left.elapsed() > Duration::from_secs(8));
-    assert_eq!(names(&mesh), second);
+    wait_until("a while passes", || left.elapsed() > Duration::from_secs(8));
+    assert_eq!(waypoint_pod_names(&mesh), second);
     for to in to {
         let answer = mesh.get("shop/client", &format!("http://{to}/"));
         assert!(answer.succeeded(), "{to}: {answer:?}");
     }
     mesh.apply("manifests", &manifests(2, 3));
-    wait_for_two_others(&mesh, &second);
+    wait_for_replacement_pods(&mesh, &second);
 }
 
 /// Checks that a terminating waypoint keeps active connections for up to an hour, and closes idle ones at once.
@@ -213,10 +213,10 @@ fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
         )
     };
     let mesh = Mesh::up(&with_grace(1));
-    let first = names(&mesh);
+    let first = waypoint_pod_names(&mesh);
     let server = mesh.ip("shop/server");
     let by_client = format!("called by {}", mesh.ip("shop/client"));
-    until("requests go through a waypoint", || {
+    wait_until("requests go through a waypoint", || {
         let answer = mesh.get("shop/client", &format!("http://{server}:8080/"));
         answer.succeeded() && !answer.body.contains(&by_client)
     });
@@ -236,17 +236,17 @@ fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
         .collect();
     mesh.apply("manifests", &with_grace(2));
     let left = || {
-        names(&mesh)
+        waypoint_pod_names(&mesh)
             .into_iter()
             .filter(|name| first.contains(name))
             .count()
     };
-    until("one of the first pods is left", || {
-        left() == 1 && names(&mesh).len() == 3
+    wait_until("one of the first pods is left", || {
+        left() == 1 && waypoint_pod_names(&mesh).len() == 3
     });
     long.exchange_line("after").unwrap();
     assert_eq!(left(), 1);
     drop(long);
-    until("none of the first is left", || left() == 0);
+    wait_until("none of the first is left", || left() == 0);
     drop(idle);
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, answer_ok, is_closed, is_complete_response, read_head, until, with_waypoint,
+    Mesh, answer_ok, is_closed, is_complete_response, read_head, wait_until, with_waypoint,
 };
 
 const SERVICES: &str = "
@@ -59,9 +59,9 @@ fn policy(action: &str, rule: &str) -> String {
 }
 
 /// Runs applications that send their name; one path has an endless response body.
-fn serve(mesh: &Mesh) {
+fn serve_backends(mesh: &Mesh) {
     for (port, name) in [(8081, "front"), (8082, "back")] {
-        mesh.serve("shop/server", port, move |mut stream| {
+        mesh.serve_connections("shop/server", port, move |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
                 if path.ends_with("/endless") {
@@ -77,7 +77,7 @@ fn serve(mesh: &Mesh) {
         });
     }
     for (port, name) in [(8091, "front"), (8092, "back!")] {
-        mesh.serve("shop/server", port, move |mut stream| {
+        mesh.serve_connections("shop/server", port, move |mut stream| {
             writeln!(stream, "{name}")?;
             let mut reader = stream.try_clone()?;
             std::io::copy(&mut reader, &mut stream).map(drop)
@@ -92,9 +92,9 @@ fn ask(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-fn until_checked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
+fn wait_for_response(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
     let mut answer = String::new();
-    until(&format!("{path} is answered with {expected}"), || {
+    wait_until(&format!("{path} is answered with {expected}"), || {
         answer = ask(mesh, address, path);
         answer.contains(expected)
     });
@@ -119,13 +119,13 @@ fn metrics(mesh: &Mesh) -> String {
 #[test]
 fn route_does_not_bypass_policies_of_its_backend() {
     let (mesh, _) = with_waypoint(SERVICES);
-    serve(&mesh);
+    serve_backends(&mesh);
     mesh.apply("routes", ROUTES);
-    let front = mesh.service("front.shop.svc", 80);
-    let back = mesh.service("back.shop.svc", 80);
-    until_checked(&mesh, front, "/led/secret", "back /sent/secret");
-    until_checked(&mesh, front, "/copied/a", "front /copied/a");
-    until("the copy is answered", || {
+    let front = mesh.service_address("front.shop.svc", 80);
+    let back = mesh.service_address("back.shop.svc", 80);
+    wait_for_response(&mesh, front, "/led/secret", "back /sent/secret");
+    wait_for_response(&mesh, front, "/copied/a", "front /copied/a");
+    wait_until("the copy is answered", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"answered\"}")
     });
     // Policies match the forwarded request, not the received one, on its own port.
@@ -136,12 +136,12 @@ fn route_does_not_bypass_policies_of_its_backend() {
             "{to: [{operation: {paths: [/sent/secret, /copied/*], ports: ['80']}}]}",
         ),
     );
-    until_checked(&mesh, front, "/led/secret", "RBAC: access denied");
-    until_checked(&mesh, front, "/led//secret", "RBAC: access denied");
-    until_checked(&mesh, back, "/sent/secret", "RBAC: access denied");
-    until_checked(&mesh, front, "/led/other", "back /sent/other");
-    until_checked(&mesh, front, "/copied/b", "front /copied/b");
-    until("the copy is denied", || {
+    wait_for_response(&mesh, front, "/led/secret", "RBAC: access denied");
+    wait_for_response(&mesh, front, "/led//secret", "RBAC: access denied");
+    wait_for_response(&mesh, back, "/sent/secret", "RBAC: access denied");
+    wait_for_response(&mesh, front, "/led/other", "back /sent/other");
+    wait_for_response(&mesh, front, "/copied/b", "front /copied/b");
+    wait_until("the copy is denied", || {
         metrics(&mesh).contains("ambit_requests_mirrored_total{outcome=\"denied\"}")
     });
     // An ALLOW policy of the backend must match.
@@ -149,22 +149,22 @@ fn route_does_not_bypass_policies_of_its_backend() {
         "policy",
         &policy("ALLOW", "{to: [{operation: {paths: [/sent/open]}}]}"),
     );
-    until_checked(&mesh, front, "/led/other", "RBAC: access denied");
-    until_checked(&mesh, front, "/led/open", "back /sent/open");
-    until_checked(&mesh, front, "/copied/c", "front /copied/c");
+    wait_for_response(&mesh, front, "/led/other", "RBAC: access denied");
+    wait_for_response(&mesh, front, "/led/open", "back /sent/open");
+    wait_for_response(&mesh, front, "/copied/c", "front /copied/c");
     mesh.remove("policy");
-    until_checked(&mesh, front, "/led/secret", "back /sent/secret");
+    wait_for_response(&mesh, front, "/led/secret", "back /sent/secret");
 }
 
 #[test]
 fn requests_in_flight_end_when_backend_policies_deny_them() {
     let (mesh, _) = with_waypoint(SERVICES);
-    serve(&mesh);
+    serve_backends(&mesh);
     mesh.apply("routes", ROUTES);
-    let front = mesh.service("front.shop.svc", 80);
-    let tcp = mesh.service("front.shop.svc", 90);
-    until_checked(&mesh, front, "/led/a", "back /sent/a");
-    until("connections go to the backend", || {
+    let front = mesh.service_address("front.shop.svc", 80);
+    let tcp = mesh.service_address("front.shop.svc", 90);
+    wait_for_response(&mesh, front, "/led/a", "back /sent/a");
+    wait_until("connections go to the backend", || {
         greeting(&mesh, tcp).as_deref() == Some("back!")
     });
     let dial = |address| {
@@ -193,7 +193,7 @@ fn requests_in_flight_end_when_backend_policies_deny_them() {
     let _reset = std::io::copy(&mut endless, &mut std::io::sink());
     let _reset = std::io::copy(&mut open, &mut std::io::sink());
     assert_eq!(greeting(&mesh, tcp), None);
-    until_checked(&mesh, front, "/led/a", "RBAC: access denied");
+    wait_for_response(&mesh, front, "/led/a", "RBAC: access denied");
     mesh.apply(
         "policy",
         &policy("ALLOW", "{from: [{source: {namespaces: [elsewhere]}}]}"),
@@ -202,7 +202,7 @@ fn requests_in_flight_end_when_backend_policies_deny_them() {
         assert_eq!(greeting(&mesh, tcp), None);
     }
     mesh.remove("policy");
-    until("connections go to the backend again", || {
+    wait_until("connections go to the backend again", || {
         greeting(&mesh, tcp).as_deref() == Some("back!")
     });
 }
@@ -210,8 +210,8 @@ fn requests_in_flight_end_when_backend_policies_deny_them() {
 #[test]
 fn route_forwards_to_hosts_of_services_and_entries() {
     let (mesh, _) = with_waypoint(SERVICES);
-    serve(&mesh);
-    let front = mesh.service("front.shop.svc", 80);
+    serve_backends(&mesh);
+    let front = mesh.service_address("front.shop.svc", 80);
     let outside = mesh.ip("legacy/server");
     let entries = format!(
         "
@@ -241,18 +241,18 @@ spec:
 "
     );
     mesh.apply("entries", &entries);
-    until_checked(&mesh, front, "/host", "legacy-server");
-    until_checked(&mesh, front, "/entry", "legacy-server");
-    until_checked(&mesh, front, "/service", "back /service");
-    until_checked(&mesh, front, "/nowhere", "HTTP/1.1 500");
+    wait_for_response(&mesh, front, "/host", "legacy-server");
+    wait_for_response(&mesh, front, "/entry", "legacy-server");
+    wait_for_response(&mesh, front, "/service", "back /service");
+    wait_for_response(&mesh, front, "/nowhere", "HTTP/1.1 500");
     // The policies of the service apply, in whatever form it is named.
     mesh.apply(
         "policy",
         &policy("DENY", "{to: [{operation: {paths: [/service]}}]}"),
     );
-    until_checked(&mesh, front, "/service", "RBAC: access denied");
+    wait_for_response(&mesh, front, "/service", "RBAC: access denied");
     let hidden = entries.replace("  hosts: [outside.example]", "  hosts: [other.example]");
     mesh.apply("entries", &hidden);
-    until_checked(&mesh, front, "/host", "HTTP/1.1 500");
-    until_checked(&mesh, front, "/entry", "legacy-server");
+    wait_for_response(&mesh, front, "/host", "HTTP/1.1 500");
+    wait_for_response(&mesh, front, "/entry", "legacy-server");
 }

@@ -1,11 +1,12 @@
 //! Tests that routing loops between waypoints end: at an application, or with a rejection.
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, RecordedHeads, options, until, until_through,
+    CLIENT_AND_SERVER, GATEWAY, Mesh, Options, RecordedHeads, options, wait_until,
+    wait_until_via_waypoint,
 };
 
 /// Second waypoint, and a service whose pod and requests it serves.
-const SECOND: &str = "
+const SECOND_WAYPOINT: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -67,7 +68,8 @@ fn connections(mesh: &Mesh, pod: &str) -> usize {
     table.lines().filter(established).count()
 }
 
-/// Returns the number of requests that both waypoints rejected because of a routing loop, directly or as a consequence.
+/// Returns the number of requests that both waypoints rejected because of a routing loop; a rejection also counts at
+/// each waypoint that passes it back.
 fn rejected_loops(mesh: &Mesh) -> u64 {
     let of = |pod: &str| {
         let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");
@@ -82,9 +84,9 @@ fn rejected_loops(mesh: &Mesh) -> u64 {
 }
 
 /// Starts a mesh with clients, two waypoints and their services on one node.
-fn two_waypoints() -> Mesh {
+fn start_two_waypoints() -> Mesh {
     let manifests =
-        format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
+        format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{SECOND_WAYPOINT}").replace("node-2", "node-1");
     Mesh::up_with(
         &manifests,
         Options {
@@ -96,27 +98,27 @@ fn two_waypoints() -> Mesh {
 
 #[test]
 fn routing_loops_between_waypoints_end() {
-    let mesh = two_waypoints();
+    let mesh = start_two_waypoints();
     let near = mesh.ip("shop/waypoint").to_string();
     let yonder = mesh.ip("shop/yonder").to_string();
     let direct = format!("http://{}:8080/", mesh.ip("shop/server"));
-    until_through(&mesh, &near, "shop/client", &direct);
-    until_through(&mesh, &near, "shop/client", "http://near.shop/");
-    until_through(&mesh, &yonder, "shop/client", "http://far.shop/");
+    wait_until_via_waypoint(&mesh, &near, "shop/client", &direct);
+    wait_until_via_waypoint(&mesh, &near, "shop/client", "http://near.shop/");
+    wait_until_via_waypoint(&mesh, &yonder, "shop/client", "http://far.shop/");
 
     // A pod calls itself: through its service, like any other client.
-    until_through(&mesh, &near, "shop/server", "http://near.shop/");
+    wait_until_via_waypoint(&mesh, &near, "shop/server", "http://near.shop/");
     mesh.get("shop/server", &direct).ok();
     // Two services of different waypoints call each other.
-    until_through(&mesh, &yonder, "shop/server", "http://far.shop/");
-    until_through(&mesh, &near, "shop/far", "http://near.shop/");
+    wait_until_via_waypoint(&mesh, &yonder, "shop/server", "http://far.shop/");
+    wait_until_via_waypoint(&mesh, &near, "shop/far", "http://near.shop/");
     // A waypoint's own pod can neither bypass it nor cause a loop.
-    until_through(&mesh, &near, "shop/waypoint", &direct);
-    until_through(&mesh, &near, "shop/yonder", &direct);
+    wait_until_via_waypoint(&mesh, &near, "shop/waypoint", &direct);
+    wait_until_via_waypoint(&mesh, &near, "shop/yonder", &direct);
 
     // A route to a service of another waypoint: that one delivers.
     mesh.apply("routes", &route("near", "far"));
-    until("the route leads through both waypoints", || {
+    wait_until("the route leads through both waypoints", || {
         let answer = mesh.get("shop/client", "http://near.shop/");
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });
@@ -125,7 +127,7 @@ fn routing_loops_between_waypoints_end() {
     mesh.apply("routes", &(route("near", "far") + &route("far", "near")));
     let refused = |url: &str| mesh.get("shop/client", url).body.starts_with("508");
     for url in ["http://near.shop/", "http://far.shop/"] {
-        until(&format!("{url} is refused for its circle"), || refused(url));
+        wait_until(&format!("{url} is refused for its circle"), || refused(url));
     }
     let before = ["shop/waypoint", "shop/yonder"].map(|pod| connections(&mesh, pod));
     let circled_before = rejected_loops(&mesh);
@@ -144,19 +146,19 @@ fn routing_loops_between_waypoints_end() {
         assert!(after <= before + 15, "{before} connections became {after}");
     }
     mesh.remove("routes");
-    until_through(&mesh, &near, "shop/client", "http://near.shop/");
+    wait_until_via_waypoint(&mesh, &near, "shop/client", "http://near.shop/");
 
     // The same with connections: each opens the next, until the limit.
     let tcp = |from: &str, to: &str| route_of("TCPRoute", 90, from, to);
-    until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
+    wait_until_via_waypoint(&mesh, &near, "shop/client", "http://near.shop:90/");
     mesh.apply("routes", &tcp("near", "far"));
-    until("the route leads through both waypoints", || {
+    wait_until("the route leads through both waypoints", || {
         let answer = mesh.get("shop/client", "http://near.shop:90/");
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });
     mesh.apply("routes", &(tcp("near", "far") + &tcp("far", "near")));
     for url in ["http://near.shop:90/", "http://far.shop:90/"] {
-        until(&format!("{url} is refused for its circle"), || {
+        wait_until(&format!("{url} is refused for its circle"), || {
             !mesh.get("shop/client", url).succeeded()
         });
     }
@@ -170,11 +172,11 @@ fn routing_loops_between_waypoints_end() {
         assert!(after <= before + 15, "{before} connections became {after}");
     }
     mesh.remove("routes");
-    until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
+    wait_until_via_waypoint(&mesh, &near, "shop/client", "http://near.shop:90/");
 }
 
 /// Returns a Service of a pod's port 8090, whose requests are also mirrored to two services.
-fn mirrored(name: &str, app: &str, waypoint: &str, mirror: &str) -> String {
+fn mirroring_service(name: &str, app: &str, waypoint: &str, mirror: &str) -> String {
     let mirror = format!(
         "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {mirror}, port: 80}}}}}}"
     );
@@ -197,7 +199,7 @@ spec:
 }
 
 /// Returns the number of mirrored requests that a waypoint has completed.
-fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
+fn completed_mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
     let metrics = mesh.get(waypoint, "http://127.0.0.1:15020/stats/prometheus");
     let lines = metrics.ok().lines();
     let of_mirrors = lines.filter(|line| line.starts_with("ambit_requests_mirrored_total{"));
@@ -207,39 +209,39 @@ fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
 
 #[test]
 fn mirrors_of_two_waypoints_do_not_multiply() {
-    let mesh = two_waypoints();
+    let mesh = start_two_waypoints();
     let (_, here) = mesh.serve_heads("shop/server", 8090);
     let (_, there) = mesh.serve_heads("shop/far", 8090);
-    let both =
-        mirrored("one", "server", "waypoint", "two") + &mirrored("two", "far", "yonder", "one");
+    let both = mirroring_service("one", "server", "waypoint", "two")
+        + &mirroring_service("two", "far", "yonder", "one");
     mesh.apply("mirrors", &both);
     let of = |heads: &RecordedHeads, path: &str| {
         let line = format!("get {path} ");
         heads
-            .all()
+            .recorded()
             .iter()
             .filter(|head| head.starts_with(&line))
             .count()
     };
-    until("the mirrors are followed", || {
+    wait_until("the mirrors are followed", || {
         mesh.get("shop/client", "http://one.shop/first").succeeded() && of(&there, "/first") > 0
     });
     // Requests in flight complete.
     let counts = || {
         [
-            mirrors(&mesh, "shop/waypoint"),
-            mirrors(&mesh, "shop/yonder"),
+            completed_mirrors(&mesh, "shop/waypoint"),
+            completed_mirrors(&mesh, "shop/yonder"),
         ]
     };
     let mut before = counts();
-    until("the first requests are over", || {
+    wait_until("the first requests are over", || {
         let last = std::mem::replace(&mut before, counts());
         last == before && last[1] == 2 * last[0]
     });
     mesh.get("shop/client", "http://one.shop/counted").ok();
     // The waypoints of both mirrors mirror the request again, and those copies are not mirrored
     // further.
-    until("all of them have ended", || {
+    wait_until("all of them have ended", || {
         counts() == [before[0] + 2, before[1] + 4]
     });
     assert_eq!((of(&here, "/counted"), of(&there, "/counted")), (1, 2));

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, net::SocketAddr};
 
 use ambit_system_tests::{
-    CLIENT_AND_SERVER, GATEWAY, Mesh, answer_ok, is_complete_response, read_head, until,
+    CLIENT_AND_SERVER, GATEWAY, Mesh, answer_ok, is_complete_response, read_head, wait_until,
 };
 
 const PODS: [(&str, &str); 4] = [("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")];
@@ -68,14 +68,14 @@ spec:
     )
 }
 
-struct Scene {
+struct SessionFixture {
     mesh: Mesh,
     service: SocketAddr,
 }
 
-/// Response with the pod that sent it.
+/// Response, with the name of the pod that sent it.
 struct SessionResponse {
-    from: String,
+    pod: String,
     text: String,
 }
 
@@ -95,21 +95,21 @@ impl SessionResponse {
     }
 }
 
-impl Scene {
+impl SessionFixture {
     fn new() -> Self {
         let services = service("one") + &service("two");
         let mesh = Mesh::up(&format!("{CLIENT_AND_SERVER}\n---{GATEWAY}{services}"));
         for (name, app) in PODS {
             mesh.apply(name, &pod(name, app));
         }
-        mesh.until("the pods are ready", |status| {
+        mesh.wait_for_status("the pods are ready", |status| {
             PODS.iter().all(|(name, _)| {
                 let full = format!("shop/{name}");
-                ambit_system_tests::find(status, &full).is_some_and(|pod| pod.ready)
+                ambit_system_tests::find_pod(status, &full).is_some_and(|pod| pod.ready)
             })
         });
         for (name, _) in PODS {
-            mesh.serve(&format!("shop/{name}"), 8090, move |mut stream| {
+            mesh.serve_connections(&format!("shop/{name}"), 8090, move |mut stream| {
                 while read_head(&mut stream)?.is_some() {
                     let body = format!("from {name}");
                     answer_ok(&mut stream, &body)?;
@@ -118,11 +118,11 @@ impl Scene {
             });
         }
         let scene = Self {
-            service: mesh.service("one.shop.svc", 80),
+            service: mesh.service_address("one.shop.svc", 80),
             mesh,
         };
         scene.mesh.apply("route", &route(1, 1));
-        scene.until_from("/split", "", ["a", "b", "c", "d"]);
+        scene.wait_until_responding("/split", "", ["a", "b", "c", "d"]);
         scene
     }
 
@@ -135,23 +135,23 @@ impl Scene {
         let text = answer.unwrap_or_default();
         let from = text.rsplit_once("from ").map(|(_, from)| from.to_owned());
         SessionResponse {
-            from: from.unwrap_or_default(),
+            pod: from.unwrap_or_default(),
             text,
         }
     }
 
     /// Sends a dozen requests, and returns the pods that respond.
-    fn all(&self, path: &str, headers: &str) -> BTreeSet<String> {
-        let asked = (0..12).map(|_| self.ask(path, headers).from);
+    fn responding_pods(&self, path: &str, headers: &str) -> BTreeSet<String> {
+        let asked = (0..12).map(|_| self.ask(path, headers).pod);
         asked.collect()
     }
 
     #[track_caller]
-    fn until_from<const N: usize>(&self, path: &str, headers: &str, pods: [&str; N]) {
+    fn wait_until_responding<const N: usize>(&self, path: &str, headers: &str, pods: [&str; N]) {
         let expected: BTreeSet<String> = pods.into_iter().map(str::to_owned).collect();
         let mut seen = BTreeSet::new();
-        until(&format!("{path} is answered by {pods:?}"), || {
-            seen = self.all(path, headers);
+        wait_until(&format!("{path} is answered by {pods:?}"), || {
+            seen = self.responding_pods(path, headers);
             seen == expected
         });
     }
@@ -159,7 +159,7 @@ impl Scene {
 
 #[test]
 fn session_stays_at_its_endpoint_until_it_is_removed() {
-    let scene = Scene::new();
+    let scene = SessionFixture::new();
     // Clients without a session get one, and the cookie is not repeated for existing ones.
     let first = scene.ask("/split", "");
     let cookie = first.cookie().unwrap();
@@ -168,42 +168,48 @@ fn session_stays_at_its_endpoint_until_it_is_removed() {
         "{}",
         first.text
     );
-    let of_first = BTreeSet::from([first.from.clone()]);
-    assert_eq!(scene.all("/split", &cookie), of_first);
+    let of_first = BTreeSet::from([first.pod.clone()]);
+    assert_eq!(scene.responding_pods("/split", &cookie), of_first);
     assert!(scene.ask("/split", &cookie).cookie().is_none());
     // An existing session takes precedence over weights.
     let (one, two) = (["a", "b"], ["c", "d"]);
-    let (weights, others) = match one.contains(&first.from.as_str()) {
+    let (weights, others) = match one.contains(&first.pod.as_str()) {
         true => (route(0, 1), two),
         false => (route(1, 0), one),
     };
     scene.mesh.apply("route", &weights);
-    scene.until_from("/split", "", others);
-    assert_eq!(scene.all("/split", &cookie), of_first);
+    scene.wait_until_responding("/split", "", others);
+    assert_eq!(scene.responding_pods("/split", &cookie), of_first);
     // Its endpoint is removed: a new session starts, by the weights.
-    scene.mesh.remove(&first.from);
+    scene.mesh.remove(&first.pod);
     let mut moved = None;
-    until("the session has gone elsewhere", || {
+    wait_until("the session has gone elsewhere", || {
         let answer = scene.ask("/split", &cookie);
-        let has_moved = others.contains(&answer.from.as_str());
+        let has_moved = others.contains(&answer.pod.as_str());
         moved = answer
             .cookie()
             .filter(|_| has_moved)
-            .map(|to| (to, answer.from));
+            .map(|to| (to, answer.pod));
         moved.is_some()
     });
     let (cookie, to) = moved.unwrap();
-    assert_eq!(scene.all("/split", &cookie), BTreeSet::from([to]));
+    assert_eq!(
+        scene.responding_pods("/split", &cookie),
+        BTreeSet::from([to])
+    );
 }
 
 #[test]
 fn sessions_are_carried_by_their_rules_type() {
-    let scene = Scene::new();
+    let scene = SessionFixture::new();
     let header = scene.ask("/header", "");
     assert!(header.cookie().is_none());
     let value = header.header("x-session").unwrap().to_owned();
     let sent = format!("x-session: {value}\r\n");
-    assert_eq!(scene.all("/header", &sent), BTreeSet::from([header.from]));
+    assert_eq!(
+        scene.responding_pods("/header", &sent),
+        BTreeSet::from([header.pod])
+    );
     let permanent = scene.ask("/permanent", "");
     assert!(
         permanent.text.contains("; Max-Age=3600\r\n"),
@@ -212,12 +218,12 @@ fn sessions_are_carried_by_their_rules_type() {
     );
     let cookie = permanent.cookie().unwrap();
     assert_eq!(
-        scene.all("/permanent", &cookie),
-        BTreeSet::from([permanent.from])
+        scene.responding_pods("/permanent", &cookie),
+        BTreeSet::from([permanent.pod])
     );
     // An expired one selects no endpoint.
     let short = scene.ask("/short", "").cookie().unwrap();
-    scene.until_from("/short", &short, ["a", "b"]);
+    scene.wait_until_responding("/short", &short, ["a", "b"]);
     // A rule with unsupported settings does not serve without them.
     let bad = scene.ask("/bad", "");
     assert!(bad.text.starts_with("HTTP/1.1 500 "), "{}", bad.text);
@@ -225,16 +231,16 @@ fn sessions_are_carried_by_their_rules_type() {
 
 #[test]
 fn forged_sessions_stay_within_the_route() {
-    let scene = Scene::new();
+    let scene = SessionFixture::new();
     scene.mesh.apply("route", &route(1, 0));
-    scene.until_from("/split", "", ["a", "b"]);
+    scene.wait_until_responding("/split", "", ["a", "b"]);
     // A session of another rule with the same name: its backend may be reached here as well.
     let of_two = scene.ask("/two", "").cookie().unwrap();
     scene.mesh.apply(
         "route",
         &route(1, 0).replace(", {name: two, port: 80, weight: 0}", ""),
     );
-    scene.until_from("/split", &of_two, ["a", "b"]);
+    scene.wait_until_responding("/split", &of_two, ["a", "b"]);
     assert!(scene.ask("/split", &of_two).cookie().is_some());
     let own = scene.ask("/split", "").cookie().unwrap();
     let (_, value) = own.trim_end().rsplit_once('=').unwrap();
@@ -254,7 +260,7 @@ fn forged_sessions_stay_within_the_route() {
         let cookie = format!("cookie: split={made_up}\r\n");
         let answer = scene.ask("/split", &cookie);
         assert!(
-            ["a", "b"].contains(&answer.from.as_str()),
+            ["a", "b"].contains(&answer.pod.as_str()),
             "{made_up}: {}",
             answer.text
         );

@@ -2,11 +2,11 @@
 //! records; and of requests while the collector hangs or disappears.
 
 use ambit_system_tests::{
-    LogSource, Mesh, RecordedHeads, built_binary, is_complete_response, until, with_waypoint,
+    LogSource, Mesh, RecordedHeads, built_binary, is_complete_response, wait_until, with_waypoint,
 };
 use serde_json::Value;
 
-fn more() -> String {
+fn additional_manifests() -> String {
     let collector = built_binary("otlp-collector");
     let collector = collector.display();
     format!(
@@ -72,14 +72,14 @@ spec:
     )
 }
 
-struct Scene {
+struct TelemetryFixture {
     mesh: Mesh,
     heads: RecordedHeads,
 }
 
-impl Scene {
+impl TelemetryFixture {
     fn new() -> Self {
-        let (mesh, _) = with_waypoint(&more());
+        let (mesh, _) = with_waypoint(&additional_manifests());
         let (_, heads) = mesh.serve_heads("shop/server", 8081);
         Self { mesh, heads }
     }
@@ -87,12 +87,12 @@ impl Scene {
     /// Sends a request, and returns the head that the application received, in lower case.
     fn ask(&self, path: &str, headers: &str) -> Option<String> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
-        let service = self.mesh.service("app.shop.svc", 80);
+        let service = self.mesh.service_address("app.shop.svc", 80);
         let mut connection = self.mesh.dial("shop/client", service).ok()?;
         connection
             .send_raw(request.as_bytes(), is_complete_response)
             .ok()?;
-        let heads = self.heads.all();
+        let heads = self.heads.recorded();
         let request_head = heads
             .iter()
             .rev()
@@ -100,7 +100,7 @@ impl Scene {
         request_head.cloned()
     }
 
-    /// Returns the lines in which the collector wrote what it received.
+    /// Returns the JSON lines that the collector has written about received telemetry.
     fn collected(&self) -> Vec<Value> {
         let source = LogSource::Pod {
             pod: "legacy/collector".to_owned(),
@@ -128,9 +128,9 @@ impl Scene {
         None
     }
 
-    fn until_span(&self, id: &str) -> (Value, Value) {
+    fn wait_for_span(&self, id: &str) -> (Value, Value) {
         let mut found = None;
-        until("the collector has the span", || {
+        wait_until("the collector has the span", || {
             found = self.span(id);
             found.is_some()
         });
@@ -138,9 +138,9 @@ impl Scene {
     }
 
     /// Sends requests until one is traced; returns its trace ID and span ID as the application received them.
-    fn until_traced(&self, path: &str, headers: &str) -> (String, String) {
+    fn send_until_traced(&self, path: &str, headers: &str) -> (String, String) {
         let mut found = None;
-        until("a request is traced", || {
+        wait_until("a request is traced", || {
             let head = self.ask(path, headers);
             found = head
                 .as_deref()
@@ -175,7 +175,7 @@ fn attribute(of: &Value, name: &str) -> Option<String> {
 
 #[test]
 fn spans_and_log_records_reach_a_collector() {
-    let scene = Scene::new();
+    let scene = TelemetryFixture::new();
     // Without telemetry nothing is recorded.
     let head = scene.ask("/plain", "").unwrap();
     assert!(
@@ -184,8 +184,8 @@ fn spans_and_log_records_reach_a_collector() {
     );
 
     scene.mesh.apply("telemetry", &telemetry("grpc", 100));
-    let (trace, span) = scene.until_traced("/first?x=1", "x-asked: yes\r\n");
-    let (resource, found) = scene.until_span(&span);
+    let (trace, span) = scene.send_until_traced("/first?x=1", "x-asked: yes\r\n");
+    let (resource, found) = scene.wait_for_span(&span);
     assert_eq!(found["traceId"], trace.as_str());
     assert_eq!((&found["name"], &found["kind"]), (&"GET".into(), &2.into()));
     assert_eq!(
@@ -215,9 +215,9 @@ fn spans_and_log_records_reach_a_collector() {
     let parent = "00f067aa0ba902b7";
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let sent = format!("b3: {trace}-{parent}-1\r\n");
-    let (passed, span) = scene.until_traced("/b3", &sent);
+    let (passed, span) = scene.send_until_traced("/b3", &sent);
     assert_eq!(passed, trace);
-    let (_, found) = scene.until_span(&span);
+    let (_, found) = scene.wait_for_span(&span);
     assert_eq!(found["parentSpanId"], parent);
     let head = scene.ask(
         "/unrecorded",
@@ -231,17 +231,17 @@ fn spans_and_log_records_reach_a_collector() {
 
     // The same over HTTP.
     scene.mesh.apply("telemetry", &telemetry("http", 100));
-    until("spans come over HTTP", || {
-        let (_, span) = scene.until_traced("/http", "");
+    wait_until("spans come over HTTP", || {
+        let (_, span) = scene.send_until_traced("/http", "");
         let metrics = scene.metrics();
         metrics.contains("outcome=\"sent\"") && scene.span(&span).is_some()
     });
 
     // Log records, but only of requests that match the filter.
     scene.ask("/other", "");
-    let (_, span) = scene.until_traced("/logged", "");
+    let (_, span) = scene.send_until_traced("/logged", "");
     let mut records = Vec::new();
-    until("the collector has the line", || {
+    wait_until("the collector has the line", || {
         records = scene
             .collected()
             .iter()
@@ -277,20 +277,20 @@ fn spans_and_log_records_reach_a_collector() {
 
 #[test]
 fn lost_collector_affects_no_request() {
-    let scene = Scene::new();
+    let scene = TelemetryFixture::new();
     scene.mesh.apply("telemetry", &telemetry("grpc", 100));
-    let (_, span) = scene.until_traced("/first", "");
-    scene.until_span(&span);
+    let (_, span) = scene.send_until_traced("/first", "");
+    scene.wait_for_span(&span);
     // No server has the name any more.
-    let gone = more().replace("app: collector}\n  ports", "app: nobody}\n  ports");
+    let gone = additional_manifests().replace("app: collector}\n  ports", "app: nobody}\n  ports");
     let gone = gone
         .split("\n---\n")
         .find(|one| one.contains("kind: Service") && one.contains("nobody"));
     scene
         .mesh
         .apply("collector", gone.expect("the collector's service"));
-    until("spans are not taken", || {
-        let (_, _) = scene.until_traced("/gone", "");
+    wait_until("spans are not taken", || {
+        let (_, _) = scene.send_until_traced("/gone", "");
         let failed = "ambit_telemetry_exported_total{signal=\"traces\",outcome=\"failed\"}";
         scene.metrics().contains(failed)
     });

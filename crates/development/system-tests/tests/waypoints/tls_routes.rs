@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, wait_until, with_waypoint};
 use rustls::{RootCertStore, SupportedProtocolVersion, crypto::CryptoProvider};
 
 const SERVICES: &str = "
@@ -62,7 +62,7 @@ spec:
   rules: [{backendRefs: [{name: next, port: 443}]}]
 ";
 
-fn provider() -> Arc<CryptoProvider> {
+fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
@@ -72,14 +72,14 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     let signed = rcgen::generate_simple_self_signed(names).unwrap();
     roots.add(signed.cert.der().clone()).unwrap();
     let key = rustls::pki_types::PrivatePkcs8KeyDer::from(signed.signing_key.serialize_der());
-    let server = rustls::ServerConfig::builder_with_provider(provider())
+    let server = rustls::ServerConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![signed.cert.der().clone()], key.into())
         .unwrap();
     let server = Arc::new(server);
-    mesh.serve("shop/server", port, move |stream| {
+    mesh.serve_connections("shop/server", port, move |stream| {
         let tls = rustls::ServerConnection::new(server.clone()).map_err(std::io::Error::other)?;
         let mut stream = rustls::StreamOwned::new(tls, stream);
         let mut received = [0; 5];
@@ -99,7 +99,7 @@ fn routed_name(
     name: &'static str,
     (roots, version): (&RootCertStore, &'static SupportedProtocolVersion),
 ) -> Option<String> {
-    let config = rustls::ClientConfig::builder_with_provider(provider())
+    let config = rustls::ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[version])
         .unwrap()
         .with_root_certificates(roots.clone())
@@ -123,14 +123,14 @@ fn tls_clients_reach_the_application_of_their_server_name() {
     serve(&mesh, 8443, &["front.example", "other.example"], &mut roots);
     let below = ["next.example", "a.below.example", "other.example"];
     serve(&mesh, 8444, &below, &mut roots);
-    let front = mesh.service("front.shop.svc", 443);
+    let front = mesh.service_address("front.shop.svc", 443);
     let both = [&rustls::version::TLS12, &rustls::version::TLS13];
     let ask = |name, version| routed_name(&mesh, front, name, (&roots, version));
-    until("the service leads to itself", || {
+    wait_until("the service leads to itself", || {
         ask("front.example", both[1]).as_deref() == Some("8443 as front.example")
     });
     mesh.apply("route", ROUTE);
-    until("the name leads to the next", || {
+    wait_until("the name leads to the next", || {
         ask("next.example", both[1]).as_deref() == Some("8444 as next.example")
     });
     for version in both {
@@ -157,10 +157,10 @@ fn route_without_names_matches_every_name_on_a_tcp_port() {
     serve(&mesh, 8443, &["any.example"], &mut roots);
     serve(&mesh, 8444, &["any.example", "other.example"], &mut roots);
     mesh.apply("any", ANY_NAME);
-    let plain = mesh.service("plain.shop.svc", 9443);
+    let plain = mesh.service_address("plain.shop.svc", 9443);
     let ask = |name| routed_name(&mesh, plain, name, (&roots, &rustls::version::TLS13));
     for name in ["any.example", "other.example"] {
-        until("every name leads to the route's backend", || {
+        wait_until("every name leads to the route's backend", || {
             ask(name) == Some(format!("8444 as {name}"))
         });
     }

@@ -4,7 +4,7 @@
 use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 
 use ambit_system_tests::{
-    Mesh, RecordedRequests, is_complete_response, read_head, until, with_waypoint,
+    Mesh, RecordedRequests, is_complete_response, read_head, wait_until, with_waypoint,
 };
 
 /// Three applications in the service's pod, one on each port, and a subset of the service's pods.
@@ -42,7 +42,7 @@ metadata: {name: next, namespace: shop}
 spec: {host: next, subsets: [{name: all, labels: {app: server}}, {name: none, labels: {app: gone}}]}
 ";
 
-const ALL: &str = "
+const ALL_FEATURES: &str = "
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: app, namespace: shop}
@@ -99,12 +99,12 @@ spec:
     route: [{destination: {host: app}}]
 ";
 
-/// Runs an application that returns its name: it fails twice at `/flaky`, always at `/once`, and does not respond at
-/// `/silent`.
+/// Runs an application that returns its name. The application fails twice at `/flaky`, always at `/once`, and does not
+/// respond at `/silent`.
 fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();
-    mesh.serve("shop/server", port, move |mut stream| {
+    mesh.serve_connections("shop/server", port, move |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let head = head.to_ascii_lowercase();
             noted.record(&head, &mut stream)?;
@@ -127,20 +127,20 @@ fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     recorded
 }
 
-struct Scene {
+struct VirtualServiceFixture {
     mesh: Mesh,
     address: SocketAddr,
     app: RecordedRequests,
     next: RecordedRequests,
 }
 
-impl Scene {
+impl VirtualServiceFixture {
     fn new(manifest: &str) -> Self {
         let (mesh, _) = with_waypoint(MANIFESTS);
         let scene = Self {
             app: application(&mesh, 8081, "app"),
             next: application(&mesh, 8082, "next"),
-            address: mesh.service("app.shop.svc", 80),
+            address: mesh.service_address("app.shop.svc", 80),
             mesh,
         };
         scene.mesh.apply("virtual-service", manifest);
@@ -162,8 +162,8 @@ impl Scene {
         self.ask("shop/client", &format!("GET {path}"), "")
     }
 
-    fn until_followed(&self) {
-        until("the virtual service is followed", || {
+    fn wait_until_applied(&self) {
+        wait_until("the virtual service is followed", || {
             self.get("/fault").starts_with("http/1.1 418")
         });
     }
@@ -171,8 +171,8 @@ impl Scene {
 
 #[test]
 fn virtual_service_rules_are_applied() {
-    let scene = Scene::new(ALL);
-    scene.until_followed();
+    let scene = VirtualServiceFixture::new(ALL_FEATURES);
+    scene.wait_until_applied();
     // Match, rewrite and headers, of the first rule that matches.
     let headers = "X-User: ann\r\nX-Set: a\r\nX-Add: one\r\nX-Gone: a\r\n";
     let changed = scene.ask("shop/client", "GET /prefix/x?a=b", headers);
@@ -207,7 +207,7 @@ fn virtual_service_rules_are_applied() {
     assert!(scene.get("/once").starts_with("http/1.1 503"));
     assert_eq!(scene.app.requests_of("get /once ").len(), 1);
     assert!(scene.get("/copied").ends_with("app"));
-    until("the mirror gets it", || {
+    wait_until("the mirror gets it", || {
         !scene.next.requests_of("get /copied ").is_empty()
     });
     let preflight = |origin: &str| {
@@ -242,14 +242,14 @@ fn virtual_service_rules_are_applied() {
     let who = |client: &str, headers: &str| scene.ask(client, "GET /who", headers);
     assert!(who("shop/client", "").ends_with("app"));
     assert!(who("shop/client", "X-Other: a\r\n").starts_with("http/1.1 404"));
-    until("the other namespace's rule is followed", || {
+    wait_until("the other namespace's rule is followed", || {
         who("bank/client", "X-Other: a\r\n").ends_with("next")
     });
-    named_by_commands(&scene.mesh);
+    assert_shown_by_commands(&scene.mesh);
 }
 
 /// Checks that the command line's output names the VirtualService and its rejected fields.
-fn named_by_commands(mesh: &Mesh) {
+fn assert_shown_by_commands(mesh: &Mesh) {
     let problems = mesh.ambit(&["problems"]).stdout;
     assert!(
         problems.contains("spec.http[13].directResponse"),
@@ -288,7 +288,7 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
 "
         )
     };
-    let scene = Scene::new(&to("app"));
+    let scene = VirtualServiceFixture::new(&to("app"));
     let answers = Mutex::new(Vec::new());
     let is_over = Mutex::new(false);
     thread::scope(|scope| {
@@ -304,13 +304,13 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
             for round in 0..6 {
                 let host = if round % 2 == 0 { "next" } else { "app" };
                 scene.mesh.apply("virtual-service", &to(host));
-                until("the change is followed", || {
+                wait_until("the change is followed", || {
                     scene.get("/change").ends_with(host)
                 });
             }
             scene.mesh.remove("virtual-service");
             scene.mesh.apply("route", &http_route());
-            until("the route is followed", || {
+            wait_until("the route is followed", || {
                 scene.get("/change").ends_with("next")
             });
             // A route of the Gateway API takes precedence.
@@ -320,8 +320,8 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
             scene
                 .mesh
                 .apply("virtual-service", &format!("{}---{other}", to("app")));
-            let server = scene.mesh.service("server.shop.svc", 80);
-            until("virtual services are followed where no route is", || {
+            let server = scene.mesh.service_address("server.shop.svc", 80);
+            wait_until("virtual services are followed where no route is", || {
                 scene
                     .mesh
                     .dial("shop/client", server)
@@ -333,7 +333,7 @@ spec: {{hosts: [app], http: [{{route: [{{destination: {{host: {host}}}}}]}}]}}
             });
             assert!(scene.get("/change").ends_with("next"));
             scene.mesh.remove("route");
-            until("the virtual service is followed", || {
+            wait_until("the virtual service is followed", || {
                 scene.get("/change").ends_with("app")
             });
         }));

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream, client::SendRequest, ext::Protocol};
 use http::{Method, Request, Response, StatusCode};
 
-use ambit_system_tests::{LabNetns, Mesh, read_head, until, with_waypoint};
+use ambit_system_tests::{LabNetns, Mesh, read_head, wait_until, with_waypoint};
 
 const SERVICES: &str = "
 ---
@@ -54,7 +54,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Returns the server's value of `Sec-WebSocket-Accept` for the key in a request head.
-fn accept(head: &str) -> String {
+fn accept_key(head: &str) -> String {
     let lines = head.lines();
     let mut keys = lines.filter_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -69,7 +69,7 @@ fn accept(head: &str) -> String {
 
 /// Starts an HTTP/1.1 application that echoes after the upgrade, except for paths with other responses.
 fn serve_http1(mesh: &Mesh) {
-    mesh.serve("shop/server", 8081, |mut stream| {
+    mesh.serve_connections("shop/server", 8081, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
             let lower = head.to_ascii_lowercase();
             if head.starts_with("GET /plain ") {
@@ -83,7 +83,7 @@ fn serve_http1(mesh: &Mesh) {
             let accept = if head.starts_with("GET /forged ") {
                 "AAAAAAAAAAAAAAAAAAAAAAAAAAA=".to_owned()
             } else {
-                accept(&head)
+                accept_key(&head)
             };
             write!(stream, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: {accept}\r\nX-Version: 1\r\n\r\nhello ")?;
             let mut reader = stream.try_clone()?;
@@ -119,7 +119,7 @@ async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendRespons
 
 /// Starts an HTTP/2 application; `offers` is whether it supports extended CONNECT for WebSocket.
 fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
-    mesh.serve("shop/server", port, move |stream| {
+    mesh.serve_connections("shop/server", port, move |stream| {
         stream.set_nonblocking(true)?;
         runtime().block_on(async {
             let stream = tokio::net::TcpStream::from_std(stream)?;
@@ -157,14 +157,14 @@ async fn client(mesh: &Mesh, address: SocketAddr) -> SendRequest<Bytes> {
     client
 }
 
-struct Socket {
+struct WebSocketStream {
     status: StatusCode,
     version: String,
     send: SendStream<Bytes>,
     body: RecvStream,
 }
 
-async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -> Socket {
+async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -> WebSocketStream {
     let request = Request::builder()
         .method(Method::CONNECT)
         .uri(format!("http://sockets.shop{path}"))
@@ -179,7 +179,7 @@ async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -
     assert!(!answer.headers().contains_key("sec-websocket-accept"));
     let version = answer.headers().get("x-version");
     let version = version.map_or("", |one| one.to_str().unwrap()).to_owned();
-    Socket {
+    WebSocketStream {
         status: answer.status(),
         version,
         send,
@@ -187,8 +187,8 @@ async fn open(client: &SendRequest<Bytes>, path: &str, protocol: &'static str) -
     }
 }
 
-impl Socket {
-    async fn hears(&mut self, expected: &str) {
+impl WebSocketStream {
+    async fn expect_received(&mut self, expected: &str) {
         let mut received = String::new();
         while received.len() < expected.len() {
             let data = self.body.data().await.expect("more").unwrap();
@@ -199,12 +199,12 @@ impl Socket {
         assert_eq!(received, expected);
     }
 
-    fn say(&mut self, text: &'static str, is_end: bool) {
+    fn send_text(&mut self, text: &'static str, is_end: bool) {
         self.send.send_data(text.into(), is_end).unwrap();
     }
 }
 
-fn status(mesh: &Mesh, address: SocketAddr, path: &str, protocol: &'static str) -> u16 {
+fn handshake_status(mesh: &Mesh, address: SocketAddr, path: &str, protocol: &'static str) -> u16 {
     runtime().block_on(async {
         let client = client(mesh, address).await;
         open(&client, path, protocol).await.status.as_u16()
@@ -212,7 +212,7 @@ fn status(mesh: &Mesh, address: SocketAddr, path: &str, protocol: &'static str) 
 }
 
 /// Checks WebSocket frames in both directions, several streams on one connection, and the end of each stream.
-fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
+fn assert_frames_pass(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
     runtime().block_on(async {
         let client = client(mesh, address).await;
         let mut first = open(&client, path, "websocket").await;
@@ -220,10 +220,10 @@ fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
         for socket in [&mut first, &mut second] {
             assert_eq!(socket.status, 200);
             assert_eq!(socket.version, version);
-            socket.say("one ", false);
-            socket.hears("hello one ").await;
-            socket.say("two", true);
-            socket.hears("two").await;
+            socket.send_text("one ", false);
+            socket.expect_received("hello one ").await;
+            socket.send_text("two", true);
+            socket.expect_received("two").await;
             // Ended in order, perhaps by a frame without data.
             while let Some(data) = socket.body.data().await {
                 assert_eq!(data.unwrap(), "");
@@ -238,9 +238,9 @@ fn websocket_over_http_2_reaches_applications_of_either_version() {
     serve_http1(&mesh);
     serve_http2(&mesh, 8082, true);
     serve_http2(&mesh, 8083, false);
-    let [front, h2, old] = [80, 81, 82].map(|port| mesh.service("sockets.shop.svc", port));
-    passes(&mesh, front, "/a", "1");
-    passes(&mesh, h2, "/a", "2");
+    let [front, h2, old] = [80, 81, 82].map(|port| mesh.service_address("sockets.shop.svc", port));
+    assert_frames_pass(&mesh, front, "/a", "1");
+    assert_frames_pass(&mesh, h2, "/a", "2");
     // Neither a response without an upgrade nor an incorrect 101 switches to WebSocket.
     for (address, path, expected) in [
         (front, "/plain", 502),
@@ -248,13 +248,17 @@ fn websocket_over_http_2_reaches_applications_of_either_version() {
         (old, "/a", 503),
     ] {
         assert_eq!(
-            status(&mesh, address, path, "websocket"),
+            handshake_status(&mesh, address, path, "websocket"),
             expected,
             "{path}"
         );
     }
     for protocol in ["connect-udp", "WebSocket", "h2c"] {
-        assert_eq!(status(&mesh, front, "/a", protocol), 501, "{protocol}");
+        assert_eq!(
+            handshake_status(&mesh, front, "/a", protocol),
+            501,
+            "{protocol}"
+        );
     }
     // A plain CONNECT.
     let plain = runtime().block_on(async {
@@ -271,28 +275,32 @@ fn policies_and_routes_apply_to_websocket_over_http_2() {
     let (mesh, _) = with_waypoint(SERVICES);
     serve_http1(&mesh);
     serve_http2(&mesh, 8082, true);
-    let front = mesh.service("sockets.shop.svc", 80);
+    let front = mesh.service_address("sockets.shop.svc", 80);
     mesh.apply("route", ROUTE);
-    until("the route leads to the application of HTTP/2", || {
+    wait_until("the route leads to the application of HTTP/2", || {
         runtime().block_on(async {
             let client = client(&mesh, front).await;
             open(&client, "/routed", "websocket").await.version == "2"
         })
     });
-    passes(&mesh, front, "/routed", "2");
-    passes(&mesh, front, "/other", "1");
+    assert_frames_pass(&mesh, front, "/routed", "2");
+    assert_frames_pass(&mesh, front, "/other", "1");
     // An open stream ends when it is denied, and cannot be opened again.
     runtime().block_on(async {
         let client = client(&mesh, front).await;
         let mut socket = open(&client, "/secret", "websocket").await;
-        socket.hears("hello ").await;
+        socket.expect_received("hello ").await;
         mesh.apply("policy", NO_SECRETS);
         let ended = async { while let Some(Ok(_)) = socket.body.data().await {} };
         let ended = tokio::time::timeout(ambit_system_tests::TIMEOUT, ended).await;
         ended.expect("the policy ends it");
     });
     for path in ["/secret", "//secret", "/a/../secret"] {
-        assert_eq!(status(&mesh, front, path, "websocket"), 403, "{path}");
+        assert_eq!(
+            handshake_status(&mesh, front, path, "websocket"),
+            403,
+            "{path}"
+        );
     }
-    passes(&mesh, front, "/other", "1");
+    assert_frames_pass(&mesh, front, "/other", "1");
 }

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 
 use super::change::{Change, ChangeKind};
 
-/// Target of a request: a collection or one of its objects, and the requested format.
+/// Target of a request: a collection or one of its objects, and the requested format of the response.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Target {
+pub(super) struct RequestTarget {
     /// Path of all objects of the kind.
     pub(super) collection: String,
     /// Namespace; empty for all namespaces and for cluster-scoped objects.
@@ -18,7 +18,7 @@ pub(super) struct Target {
     pub(super) from_version: u64,
     pub(super) limit: usize,
     /// Continuation of a paged list: the list's version, and namespace and name of the last returned object.
-    pub(super) page: Option<(u64, (String, String))>,
+    pub(super) continuation: Option<(u64, (String, String))>,
     terms: Vec<SelectorTerm>,
 }
 
@@ -29,7 +29,7 @@ struct SelectorTerm {
     path: String,
     /// Required value; `None` only requires that the label or field exists.
     value: Option<String>,
-    /// Whether the requirement is negated.
+    /// Whether the requirement is negated (`!=`, `!key`).
     negated: bool,
 }
 
@@ -68,7 +68,7 @@ impl SelectorTerm {
     }
 }
 
-impl Target {
+impl RequestTarget {
     pub(super) fn parse(uri: &http::Uri, metadata_only: bool) -> Option<Self> {
         let mut parts = uri.path().trim_matches('/').split('/');
         let root = match parts.next()? {
@@ -93,12 +93,12 @@ impl Target {
             metadata_only,
             ..Self::default()
         };
-        for (key, value) in pairs(uri.query().unwrap_or_default()) {
+        for (key, value) in query_pairs(uri.query().unwrap_or_default()) {
             match key.as_str() {
                 "watch" => target.watch = value == "true" || value == "1",
                 "resourceVersion" => target.from_version = value.parse().unwrap_or(0),
                 "limit" => target.limit = value.parse().unwrap_or(0),
-                "continue" => target.page = parse_continue_token(&value),
+                "continue" => target.continuation = parse_continue_token(&value),
                 "fieldSelector" => target.add_selector_terms("", &value),
                 "labelSelector" => target.add_selector_terms("metadata.labels/", &value),
                 _ => {}
@@ -158,14 +158,14 @@ fn parse_continue_token(text: &str) -> Option<(u64, (String, String))> {
     ))
 }
 
-fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+fn query_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     query.split('&').filter_map(|pair| {
         let (key, value) = pair.split_once('=')?;
-        Some((key.to_owned(), decode(value)))
+        Some((key.to_owned(), percent_decode(value)))
     })
 }
 
-fn decode(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::{
     change::{Change, ChangeKind},
-    path::Target,
+    path::RequestTarget,
 };
 
-/// Collection of CRDs.
+/// Path of the collection of CRDs.
 const CRD_COLLECTION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 type ApiFailure = (u16, &'static str);
@@ -22,10 +22,10 @@ type ApiFailure = (u16, &'static str);
 pub(super) struct Store {
     version: u64,
     /// Version up to which the history of changes was dropped.
-    compacted: u64,
-    uids: u64,
+    compacted_version: u64,
+    next_uid: u64,
     objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
-    /// Served kinds, by collection; others are added with their first object.
+    /// Served kinds by the path of their collection. The first stored object of a kind adds the kind.
     kinds: BTreeMap<String, String>,
     history: Vec<Change>,
 }
@@ -36,17 +36,17 @@ impl Store {
         self.objects.get(collection)?.get(&key)
     }
 
-    /// Returns the object that the target names. Kinds of groups other than Kubernetes' own have a CRD, unless one was
+    /// Returns the object that the target names. For a CRD of a served kind, this is a generated one unless a CRD was
     /// stored.
-    pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
+    pub(super) fn find(&self, target: &RequestTarget) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
         put.cloned().or_else(|| {
             let defines = target.collection == CRD_COLLECTION;
-            defines.then(|| self.definition(target.name())).flatten()
+            defines.then(|| self.crd(target.name())).flatten()
         })
     }
 
-    fn definition(&self, name: &str) -> Option<Arc<Value>> {
+    fn crd(&self, name: &str) -> Option<Arc<Value>> {
         let (plural, group) = name.split_once('.')?;
         let kinds = self.kinds().into_iter();
         let versions: Vec<_> = kinds
@@ -72,8 +72,8 @@ impl Store {
 
     /// Returns one page of a list. All pages have the version of the first: a watch from that version misses no change
     /// in between.
-    pub(super) fn list_page(&self, target: &Target) -> Value {
-        let (version, after) = match &target.page {
+    pub(super) fn list_page(&self, target: &RequestTarget) -> Value {
+        let (version, after) = match &target.continuation {
             Some((version, after)) => (*version, Bound::Excluded(after.clone())),
             None => (self.version, Bound::Unbounded),
         };
@@ -110,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Returns every served kind with its collection.
+    /// Returns every served kind with its collection's path.
     fn kinds(&self) -> BTreeSet<(&str, &str)> {
         let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
             let kind = of_kind.values().next()?["kind"].as_str()?;
@@ -178,10 +178,10 @@ impl Store {
         metadata["resourceVersion"] = self.version.to_string().into();
         let of_kind = self.objects.entry(collection.to_owned()).or_default();
         if metadata["uid"].is_null() {
-            self.uids += 1;
+            self.next_uid += 1;
             metadata["uid"] = match of_kind.get(&key) {
                 Some(before) => before["metadata"]["uid"].clone(),
-                None => format!("00000000-0000-4000-8000-{:012}", self.uids).into(),
+                None => format!("00000000-0000-4000-8000-{:012}", self.next_uid).into(),
             };
         }
         let object = Arc::new(object);
@@ -222,7 +222,7 @@ impl Store {
 
     pub(super) fn create(
         &mut self,
-        target: &Target,
+        target: &RequestTarget,
         mut object: Value,
     ) -> Result<Change, ApiFailure> {
         let metadata = &mut object["metadata"];
@@ -243,7 +243,11 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    pub(super) fn replace(&mut self, target: &Target, object: Value) -> Result<Change, ApiFailure> {
+    pub(super) fn replace(
+        &mut self,
+        target: &RequestTarget,
+        object: Value,
+    ) -> Result<Change, ApiFailure> {
         let current = self
             .get(&target.collection, &target.namespace, target.name())
             .ok_or((404, "NotFound"))?;
@@ -257,7 +261,7 @@ impl Store {
     /// Applies a merge patch; with `apply`, a missing object is created, and conditions are merged by type.
     pub(super) fn patch(
         &mut self,
-        target: &Target,
+        target: &RequestTarget,
         patch: Value,
         apply: bool,
     ) -> Result<Change, ApiFailure> {
@@ -283,9 +287,10 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// Returns the changes since a version; `None` if they were dropped. For a future version, there are none.
+    /// Returns the changes since a version; `None` if the history since then was dropped. A version in the future has
+    /// no changes.
     pub(super) fn changes_since(&self, version: u64) -> Option<Vec<Change>> {
-        (version >= self.compacted).then(|| {
+        (version >= self.compacted_version).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);
             later.cloned().collect()
         })
@@ -293,13 +298,13 @@ impl Store {
 
     pub(super) fn compact(&mut self) {
         self.version += 1;
-        self.compacted = self.version;
+        self.compacted_version = self.version;
         self.history.clear();
     }
 
     pub(super) fn restart_versions(&mut self) {
         self.version = 0;
-        self.compacted = 0;
+        self.compacted_version = 0;
         self.history.clear();
     }
 }
@@ -336,8 +341,8 @@ mod tests {
         store
     }
 
-    fn target(query: &str) -> Target {
-        Target::parse(&format!("{PODS}?{query}").parse().unwrap(), false).unwrap()
+    fn target(query: &str) -> RequestTarget {
+        RequestTarget::parse(&format!("{PODS}?{query}").parse().unwrap(), false).unwrap()
     }
 
     fn names(list: &Value) -> Vec<&str> {

@@ -8,50 +8,51 @@ use std::time::Duration;
 /// Schedule of one worker's requests. Times are offsets from the beginning of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// Due time of the first request.
-    first: Duration,
+    /// Offset at which the first request is due.
+    first_due: Duration,
     interval: Duration,
-    next: u32,
+    next_number: u32,
 }
 
-/// Request that a worker must send next.
+/// Next request of a worker: its due time, and the number of skipped requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DueRequest {
     pub(super) due: Duration,
     /// Number of requests before this one that were skipped, since an earlier one took too long.
-    pub(super) missed: u32,
+    pub(super) skipped: u32,
 }
 
 impl Schedule {
     /// Creates the schedule of worker number `worker` of `workers`, which together send `rate` requests per second.
-    pub(super) fn share(rate: u32, worker: u32, workers: u32) -> Self {
+    pub(super) fn with_rate_share(rate: u32, worker: u32, workers: u32) -> Self {
         let each = Duration::from_secs(1) / rate.max(1);
         Self {
-            first: each * worker,
+            first_due: each * worker,
             interval: each * workers,
-            next: 0,
+            next_number: 0,
         }
     }
 
     /// Creates the schedule of a worker that sends a request every `interval`, the first one at `first`.
-    pub(super) fn every(interval: Duration, first: Duration) -> Self {
+    pub(super) fn with_interval(interval: Duration, first: Duration) -> Self {
         Self {
-            first,
+            first_due: first,
             interval,
-            next: 0,
+            next_number: 0,
         }
     }
 
     /// Returns the next request, which is to be sent at its due time, or at once if that has passed.
     pub(super) fn next_request(&mut self, now: Duration) -> DueRequest {
-        let behind = now.saturating_sub(self.first).as_nanos() / self.interval.as_nanos().max(1);
+        let behind =
+            now.saturating_sub(self.first_due).as_nanos() / self.interval.as_nanos().max(1);
         let newest = u32::try_from(behind).unwrap_or(u32::MAX);
-        let number = newest.max(self.next);
-        let missed = number - self.next;
-        self.next = number.saturating_add(1);
+        let number = newest.max(self.next_number);
+        let missed = number - self.next_number;
+        self.next_number = number.saturating_add(1);
         DueRequest {
-            due: self.first + self.interval * number,
-            missed,
+            due: self.first_due + self.interval * number,
+            skipped: missed,
         }
     }
 
@@ -73,7 +74,7 @@ mod tests {
     fn workers_share_the_rate_evenly() {
         let mut due = Vec::new();
         for worker in 0..4 {
-            let mut schedule = Schedule::share(200, worker, 4);
+            let mut schedule = Schedule::with_rate_share(200, worker, 4);
             due.extend([
                 schedule.next_request(ms(0)).due,
                 schedule.next_request(ms(0)).due,
@@ -86,12 +87,12 @@ mod tests {
 
     #[test]
     fn slow_response_skips_due_requests_without_a_burst() {
-        let mut schedule = Schedule::every(ms(20), ms(0));
+        let mut schedule = Schedule::with_interval(ms(20), ms(0));
         assert_eq!(
             schedule.next_request(ms(0)),
             DueRequest {
                 due: ms(0),
-                missed: 0
+                skipped: 0
             }
         );
         // Late by less than an interval: nothing is skipped.
@@ -99,7 +100,7 @@ mod tests {
             schedule.next_request(ms(25)),
             DueRequest {
                 due: ms(20),
-                missed: 0
+                skipped: 0
             }
         );
         // Two seconds later 99 requests were due; the newest is sent now, the next on time.
@@ -107,14 +108,14 @@ mod tests {
             schedule.next_request(ms(2030)),
             DueRequest {
                 due: ms(2020),
-                missed: 99
+                skipped: 99
             }
         );
         assert_eq!(
             schedule.next_request(ms(2031)),
             DueRequest {
                 due: ms(2040),
-                missed: 0
+                skipped: 0
             }
         );
     }

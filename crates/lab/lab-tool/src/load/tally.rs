@@ -50,15 +50,15 @@ impl From<&io::Error> for FailureKind {
 #[derive(Clone, Debug)]
 pub(super) struct FinishedRequest {
     pub(super) mode: ConnectionMode,
-    /// Number of the worker within its mode.
+    /// Number of the worker among the workers of its mode.
     pub(super) worker: u32,
     pub(super) due: Duration,
-    pub(super) at: Duration,
-    /// Number of requests before this one that were skipped, each `interval` apart.
-    pub(super) missed: u32,
+    pub(super) finished_at: Duration,
+    /// Number of requests before this one that were skipped. Their due times are `interval` apart.
+    pub(super) skipped: u32,
     pub(super) interval: Duration,
     /// Whether the request was the first on a new connection.
-    pub(super) opening: bool,
+    pub(super) is_first_on_connection: bool,
     pub(super) failure: Option<Failure>,
 }
 
@@ -69,44 +69,47 @@ pub(super) struct Failure {
     pub(super) text: String,
 }
 
-/// Sums of the results of one mode.
+/// Sums over the results of one kind of connection.
 #[derive(Clone, Debug, Default)]
 struct ModeTotals {
     requests: u64,
-    missed: u64,
+    skipped: u64,
     opened: u64,
     failed: BTreeMap<FailureKind, u64>,
-    failed_openings: u64,
+    failed_opens: u64,
     broken: u64,
     last_success: Option<Duration>,
     longest_gap: Gap,
     latencies: Latencies,
     /// Number of workers that must succeed before the load counts as running.
-    silent: u32,
+    workers_without_success: u32,
     responding_workers: std::collections::BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Gap {
-    from: Duration,
-    lasted: Duration,
+    start: Duration,
+    duration: Duration,
 }
 
 impl ModeTotals {
-    fn succeeded(&mut self, at: Duration, worker: u32) {
+    fn record_success(&mut self, at: Duration, worker: u32) {
         self.responding_workers.insert(worker);
-        self.gap_until(at);
+        self.record_gap_until(at);
         self.last_success = Some(self.last_success.map_or(at, |last| last.max(at)));
     }
 
     /// Records the time from the last success until `at`, if it is the longest gap.
-    fn gap_until(&mut self, at: Duration) {
+    fn record_gap_until(&mut self, at: Duration) {
         let Some(from) = self.last_success else {
             return;
         };
         let lasted = at.saturating_sub(from);
-        if lasted > self.longest_gap.lasted {
-            self.longest_gap = Gap { from, lasted };
+        if lasted > self.longest_gap.duration {
+            self.longest_gap = Gap {
+                start: from,
+                duration: lasted,
+            };
         }
     }
 }
@@ -141,27 +144,27 @@ pub(super) struct Summary {
 
 impl Tally {
     /// Sets the number of workers that will report results for a mode.
-    pub(super) fn expect(&mut self, mode: ConnectionMode, workers: u32) {
-        self.0.entry(mode).or_default().silent = workers;
+    pub(super) fn expect_workers(&mut self, mode: ConnectionMode, workers: u32) {
+        self.0.entry(mode).or_default().workers_without_success = workers;
     }
 
-    pub(super) fn take(&mut self, finished: &FinishedRequest) {
+    pub(super) fn record(&mut self, finished: &FinishedRequest) {
         let sums = self.0.entry(finished.mode).or_default();
         sums.requests += 1;
-        sums.missed += u64::from(finished.missed);
-        for turn in 0..=finished.missed {
+        sums.skipped += u64::from(finished.skipped);
+        for turn in 0..=finished.skipped {
             let due = finished.due.saturating_sub(finished.interval * turn);
-            sums.latencies.add(finished.at.saturating_sub(due));
+            sums.latencies.add(finished.finished_at.saturating_sub(due));
         }
         match &finished.failure {
             None => {
-                sums.opened += u64::from(finished.opening);
-                sums.succeeded(finished.at, finished.worker);
+                sums.opened += u64::from(finished.is_first_on_connection);
+                sums.record_success(finished.finished_at, finished.worker);
             }
             Some(failure) => {
                 *sums.failed.entry(failure.kind).or_default() += 1;
-                if finished.opening {
-                    sums.failed_openings += 1;
+                if finished.is_first_on_connection {
+                    sums.failed_opens += 1;
                 } else {
                     sums.broken += 1;
                 }
@@ -172,7 +175,8 @@ impl Tally {
     /// Whether every expected worker has succeeded at least once.
     pub(super) fn is_running(&self) -> bool {
         self.0.values().all(|sums| {
-            sums.responding_workers.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX)
+            sums.responding_workers.len()
+                >= usize::try_from(sums.workers_without_success).unwrap_or(usize::MAX)
         })
     }
 
@@ -180,16 +184,16 @@ impl Tally {
     pub(super) fn summaries(&self, now: Duration) -> BTreeMap<ConnectionMode, Summary> {
         let summary = |sums: &ModeTotals| {
             let mut sums = sums.clone();
-            sums.gap_until(now);
+            sums.record_gap_until(now);
             Summary {
                 requests: sums.requests,
                 failed: sums.failed.values().sum(),
-                failed_openings: sums.failed_openings,
+                failed_openings: sums.failed_opens,
                 broken: sums.broken,
                 opened: sums.opened,
-                missed: sums.missed,
-                longest_gap_ms: milliseconds(sums.longest_gap.lasted),
-                longest_gap_at_ms: milliseconds(sums.longest_gap.from),
+                missed: sums.skipped,
+                longest_gap_ms: milliseconds(sums.longest_gap.duration),
+                longest_gap_at_ms: milliseconds(sums.longest_gap.start),
                 p50_ms: milliseconds(sums.latencies.quantile(0.5)),
                 p99_ms: milliseconds(sums.latencies.quantile(0.99)),
                 max_ms: milliseconds(sums.latencies.quantile(1.0)),
@@ -247,7 +251,7 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    fn finished(
+    fn finished_request(
         mode: ConnectionMode,
         due: u64,
         at: u64,
@@ -257,10 +261,10 @@ mod tests {
             mode,
             worker: 0,
             due: ms(due),
-            at: ms(at),
-            missed: 0,
+            finished_at: ms(at),
+            skipped: 0,
             interval: ms(20),
-            opening: mode == ConnectionMode::New,
+            is_first_on_connection: mode == ConnectionMode::New,
             failure: failure.map(|kind| Failure {
                 kind,
                 text: String::new(),
@@ -271,7 +275,7 @@ mod tests {
     fn summary(events: &[FinishedRequest], now: u64) -> BTreeMap<ConnectionMode, Summary> {
         let mut tally = Tally::default();
         for event in events {
-            tally.take(event);
+            tally.record(event);
         }
         tally.summaries(ms(now))
     }
@@ -280,11 +284,11 @@ mod tests {
     fn failures_are_counted_by_mode_and_kind() {
         let summary = summary(
             &[
-                finished(ConnectionMode::New, 0, 1, None),
-                finished(ConnectionMode::New, 20, 21, Some(FailureKind::Refused)),
-                finished(ConnectionMode::New, 40, 41, Some(FailureKind::Refused)),
-                finished(ConnectionMode::New, 60, 61, Some(FailureKind::Eof)),
-                finished(ConnectionMode::Long, 60, 61, Some(FailureKind::Reset)),
+                finished_request(ConnectionMode::New, 0, 1, None),
+                finished_request(ConnectionMode::New, 20, 21, Some(FailureKind::Refused)),
+                finished_request(ConnectionMode::New, 40, 41, Some(FailureKind::Refused)),
+                finished_request(ConnectionMode::New, 60, 61, Some(FailureKind::Eof)),
+                finished_request(ConnectionMode::Long, 60, 61, Some(FailureKind::Reset)),
             ],
             61,
         );
@@ -301,15 +305,15 @@ mod tests {
 
     #[test]
     fn the_longest_gap_is_between_successes_of_any_worker() {
-        let mut other = finished(ConnectionMode::New, 1000, 1010, None);
+        let mut other = finished_request(ConnectionMode::New, 1000, 1010, None);
         other.worker = 1;
         let events = [
-            finished(ConnectionMode::New, 0, 10, None),
-            finished(ConnectionMode::New, 20, 700, Some(FailureKind::Timeout)),
+            finished_request(ConnectionMode::New, 0, 10, None),
+            finished_request(ConnectionMode::New, 20, 700, Some(FailureKind::Timeout)),
             other,
             // Reported later than a newer success of another worker.
-            finished(ConnectionMode::New, 900, 1005, None),
-            finished(ConnectionMode::New, 1020, 1030, None),
+            finished_request(ConnectionMode::New, 900, 1005, None),
+            finished_request(ConnectionMode::New, 1020, 1030, None),
         ];
         let new = &summary(&events, 1040)[&ConnectionMode::New];
         assert_eq!((new.longest_gap_at_ms, new.longest_gap_ms), (10.0, 1000.0));
@@ -317,7 +321,7 @@ mod tests {
 
     #[test]
     fn silence_at_the_end_is_a_gap() {
-        let events = [finished(ConnectionMode::KeepAlive, 0, 10, None)];
+        let events = [finished_request(ConnectionMode::KeepAlive, 0, 10, None)];
         let gap = summary(&events, 5010)[&ConnectionMode::KeepAlive].longest_gap_ms;
         assert!((gap - 5000.0).abs() < 1e-9, "{gap}");
     }
@@ -325,9 +329,12 @@ mod tests {
     #[test]
     fn skipped_requests_count_with_their_waiting_time() {
         // Due at 20 ms, sent when the one due at 1000 ms could be sent: 49 requests were skipped.
-        let mut held_up = finished(ConnectionMode::KeepAlive, 1000, 1001, None);
-        held_up.missed = 49;
-        let events = [finished(ConnectionMode::KeepAlive, 0, 1, None), held_up];
+        let mut held_up = finished_request(ConnectionMode::KeepAlive, 1000, 1001, None);
+        held_up.skipped = 49;
+        let events = [
+            finished_request(ConnectionMode::KeepAlive, 0, 1, None),
+            held_up,
+        ];
         let sums = &summary(&events, 1001)[&ConnectionMode::KeepAlive];
         assert_eq!((sums.requests, sums.missed), (2, 49));
         assert!((sums.p50_ms - 480.0).abs() < 20.0, "{}", sums.p50_ms);
@@ -337,18 +344,18 @@ mod tests {
     #[test]
     fn a_load_runs_when_every_worker_has_succeeded() {
         let mut tally = Tally::default();
-        tally.expect(ConnectionMode::New, 2);
-        tally.expect(ConnectionMode::Long, 1);
-        tally.take(&finished(ConnectionMode::Long, 0, 1, None));
-        tally.take(&finished(ConnectionMode::New, 0, 1, None));
-        tally.take(&finished(ConnectionMode::New, 0, 1, None));
+        tally.expect_workers(ConnectionMode::New, 2);
+        tally.expect_workers(ConnectionMode::Long, 1);
+        tally.record(&finished_request(ConnectionMode::Long, 0, 1, None));
+        tally.record(&finished_request(ConnectionMode::New, 0, 1, None));
+        tally.record(&finished_request(ConnectionMode::New, 0, 1, None));
         assert!(!tally.is_running());
-        let mut second = finished(ConnectionMode::New, 0, 1, Some(FailureKind::Refused));
+        let mut second = finished_request(ConnectionMode::New, 0, 1, Some(FailureKind::Refused));
         second.worker = 1;
-        tally.take(&second);
+        tally.record(&second);
         assert!(!tally.is_running());
         second.failure = None;
-        tally.take(&second);
+        tally.record(&second);
         assert!(tally.is_running());
     }
 

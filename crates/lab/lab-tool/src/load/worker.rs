@@ -31,7 +31,7 @@ impl Clock {
     }
 
     /// Converts an offset from the beginning of the load to Unix time in seconds.
-    pub(super) fn at(self, offset: Duration) -> f64 {
+    pub(super) fn to_unix_seconds(self, offset: Duration) -> f64 {
         (self.unix + offset).as_secs_f64()
     }
 }
@@ -60,8 +60,8 @@ enum OpenConnection {
 }
 
 impl OpenConnection {
-    /// Whether the server announced that it closes the connection: this is no failure, and the next request opens
-    /// another one.
+    /// Returns whether the server announced that it closes the connection. The next request then opens another
+    /// connection, which is no failure.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }
@@ -92,10 +92,10 @@ impl Worker {
                 mode: self.mode,
                 worker: self.number,
                 due: next.due,
-                at: clock.now(),
-                missed: next.missed,
+                finished_at: clock.now(),
+                skipped: next.skipped,
                 interval: self.schedule.interval(),
-                opening,
+                is_first_on_connection: opening,
                 failure: outcome.err().map(|error| Failure {
                     kind: FailureKind::from(&error),
                     text: error.to_string(),
@@ -116,7 +116,10 @@ impl Worker {
             (OpenConnection::Http(connection), WorkerTask::Get { url, expect }) => {
                 let (status, body) = connection.get(url, self.mode == ConnectionMode::KeepAlive)?;
                 if status != 200 || !body.contains(expect) {
-                    return Err(wrong_response(format!("{status} {}", body.trim_end())));
+                    return Err(wrong_response_error(format!(
+                        "{status} {}",
+                        body.trim_end()
+                    )));
                 }
             }
             (OpenConnection::Echo(stream), _) => {
@@ -128,7 +131,7 @@ impl Worker {
                 stream.write_all(&sent)?;
                 stream.read_exact(&mut received)?;
                 if received != sent {
-                    return Err(wrong_response(format!(
+                    return Err(wrong_response_error(format!(
                         "sent {sent:?}, received {received:?}"
                     )));
                 }
@@ -148,7 +151,7 @@ impl Worker {
     }
 }
 
-fn wrong_response(text: String) -> io::Error {
+fn wrong_response_error(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     /// Runs a worker against a server that handles each connection by `serve`, and returns its first results.
-    fn outcomes(
+    fn first_results(
         mode: ConnectionMode,
         task: WorkerTask,
         reports: usize,
@@ -175,7 +178,7 @@ mod tests {
         let worker = Worker {
             mode,
             number: 0,
-            schedule: Schedule::every(Duration::from_millis(5), Duration::ZERO),
+            schedule: Schedule::with_interval(Duration::from_millis(5), Duration::ZERO),
             address,
             timeout: Duration::from_millis(200),
             task,
@@ -193,7 +196,7 @@ mod tests {
             .take(reports)
             .map(|finished| {
                 (
-                    finished.opening,
+                    finished.is_first_on_connection,
                     finished.failure.map(|failure| failure.kind),
                 )
             })
@@ -203,7 +206,7 @@ mod tests {
         outcomes
     }
 
-    fn get(expect: &str) -> WorkerTask {
+    fn get_task(expect: &str) -> WorkerTask {
         WorkerTask::Get {
             url: Url::parse("http://server/").unwrap(),
             expect: expect.into(),
@@ -232,10 +235,10 @@ mod tests {
             // The server closes after the first response, and immediately on the second connection.
         };
         assert_eq!(
-            outcomes(ConnectionMode::KeepAlive, get("hi"), 3, serve)[..2],
+            first_results(ConnectionMode::KeepAlive, get_task("hi"), 3, serve)[..2],
             [(true, None), (false, None)]
         );
-        let later = &outcomes(ConnectionMode::KeepAlive, get("hi"), 4, serve)[2..];
+        let later = &first_results(ConnectionMode::KeepAlive, get_task("hi"), 4, serve)[2..];
         assert!(!later[0].0);
         assert!(later[0].1.is_some());
         assert!(later[1].0);
@@ -251,14 +254,14 @@ mod tests {
             let last = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi";
             stream.write_all(last.as_bytes()).unwrap();
         };
-        let outcomes = outcomes(ConnectionMode::KeepAlive, get("hi"), 4, serve);
+        let outcomes = first_results(ConnectionMode::KeepAlive, get_task("hi"), 4, serve);
         let expected = [(true, None), (false, None), (true, None), (false, None)];
         assert_eq!(outcomes, expected);
     }
 
     #[test]
     fn every_new_connection_is_opened() {
-        let outcomes = outcomes(ConnectionMode::New, get("hi"), 3, |_, stream| {
+        let outcomes = first_results(ConnectionMode::New, get_task("hi"), 3, |_, stream| {
             answer_once(&stream, "hi")
         });
         assert_eq!(outcomes, [(true, None); 3]);
@@ -267,7 +270,12 @@ mod tests {
     #[test]
     fn response_of_another_server_is_wrong() {
         let serve = |_, stream: TcpStream| answer_once(&stream, "called by 10.0.0.2");
-        let outcomes = outcomes(ConnectionMode::New, get("called by 10.0.0.1"), 1, serve);
+        let outcomes = first_results(
+            ConnectionMode::New,
+            get_task("called by 10.0.0.1"),
+            1,
+            serve,
+        );
         assert_eq!(outcomes, [(true, Some(FailureKind::WrongAnswer))]);
     }
 
@@ -275,14 +283,14 @@ mod tests {
     fn a_silent_echo_is_a_timeout_and_an_echo_no_failure() {
         let silent = |_, stream: TcpStream| std::mem::forget(stream);
         assert_eq!(
-            outcomes(ConnectionMode::Long, WorkerTask::Echo, 1, silent),
+            first_results(ConnectionMode::Long, WorkerTask::Echo, 1, silent),
             [(true, Some(FailureKind::Timeout))]
         );
         let echo = |_, mut stream: TcpStream| {
             thread::spawn(move || io::copy(&mut stream.try_clone().unwrap(), &mut stream).is_ok());
         };
         assert_eq!(
-            outcomes(ConnectionMode::Long, WorkerTask::Echo, 2, echo),
+            first_results(ConnectionMode::Long, WorkerTask::Echo, 2, echo),
             [(true, None), (false, None)]
         );
     }

@@ -24,11 +24,11 @@ pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut first = String::new();
     let mut body = Body::Length(0);
     for lines in 0..MAX_HEADER_LINES {
-        let Some(line) = line(reader)? else {
+        let Some(line) = read_line(reader)? else {
             return Ok(None);
         };
         if line.trim().is_empty() {
-            skip(reader, body)?;
+            skip_body(reader, body)?;
             return Ok(Some(first));
         }
         if lines == 0 {
@@ -50,16 +50,16 @@ fn body_framing(line: &str) -> Option<Body> {
     }
 }
 
-fn skip(reader: &mut impl BufRead, body: Body) -> io::Result<()> {
+fn skip_body(reader: &mut impl BufRead, body: Body) -> io::Result<()> {
     match body {
         Body::Length(length) => skip_bytes(reader, length),
         Body::Chunked => {
             while let length @ 1.. = chunk_length(reader)? {
                 skip_bytes(reader, length)?;
-                line(reader)?;
+                read_line(reader)?;
             }
             for _ in 0..MAX_HEADER_LINES {
-                match line(reader)? {
+                match read_line(reader)? {
                     Some(trailer) if !trailer.trim().is_empty() => {}
                     _ => break,
                 }
@@ -70,7 +70,7 @@ fn skip(reader: &mut impl BufRead, body: Body) -> io::Result<()> {
 }
 
 fn chunk_length(reader: &mut impl BufRead) -> io::Result<u64> {
-    let line = line(reader)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let line = read_line(reader)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let digits = line.split(';').next().unwrap_or_default().trim();
     u64::from_str_radix(digits, 16).map_err(|_| io::Error::other("a chunk without a length"))
 }
@@ -83,7 +83,7 @@ fn skip_bytes(reader: &mut impl BufRead, length: u64) -> io::Result<()> {
 }
 
 /// Reads the next line; `None` at the end of the connection.
-fn line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     let read = reader.take(MAX_HEAD_BYTES).read_line(&mut line)?;
     Ok((read > 0).then_some(line))

@@ -19,7 +19,7 @@ pub(super) struct DesiredDeployment {
     /// Name of the ReplicaSet that owns the pods of the current template.
     pub(super) replica_set: String,
     /// Whether pods of an earlier template run until new ones are ready (strategy `RollingUpdate`).
-    pub(super) rolling: bool,
+    pub(super) is_rolling_update: bool,
 }
 
 impl DesiredPod {
@@ -29,7 +29,7 @@ impl DesiredPod {
     }
 }
 
-pub(super) fn pods<'a>(
+pub(super) fn desired_pods<'a>(
     objects: impl Iterator<Item = (&'a ObjectKey, &'a Object)>,
 ) -> BTreeMap<ObjectKey, DesiredPod> {
     let mut pods = BTreeMap::new();
@@ -44,26 +44,31 @@ pub(super) fn pods<'a>(
                     },
                 );
             }
-            Object::Deployment(deployment) => expand(key, deployment, &mut pods),
+            Object::Deployment(deployment) => expand_deployment(key, deployment, &mut pods),
             _ => {}
         }
     }
     pods
 }
 
-fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKey, DesiredPod>) {
+fn expand_deployment(
+    key: &ObjectKey,
+    deployment: &Deployment,
+    pods: &mut BTreeMap<ObjectKey, DesiredPod>,
+) {
     let Some(spec) = &deployment.spec else { return };
     let template = serde_json::to_vec(&spec.template).unwrap_or_default();
-    let hash = name_of(fnv_hash(&template), 9);
+    let hash = name_suffix(fnv_hash(&template), 9);
     let strategy = spec.strategy.as_ref();
     let replica_set = format!("{}-{hash}", key.name);
     let desired = DesiredDeployment {
         key: key.clone(),
         replica_set: replica_set.clone(),
-        rolling: strategy.and_then(|strategy| strategy.type_.as_deref()) != Some("Recreate"),
+        is_rolling_update: strategy.and_then(|strategy| strategy.type_.as_deref())
+            != Some("Recreate"),
     };
     for index in 0..spec.replicas.unwrap_or(1).clamp(0, 500) {
-        let suffix = name_of(fnv_hash(format!("{replica_set}/{index}").as_bytes()), 5);
+        let suffix = name_suffix(fnv_hash(format!("{replica_set}/{index}").as_bytes()), 5);
         let name = format!("{replica_set}-{suffix}");
         let mut meta = spec.template.metadata.clone().unwrap_or_default();
         meta.labels
@@ -99,7 +104,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
 }
 
 /// Formats a number like the hashes in Kubernetes' names: without vowels, so that no words occur.
-fn name_of(mut number: u64, length: usize) -> String {
+fn name_suffix(mut number: u64, length: usize) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut name = String::with_capacity(length);
     for _ in 0..length {

@@ -73,7 +73,7 @@ impl PodPlan {
     }
 
     /// Whether the pod has a projected volume with a service account token for this audience.
-    pub(crate) fn wants_token(&self, audience: &str) -> bool {
+    pub(crate) fn has_token_volume(&self, audience: &str) -> bool {
         let volumes = self.spec().and_then(|spec| spec.volumes.as_deref());
         let sources = volumes
             .unwrap_or_default()

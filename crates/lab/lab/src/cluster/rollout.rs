@@ -21,7 +21,11 @@ pub(super) fn pods_to_keep(
 ) -> BTreeSet<ObjectKey> {
     let mut rollouts: BTreeMap<&ObjectKey, RolloutProgress<'_>> = BTreeMap::new();
     for (key, want) in desired {
-        let Some(asking) = want.deployment.as_ref().filter(|asking| asking.rolling) else {
+        let Some(asking) = want
+            .deployment
+            .as_ref()
+            .filter(|asking| asking.is_rolling_update)
+        else {
             continue;
         };
         let progress = rollouts.entry(&asking.key).or_insert(RolloutProgress {

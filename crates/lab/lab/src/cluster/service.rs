@@ -26,13 +26,13 @@ pub(crate) struct PortView {
     /// Name by which other objects and DNS refer to the port; often empty.
     pub(crate) name: String,
     pub(crate) port: u16,
-    pub(crate) udp: bool,
+    pub(crate) is_udp: bool,
     pub(crate) targets: Vec<(IpAddr, u16)>,
 }
 
-/// Returns the virtual addresses of a service: those in its manifest, else its `old` ones, else those of the index
-/// `next`.
-pub(super) fn addresses(
+/// Returns the virtual addresses of a service: those in its manifest, else its `old` ones, else the lab's addresses
+/// with index `next`.
+pub(super) fn service_addresses(
     service: &Service,
     plan: AddressPlan,
     old: &[IpAddr],
@@ -55,7 +55,7 @@ pub(super) fn addresses(
     let families = spec.ip_families.as_deref().unwrap_or_default();
     let policy = spec.ip_family_policy.as_deref().unwrap_or("SingleStack");
     let mut fresh = if old.is_empty() {
-        plan.service(next)
+        plan.service_addresses(next)
     } else {
         old.to_vec()
     };
@@ -69,7 +69,7 @@ pub(super) fn addresses(
 }
 
 /// Returns a service with its current endpoints; `None` for an ExternalName service.
-pub(super) fn view(
+pub(super) fn service_view(
     key: &ObjectKey,
     service: &Service,
     ips: &[IpAddr],
@@ -130,7 +130,7 @@ fn port_view(port: &ServicePort, endpoints: &[&(&PodPlan, &PodObservation)]) -> 
     Some(PortView {
         name: port.name.clone().unwrap_or_default(),
         port: number,
-        udp,
+        is_udp: udp,
         targets: targets.collect(),
     })
 }

@@ -7,7 +7,8 @@ use ambit_k8s_api::{
     revisions::{self, Revisions},
 };
 use ambit_waypoint_objects::{
-    self as waypoint, ConfigMaps, Parameters, Settings, is_deployed, is_of_revision,
+    self as waypoint, ConfigMaps, Parameters, Settings, is_deployed_automatically,
+    is_managed_by_revision,
 };
 use serde_json::{Value, json};
 
@@ -22,25 +23,25 @@ pub(super) struct Waypoints {
     /// Gateways for which a waypoint is generated.
     pub(super) gateways: BTreeSet<ObjectKey>,
     /// Gateways whose current spec cannot have a waypoint, with the reason. Some keep the waypoint of an earlier spec.
-    pub(super) problems: BTreeMap<ObjectKey, Problem>,
+    pub(super) problems: BTreeMap<ObjectKey, GatewayProblem>,
     /// Gateways that request an autoscaler, which a lab does not have.
-    pub(super) autoscaled: BTreeSet<ObjectKey>,
+    pub(super) with_autoscaler: BTreeSet<ObjectKey>,
 }
 
 /// Reason why a Gateway cannot have a waypoint.
-pub(super) struct Problem {
+pub(super) struct GatewayProblem {
     /// Reason for the status condition, such as `Invalid`.
     pub(super) reason: &'static str,
-    pub(super) why: String,
+    pub(super) message: String,
 }
 
 /// Object that is generated for a Gateway, such as a Deployment.
 #[derive(Clone)]
 pub(super) struct GeneratedObject {
-    /// Gateway that the object was generated for.
+    /// Key of the Gateway for which the object was generated.
     gateway: ObjectKey,
     pub(super) object: Object,
-    /// The same object as JSON, as the lab writes it.
+    /// JSON of the generated object, as the lab writes it.
     pub(super) manifest: Value,
 }
 
@@ -51,23 +52,23 @@ impl Waypoints {
             generated: BTreeMap::new(),
             gateways: BTreeSet::new(),
             problems: BTreeMap::new(),
-            autoscaled: BTreeSet::new(),
+            with_autoscaler: BTreeSet::new(),
         }
     }
 
     /// Returns the host name of a Gateway's service.
-    pub(super) fn host(&self, gateway: &ObjectKey) -> String {
+    pub(super) fn service_host(&self, gateway: &ObjectKey) -> String {
         let settings = self.settings.as_ref();
         let domain = settings.map_or("", |settings| settings.cluster_domain.as_str());
         format!("{}.{}.svc.{domain}", gateway.name, gateway.namespace)
     }
 
     /// Generates the objects of all waypoints again, from the current objects of the manifests.
-    pub(super) fn update(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
+    pub(super) fn regenerate(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
         let before = std::mem::take(&mut self.generated);
         self.gateways.clear();
         self.problems.clear();
-        let were_autoscaled = std::mem::take(&mut self.autoscaled);
+        let were_autoscaled = std::mem::take(&mut self.with_autoscaler);
         let Some(settings) = self.settings.clone() else {
             return;
         };
@@ -78,7 +79,9 @@ impl Waypoints {
                 continue;
             };
             let labels = namespace_labels(objects, key);
-            if !is_deployed(gateway) || !is_of_revision(gateway, &labels, &revisions) {
+            if !is_deployed_automatically(gateway)
+                || !is_managed_by_revision(gateway, &labels, &revisions)
+            {
                 continue;
             }
             match generate_waypoint(gateway, &settings, &maps, objects) {
@@ -89,7 +92,7 @@ impl Waypoints {
                     self.generated.extend(objects);
                     self.gateways.insert(key.clone());
                     if is_autoscaled {
-                        self.autoscaled.insert(key.clone());
+                        self.with_autoscaler.insert(key.clone());
                     }
                 }
                 Err(problem) => {
@@ -103,7 +106,7 @@ impl Waypoints {
                             .extend(of_it.map(|(name, made)| (name.clone(), made.clone())));
                         self.gateways.insert(key.clone());
                         if were_autoscaled.contains(key) {
-                            self.autoscaled.insert(key.clone());
+                            self.with_autoscaler.insert(key.clone());
                         }
                     }
                     self.problems.insert(key.clone(), problem);
@@ -139,14 +142,15 @@ fn generate_waypoint(
     settings: &Settings,
     maps: &ConfigMaps,
     objects: &BTreeMap<ObjectKey, Object>,
-) -> Result<Waypoint, Problem> {
-    let manifests = waypoint::build_objects(gateway, settings, maps).map_err(|error| Problem {
-        reason: error.reason(),
-        why: error.to_string(),
-    })?;
-    let invalid = |why: String| Problem {
+) -> Result<Waypoint, GatewayProblem> {
+    let manifests =
+        waypoint::build_objects(gateway, settings, maps).map_err(|error| GatewayProblem {
+            reason: error.reason(),
+            message: error.to_string(),
+        })?;
+    let invalid = |why: String| GatewayProblem {
         reason: "Invalid",
-        why,
+        message: why,
     };
     let mut deployment = manifests.deployment;
     if let Some(scaler) = &manifests.autoscaler {

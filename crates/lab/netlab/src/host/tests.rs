@@ -11,19 +11,19 @@ fn net(text: &str) -> IpNet {
 #[tokio::test]
 async fn hosts_on_a_bridge_connect_over_both_families() {
     let fabric = Host::new("fabric").await.unwrap();
-    fabric.bridge("br0").await.unwrap();
+    fabric.add_bridge("br0").await.unwrap();
     let mut hosts = Vec::new();
     for i in 1..=2 {
         let host = Host::new(format!("host-{i}")).await.unwrap();
         let port = format!("port{i}");
-        fabric.veth(&port, &host, "eth0").await.unwrap();
-        fabric.attach(&port, "br0").await.unwrap();
-        fabric.up(&port).await.unwrap();
-        host.up("eth0").await.unwrap();
-        host.address("eth0", net(&format!("10.9.0.{i}/24")))
+        fabric.add_veth(&port, &host, "eth0").await.unwrap();
+        fabric.attach_to_bridge(&port, "br0").await.unwrap();
+        fabric.bring_up(&port).await.unwrap();
+        host.bring_up("eth0").await.unwrap();
+        host.add_address("eth0", net(&format!("10.9.0.{i}/24")))
             .await
             .unwrap();
-        host.address("eth0", net(&format!("fd09::{i}/64")))
+        host.add_address("eth0", net(&format!("fd09::{i}/64")))
             .await
             .unwrap();
         hosts.push(host);
@@ -46,18 +46,18 @@ async fn hosts_on_a_bridge_connect_over_both_families() {
 #[tokio::test]
 async fn bridge_keeps_its_hardware_address_when_ports_come_and_go() {
     let host = Host::new("node").await.unwrap();
-    host.bridge("br0").await.unwrap();
+    host.add_bridge("br0").await.unwrap();
     let before = hardware_address(&host, "br0").await;
     let message = LinkVeth::new("low", "peer").build();
     host.netlink.link().add(message).execute().await.unwrap();
-    let index = host.index("low").await.unwrap();
+    let index = host.link_index("low").await.unwrap();
     let lowest = vec![0x02, 0, 0, 0, 0, 1];
     let message = LinkUnspec::new_with_index(index).address(lowest).build();
     host.netlink.link().set(message).execute().await.unwrap();
-    host.attach("low", "br0").await.unwrap();
-    host.up("low").await.unwrap();
+    host.attach_to_bridge("low", "br0").await.unwrap();
+    host.bring_up("low").await.unwrap();
     assert_eq!(hardware_address(&host, "br0").await, before);
-    host.remove("low").await.unwrap();
+    host.remove_link("low").await.unwrap();
     assert_eq!(hardware_address(&host, "br0").await, before);
 }
 
@@ -88,12 +88,12 @@ async fn route_goes_through_a_gateway() {
         (&a, "to-a", "10.1.0.2/24", "10.1.0.1/24"),
         (&b, "to-b", "10.2.0.2/24", "10.2.0.1/24"),
     ] {
-        router.veth(link, host, "eth0").await.unwrap();
-        router.address(link, net(gateway)).await.unwrap();
-        router.up(link).await.unwrap();
-        host.address("eth0", net(address)).await.unwrap();
-        host.up("eth0").await.unwrap();
-        host.route(net("0.0.0.0/0"), Some(net(gateway).addr()), "eth0")
+        router.add_veth(link, host, "eth0").await.unwrap();
+        router.add_address(link, net(gateway)).await.unwrap();
+        router.bring_up(link).await.unwrap();
+        host.add_address("eth0", net(address)).await.unwrap();
+        host.bring_up("eth0").await.unwrap();
+        host.add_route(net("0.0.0.0/0"), Some(net(gateway).addr()), "eth0")
             .await
             .unwrap();
     }
@@ -107,8 +107,8 @@ async fn route_goes_through_a_gateway() {
 #[tokio::test]
 async fn an_error_names_host_and_interface() {
     let host = Host::new("pod-a").await.unwrap();
-    let error = host.up("eth7").await.unwrap_err();
+    let error = host.bring_up("eth7").await.unwrap_err();
     assert_eq!(error.to_string(), "pod-a: cannot use interface eth7");
-    assert_eq!(host.find("eth7").await.unwrap(), None);
+    assert_eq!(host.find_link("eth7").await.unwrap(), None);
     assert_eq!(host.links().await.unwrap(), ["lo"]);
 }

@@ -30,7 +30,7 @@ pub enum Change {
 }
 
 impl fmt::Display for Change {
-    /// Describes the difference that the change repairs, for instance that a chain's rules differ.
+    /// Describes the difference that the change repairs, such as "the rules of chain nat-output differ".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddTable => f.write_str("the table is missing"),
@@ -49,7 +49,8 @@ impl fmt::Display for Change {
     }
 }
 
-/// Returns the changes from `current` to `desired`; `None` stands for no table. Empty exactly when they are equal.
+/// Returns the changes from `current` to `desired`; `None` means that the table does not exist. The list is empty
+/// exactly when both are equal.
 pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     let mut out = Vec::new();
     match (current, desired) {
@@ -68,9 +69,9 @@ pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     out
 }
 
-/// Returns the transactions from `current` to `desired`: like [`diff`], but guards are removed
-/// before anything else changes and added after it. In one transaction, a packet in flight might
-/// miss a redirect and meet the guard.
+/// Returns the transactions from `current` to `desired`. Guard chains, which drop packets that would bypass the proxy,
+/// are removed before anything else changes and added last: in a single transaction, a packet in flight might miss a
+/// redirect and be dropped by the guard.
 pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change>> {
     let mut steps = Vec::new();
     let mut now = current.cloned();
@@ -87,7 +88,7 @@ pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change
     steps
 }
 
-/// Returns the table without the guard chains that `other` lacks.
+/// Returns the table without those guard chains (drops of packets that bypass the proxy) that `other` lacks.
 fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     let mut table = table.clone();
     for name in GUARDS {
@@ -191,7 +192,7 @@ pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
             Change::DeleteTable => table = None,
             other => {
                 if let Some(table) = &mut table {
-                    apply_inside(table, other);
+                    apply_to_table(table, other);
                 }
             }
         }
@@ -199,7 +200,7 @@ pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
     table
 }
 
-fn apply_inside(table: &mut Table, change: &Change) {
+fn apply_to_table(table: &mut Table, change: &Change) {
     match change {
         Change::AddTable | Change::DeleteTable => {}
         Change::AddChain(name, hook) => {

@@ -1,5 +1,5 @@
-//! Registers a pod's pre-capture connections with connection tracking, since the guards accept packets without SYN of
-//! known connections only (see `ambit_netplan::plan`).
+//! Registers a pod's pre-capture connections (opened before its redirection was applied) with connection tracking. The
+//! guard chains accept packets without SYN only if they belong to known connections, see `ambit_netplan::plan`.
 
 use std::{
     collections::HashSet,
@@ -12,7 +12,7 @@ use ambit_netplan::marks;
 use rustix::{io::Errno, net::netlink};
 
 use super::{
-    CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_NEW, TCP, Tuple,
+    CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_NEW, IPPROTO_TCP, Tuple,
     in_use_status_attrs,
 };
 use crate::{
@@ -23,23 +23,23 @@ use crate::{
 /// Registers the pre-capture connections of the calling thread's namespace with connection tracking. Their sequence
 /// numbers are not checked, since packets may have been missed.
 pub(crate) fn track_open_connections() -> io::Result<()> {
-    let connections = with_others(&sock_diag::dump(TcpStateFilter::InUse)?);
+    let connections = external_connections(&sock_diag::list_sockets(TcpStateFilter::InUse)?);
     if connections.is_empty() {
         return Ok(());
     }
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
     for (local, remote) in connections {
-        let [inward, outward] = tuples(local, remote);
+        let [inward, outward] = both_directions(local, remote);
         let attributes = [
-            inward.attrs_of(TCP, CTA_TUPLE_ORIG).into_bytes(),
-            outward.attrs_of(TCP, CTA_TUPLE_REPLY).into_bytes(),
+            inward.attrs_of(IPPROTO_TCP, CTA_TUPLE_ORIG).into_bytes(),
+            outward.attrs_of(IPPROTO_TCP, CTA_TUPLE_REPLY).into_bytes(),
             in_use_status_attrs().into_bytes(),
         ]
         .concat();
         match socket.request(
             IPCTNL_MSG_CT_NEW,
             NLM_F_CREATE,
-            &[&inward.family(), &attributes],
+            &[&inward.nfgenmsg(), &attributes],
         ) {
             // The connection is translated, and so known under other addresses.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -50,17 +50,17 @@ pub(crate) fn track_open_connections() -> io::Result<()> {
 }
 
 /// Deletes the conntrack entry of a connection of the calling thread's namespace.
-pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
-    let [inward, _] = tuples(connection.local, connection.remote);
-    let attributes = inward.attrs_of(TCP, CTA_TUPLE_ORIG).into_bytes();
+pub(crate) fn delete_entry(connection: &TcpSocket) -> io::Result<()> {
+    let [inward, _] = both_directions(connection.local, connection.remote);
+    let attributes = inward.attrs_of(IPPROTO_TCP, CTA_TUPLE_ORIG).into_bytes();
     let mut socket = Socket::open(Some(netlink::NETFILTER))?;
-    match socket.request(IPCTNL_MSG_CT_DELETE, 0, &[&inward.family(), &attributes]) {
+    match socket.request(IPCTNL_MSG_CT_DELETE, 0, &[&inward.nfgenmsg(), &attributes]) {
         Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
         result => result,
     }
 }
 
-fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
+fn both_directions(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
     [(remote, local), (local, remote)].map(|(source, destination)| Tuple {
         source,
         destination,
@@ -69,10 +69,10 @@ fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
 
 /// Returns the local and remote addresses of connections whose other end is outside of this namespace, except those
 /// that were redirected to the proxy.
-fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
-    const PROXY: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
+fn external_connections(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
+    const PROXY_PORTS: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
     let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == PROXY_MARK;
-    let at_proxy = |s: &TcpSocket| is_proxy(s) && PROXY.contains(&s.local.port());
+    let at_proxy = |s: &TcpSocket| is_proxy(s) && PROXY_PORTS.contains(&s.local.port());
     let ends: HashSet<_> = all.iter().map(|s| (s.local, s.remote)).collect();
     // Connections that the proxy accepted from the application are addressed to others.
     let redirected: HashSet<_> = all
@@ -124,6 +124,6 @@ mod tests {
         ];
         let all: Vec<_> = with_others.iter().chain(&others).cloned().collect();
         let expected: Vec<_> = with_others.iter().map(|s| (s.local, s.remote)).collect();
-        assert_eq!(super::with_others(&all), expected);
+        assert_eq!(super::external_connections(&all), expected);
     }
 }

@@ -6,21 +6,21 @@
 
 use std::{collections::BTreeSet, io};
 
-use ambit_netplan::foreign::{ISTIO_CHAINS, ISTIO_TABLES, STANDARD_TABLES, is_capture};
+use ambit_netplan::foreign::{ISTIO_CHAINS, ISTIO_TABLES, STANDARD_TABLES, is_istio_capture};
 
 use super::{
     Nft, NftError,
-    protocol::{BATCH_BEGIN, BATCH_END, GENMSG, GET_CHAIN, GET_RULE, SUBSYSTEM, UNSPEC},
+    protocol::{BATCH_BEGIN, BATCH_END, GET_CHAIN, GET_RULE, NFGENMSG_BYTES, SUBSYSTEM, UNSPEC},
 };
 use crate::netlink::{Attrs, NLM_F_ACK, NLM_F_REQUEST, attr, attrs, message, text, u32_be};
 
 const DELETE_TABLE: u16 = SUBSYSTEM | 2;
 const DELETE_CHAIN: u16 = SUBSYSTEM | 5;
 const DELETE_RULE: u16 = SUBSYSTEM | 8;
-const INET: u8 = 1;
-const INET4: u8 = 2;
-const INET6: u8 = 10;
-const ACCEPT: u32 = 1;
+const NFPROTO_INET: u8 = 1;
+const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_IPV6: u8 = 10;
+const NF_ACCEPT: u32 = 1;
 
 /// nftables chain of any table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,82 +28,82 @@ struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// Whether dropping the chain changes no verdict on packets: it has no hook, or its policy is accept.
+    /// Whether deleting the chain changes no verdict on packets: it has no hook, or its policy is accept.
     is_neutral: bool,
 }
 
-/// Rule of a standard table, reduced to its handle and jump target.
+/// Rule in a standard table (`nat`, `mangle`, `raw`), reduced to its handle and jump target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
     handle: Vec<u8>,
     /// Target chain, if the rule jumps.
-    target: Option<String>,
+    jump_target: Option<String>,
 }
 
-/// Deletion in the removal transaction.
+/// Deletion of a table, chain or rule in the removal transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Removal {
     Table(u8, String),
     Rule(u8, String, String, Vec<u8>),
     /// Deletes all rules of a chain.
-    Rules(u8, String, String),
+    ChainRules(u8, String, String),
     Chain(u8, String, String),
 }
 
 /// Tables and chains of Istio's agent that exist in the namespace.
 #[derive(Debug, Default)]
 pub(crate) struct ForeignChains {
-    own_tables: Vec<&'static str>,
-    /// Families whose standard tables have chains of Istio's agent.
+    istio_tables: Vec<&'static str>,
+    /// Address families whose standard tables (`nat`, `mangle`, `raw`) have chains of Istio's agent.
     families: Vec<u8>,
     chains: Vec<Chain>,
 }
 
 impl ForeignChains {
     pub(crate) fn is_empty(&self) -> bool {
-        self.own_tables.is_empty() && self.families.is_empty()
+        self.istio_tables.is_empty() && self.families.is_empty()
     }
 }
 
 impl Nft {
     /// Finds the tables and chains of Istio's agent by one dump of all chains.
-    pub(crate) fn find_foreign(&mut self) -> Result<ForeignChains, NftError> {
+    pub(crate) fn find_istio_chains(&mut self) -> Result<ForeignChains, NftError> {
         let mut chains = Vec::new();
         self.socket
             .dump(GET_CHAIN, &[&[UNSPEC, 0, 0, 0]], |payload| {
-                chains.extend(chain(payload));
+                chains.extend(decode_chain(payload));
             })
             .map_err(|source| read_error("(all)", source))?;
         let own_tables = ISTIO_TABLES
             .into_iter()
             .filter(|name| {
-                let mut of_inet = chains.iter().filter(|chain| chain.family == INET);
+                let mut of_inet = chains.iter().filter(|chain| chain.family == NFPROTO_INET);
                 of_inet.any(|chain| chain.table == *name)
             })
             .collect();
-        let families = [INET4, INET6]
+        let families = [NFPROTO_IPV4, NFPROTO_IPV6]
             .into_iter()
             .filter(|family| {
                 let standard = chains.iter().filter(|chain| {
                     chain.family == *family && STANDARD_TABLES.contains(&&*chain.table)
                 });
-                is_capture(standard.map(|chain| (&*chain.table, &*chain.name)))
+                is_istio_capture(standard.map(|chain| (&*chain.table, &*chain.name)))
             })
             .collect();
         Ok(ForeignChains {
-            own_tables,
+            istio_tables: own_tables,
             families,
             chains,
         })
     }
 
     /// Removes the rules of Istio's agent in one transaction.
-    pub(crate) fn remove_foreign(&mut self, found: &ForeignChains) -> Result<(), NftError> {
+    pub(crate) fn remove_istio_rules(&mut self, found: &ForeignChains) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
-            .own_tables
+            .istio_tables
             .iter()
-            .map(|name| Removal::Table(INET, (*name).to_owned()))
+            .map(|name| Removal::Table(NFPROTO_INET, (*name).to_owned()))
             .collect();
         for family in &found.families {
             for table in STANDARD_TABLES {
@@ -117,11 +117,11 @@ impl Nft {
                     .any(|chain| ISTIO_CHAINS.contains(&&*chain.name))
                 {
                     let rules = self.rules_of(*family, table)?;
-                    removals.extend(standard_table(*family, table, &chains, &rules));
+                    removals.extend(table_removals(*family, table, &chains, &rules));
                 }
             }
         }
-        self.carry_out(&removals)
+        self.commit_removals(&removals)
             .map_err(|source| NftError::Refused {
                 table: "of Istio's agent".to_owned(),
                 step: "removal".to_owned(),
@@ -134,16 +134,16 @@ impl Nft {
         let filter = Attrs::new().text(1, table).into_bytes();
         self.socket
             .dump(GET_RULE, &[&[family, 0, 0, 0], &filter], |payload| {
-                let found = payload.get(GENMSG..).unwrap_or_default();
+                let found = payload.get(NFGENMSG_BYTES..).unwrap_or_default();
                 if attr(found, 1).and_then(text) == Some(table) {
-                    rules.extend(rule(found));
+                    rules.extend(decode_rule(found));
                 }
             })
             .map_err(|source| read_error(table, source))?;
         Ok(rules)
     }
 
-    fn carry_out(&mut self, removals: &[Removal]) -> io::Result<()> {
+    fn commit_removals(&mut self, removals: &[Removal]) -> io::Result<()> {
         if removals.is_empty() {
             return Ok(());
         }
@@ -170,17 +170,17 @@ impl Nft {
     }
 }
 
-/// Returns the deletions that remove Istio's rules from a standard table: the whole table if nothing else is in it,
-/// since iptables recreates it.
-fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
+/// Returns the deletions that remove the chains of Istio's agent from a standard table: the whole table if nothing else
+/// is in it, since iptables recreates it.
+fn table_removals(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| ISTIO_CHAINS.contains(&name);
-    let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
+    let jumps_to_istio = |rule: &&Rule| rule.jump_target.as_deref().is_some_and(is_theirs);
     let others: Vec<_> = rules
         .iter()
         .filter(|rule| !is_theirs(&rule.chain))
         .collect();
     let builtin: BTreeSet<_> = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].into();
-    let empty = others.iter().copied().all(|rule| leads(&rule))
+    let empty = others.iter().copied().all(|rule| jumps_to_istio(&rule))
         && chains.iter().all(|chain| {
             is_theirs(&chain.name) || (chain.is_neutral && builtin.contains(&*chain.name))
         });
@@ -192,13 +192,13 @@ fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) ->
         .iter()
         .filter(|chain| is_theirs(&chain.name))
         .collect();
-    let jumps = others.into_iter().filter(leads).map(|rule| {
+    let jumps = others.into_iter().filter(jumps_to_istio).map(|rule| {
         let (family, table, chain) = within(&rule.chain);
         Removal::Rule(family, table, chain, rule.handle.clone())
     });
     let emptied = theirs.iter().map(|chain| {
         let (family, table, chain) = within(&chain.name);
-        Removal::Rules(family, table, chain)
+        Removal::ChainRules(family, table, chain)
     });
     let deleted = theirs.iter().map(|chain| {
         let (family, table, chain) = within(&chain.name);
@@ -217,7 +217,7 @@ impl Removal {
                 *family,
                 within(table).text(2, chain).bytes(3, handle),
             ),
-            Self::Rules(family, table, chain) => {
+            Self::ChainRules(family, table, chain) => {
                 (DELETE_RULE, *family, within(table).text(2, chain))
             }
             Self::Chain(family, table, chain) => {
@@ -234,28 +234,28 @@ fn read_error(table: &str, source: io::Error) -> NftError {
     }
 }
 
-fn chain(payload: &[u8]) -> Option<Chain> {
-    let found = payload.get(GENMSG..)?;
+fn decode_chain(payload: &[u8]) -> Option<Chain> {
+    let found = payload.get(NFGENMSG_BYTES..)?;
     let policy = attr(found, 5).and_then(u32_be);
     Some(Chain {
         family: *payload.first()?,
         table: attr(found, 1).and_then(text)?.to_owned(),
         name: attr(found, 3).and_then(text)?.to_owned(),
-        is_neutral: policy.is_none_or(|policy| policy == ACCEPT),
+        is_neutral: policy.is_none_or(|policy| policy == NF_ACCEPT),
     })
 }
 
-fn rule(found: &[u8]) -> Option<Rule> {
+fn decode_rule(found: &[u8]) -> Option<Rule> {
     let list = attr(found, 4).unwrap_or_default();
     Some(Rule {
         chain: attr(found, 2).and_then(text)?.to_owned(),
         handle: attr(found, 3)?.to_vec(),
-        target: attrs(list).find_map(|(_, one)| target(one)),
+        jump_target: attrs(list).find_map(|(_, one)| decode_jump_target(one)),
     })
 }
 
 /// Returns the target chain of an expression, if it is a jump.
-fn target(expression: &[u8]) -> Option<String> {
+fn decode_jump_target(expression: &[u8]) -> Option<String> {
     if attr(expression, 1).and_then(text)? != "immediate" {
         return None;
     }
@@ -269,7 +269,7 @@ mod tests {
 
     fn chain(name: &str, is_neutral: bool) -> Chain {
         Chain {
-            family: INET4,
+            family: NFPROTO_IPV4,
             table: "nat".to_owned(),
             name: name.to_owned(),
             is_neutral,
@@ -280,12 +280,17 @@ mod tests {
         Rule {
             chain: chain.to_owned(),
             handle: vec![handle],
-            target: target.map(str::to_owned),
+            jump_target: target.map(str::to_owned),
         }
     }
 
     fn removals(chains: &[Chain], rules: &[Rule]) -> Vec<Removal> {
-        standard_table(INET4, "nat", &chains.iter().collect::<Vec<_>>(), rules)
+        table_removals(
+            NFPROTO_IPV4,
+            "nat",
+            &chains.iter().collect::<Vec<_>>(),
+            rules,
+        )
     }
 
     #[test]
@@ -295,13 +300,13 @@ mod tests {
             rule("OUTPUT", 1, Some("ISTIO_OUTPUT")),
             rule("ISTIO_OUTPUT", 2, None),
         ];
-        let whole = [Removal::Table(INET4, "nat".to_owned())];
+        let whole = [Removal::Table(NFPROTO_IPV4, "nat".to_owned())];
         assert_eq!(removals(&chains, &theirs), whole);
 
         let in_part = [
-            Removal::Rule(INET4, "nat".into(), "OUTPUT".into(), vec![1]),
-            Removal::Rules(INET4, "nat".into(), "ISTIO_OUTPUT".into()),
-            Removal::Chain(INET4, "nat".into(), "ISTIO_OUTPUT".into()),
+            Removal::Rule(NFPROTO_IPV4, "nat".into(), "OUTPUT".into(), vec![1]),
+            Removal::ChainRules(NFPROTO_IPV4, "nat".into(), "ISTIO_OUTPUT".into()),
+            Removal::Chain(NFPROTO_IPV4, "nat".into(), "ISTIO_OUTPUT".into()),
         ];
         let others_rule = [&theirs[..], &[rule("OUTPUT", 3, None)]].concat();
         assert_eq!(removals(&chains, &others_rule), in_part);
@@ -314,7 +319,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn arbitrary_replies_never_panic(bytes: Vec<u8>) {
-            let _any = (super::chain(&bytes), super::rule(&bytes), target(&bytes));
+            let _any = (super::decode_chain(&bytes), super::decode_rule(&bytes), decode_jump_target(&bytes));
         }
     }
 }

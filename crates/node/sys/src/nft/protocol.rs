@@ -12,7 +12,7 @@ pub(super) const BATCH_BEGIN: u16 = 0x10;
 pub(super) const BATCH_END: u16 = 0x11;
 pub(super) const UNSPEC: u8 = 0;
 /// Length of `struct nfgenmsg`, which precedes the attributes of every message.
-pub(super) const GENMSG: usize = 4;
+pub(super) const NFGENMSG_BYTES: usize = 4;
 
 /// Address family of a table, which determines the packets that its chains see (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub(crate) enum TableFamily {
 }
 
 /// Number of bits by which `nft` shifts the first of two types in a concatenation.
-const CONCATENATION: u32 = 6;
-/// Type number and length in bytes of a port in a concatenation, padded to a register.
-const PORT: (u32, u32) = (13, 4);
+const CONCATENATION_SHIFT_BITS: u32 = 6;
+/// Type number of a port in a set's concatenated key, and its length in bytes, padded to a register.
+const PORT_TYPE_AND_BYTES: (u32, u32) = (13, 4);
 
 /// Returns the type number and length in bytes of a set's key, with the type numbers of `nft`.
 pub(super) const fn key_type(key: SetKey) -> (u32, u32) {
@@ -35,7 +35,10 @@ pub(super) const fn key_type(key: SetKey) -> (u32, u32) {
         Family::V6 => (8, 16),
     };
     if key.has_port {
-        (number << CONCATENATION | PORT.0, len + PORT.1)
+        (
+            number << CONCATENATION_SHIFT_BITS | PORT_TYPE_AND_BYTES.0,
+            len + PORT_TYPE_AND_BYTES.1,
+        )
     } else {
         (number, len)
     }

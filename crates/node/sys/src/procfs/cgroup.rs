@@ -8,10 +8,10 @@
 pub enum CgroupError {
     /// Line that is not `hierarchy:controllers:path`.
     #[error("{0:?} is not a line of a cgroup file")]
-    Line(String),
+    MalformedLine(String),
     /// Lines that name different pods or containers.
     #[error("its lines name different pods: {0} and {1}")]
-    Several(String, String),
+    Contradictory(String, String),
 }
 
 /// Returns the pod UID in the text of a process' `/proc/<pid>/cgroup`, if there is one.
@@ -22,14 +22,15 @@ pub fn pod_of_cgroups(text: &str) -> Result<Option<String>, CgroupError> {
     let mut found: Option<(String, String)> = None;
     for line in text.lines().filter(|line| !line.is_empty()) {
         let path = line.splitn(3, ':').nth(2);
-        let path = path.ok_or_else(|| CgroupError::Line(line.chars().take(256).collect()))?;
+        let path =
+            path.ok_or_else(|| CgroupError::MalformedLine(line.chars().take(256).collect()))?;
         let Some(named) = pod_of_path(path) else {
             continue;
         };
         match &found {
             Some(before) if *before != named => {
                 let text = |(uid, container): &(String, String)| format!("{uid}/{container}");
-                return Err(CgroupError::Several(text(before), text(&named)));
+                return Err(CgroupError::Contradictory(text(before), text(&named)));
             }
             _ => found = Some(named),
         }
@@ -88,25 +89,29 @@ mod tests {
     use super::*;
 
     const UID: &str = "2c48913c-b29f-11e7-9350-020968147796";
-    const ID: &str = "9bca8d63d5fa610783847915bcff0ecac1273e5b4bed3f6fa1b07350e0135961";
+    const CONTAINER_ID: &str = "9bca8d63d5fa610783847915bcff0ecac1273e5b4bed3f6fa1b07350e0135961";
 
     #[test]
     fn cgroup_paths_of_all_runtimes_are_read() {
         let under = UID.replace('-', "_");
         for path in [
-            format!("/kubepods/burstable/pod{UID}/{ID}"),
-            format!("/kubepods/pod{UID}/{ID}"),
+            format!("/kubepods/burstable/pod{UID}/{CONTAINER_ID}"),
+            format!("/kubepods/pod{UID}/{CONTAINER_ID}"),
             format!(
-                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{CONTAINER_ID}.scope"
             ),
-            format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope"),
-            format!("/kubepods.slice/kubepods-besteffort-pod{under}.slice:cri-containerd:{ID}"),
+            format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{CONTAINER_ID}.scope"),
             format!(
-                "/system.slice/containerd.service/kubepods-pod{under}.slice:cri-containerd:{ID}"
+                "/kubepods.slice/kubepods-besteffort-pod{under}.slice:cri-containerd:{CONTAINER_ID}"
             ),
-            format!("/../../pod{UID}/{ID}"),
-            format!("/docker/6d1f/kubelet/kubepods/burstable/pod{UID}/{ID}"),
-            format!("/kubepods/pod00000000-0000-0000-0000-000000000000/outer/pod{UID}/{ID}"),
+            format!(
+                "/system.slice/containerd.service/kubepods-pod{under}.slice:cri-containerd:{CONTAINER_ID}"
+            ),
+            format!("/../../pod{UID}/{CONTAINER_ID}"),
+            format!("/docker/6d1f/kubelet/kubepods/burstable/pod{UID}/{CONTAINER_ID}"),
+            format!(
+                "/kubepods/pod00000000-0000-0000-0000-000000000000/outer/pod{UID}/{CONTAINER_ID}"
+            ),
         ] {
             assert_eq!(
                 pod_of_cgroups(&format!("0::{path}\n")),
@@ -115,7 +120,7 @@ mod tests {
             );
         }
         let hash = UID.replace('-', "");
-        let of_static_pod = format!("0::/kubepods/pod{hash}/{ID}");
+        let of_static_pod = format!("0::/kubepods/pod{hash}/{CONTAINER_ID}");
         assert_eq!(pod_of_cgroups(&of_static_pod), Ok(Some(hash)));
     }
 
@@ -125,11 +130,11 @@ mod tests {
             "/",
             "/init.scope",
             "/user.slice/user-1000.slice/session-1.scope",
-            &format!("/podman/pod-{ID}"),
-            &format!("/crio-{ID}"),
+            &format!("/podman/pod-{CONTAINER_ID}"),
+            &format!("/crio-{CONTAINER_ID}"),
             &format!("/kubepods/burstable/pod{UID}"),
             &format!("/kubepods/burstable/pod{UID}/"),
-            &format!("/kubepods/xpod{UID}/{ID}"),
+            &format!("/kubepods/xpod{UID}/{CONTAINER_ID}"),
             "/kubepods/podé/x",
         ] {
             assert_eq!(pod_of_cgroups(&format!("0::{path}")), Ok(None), "{path}");
@@ -140,23 +145,25 @@ mod tests {
     #[test]
     fn lines_must_agree_and_be_lines() {
         let other = UID.replace("2c48", "3c48");
-        let text =
-            format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{other}/{ID}\n");
+        let text = format!(
+            "2:cpu:/kubepods/pod{UID}/{CONTAINER_ID}\n1:name=systemd:/kubepods/pod{other}/{CONTAINER_ID}\n"
+        );
         assert!(matches!(
             pod_of_cgroups(&text),
-            Err(CgroupError::Several(..))
+            Err(CgroupError::Contradictory(..))
         ));
-        let text =
-            format!("2:cpu:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{UID}/other\n");
+        let text = format!(
+            "2:cpu:/kubepods/pod{UID}/{CONTAINER_ID}\n1:name=systemd:/kubepods/pod{UID}/other\n"
+        );
         assert!(matches!(
             pod_of_cgroups(&text),
-            Err(CgroupError::Several(..))
+            Err(CgroupError::Contradictory(..))
         ));
-        let text = format!("2:cpu:/\n1:name=systemd:/kubepods/pod{UID}/{ID}\n");
+        let text = format!("2:cpu:/\n1:name=systemd:/kubepods/pod{UID}/{CONTAINER_ID}\n");
         assert_eq!(pod_of_cgroups(&text), Ok(Some(UID.to_owned())));
         assert!(matches!(
             pod_of_cgroups("nothing of the kind"),
-            Err(CgroupError::Line(_))
+            Err(CgroupError::MalformedLine(_))
         ));
     }
 

@@ -48,12 +48,12 @@ fn target(uid: &str, addresses: &[&str]) -> PodTarget {
     let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
     PodTarget {
         uid: uid.to_owned(),
-        alias: None,
+        cgroup_alias: None,
         addresses,
     }
 }
 
-fn by_variable() -> Attribution {
+fn environ_attribution() -> Attribution {
     Attribution::Environ("TEST_POD_UID".to_owned())
 }
 
@@ -100,14 +100,14 @@ fn a_running_pod_is_found_by_its_variable_and_address() {
     let pod = Pod::start("uid-a", "10.9.8.7");
     let found = discover(
         Path::new("/proc"),
-        &by_variable(),
+        &environ_attribution(),
         &[
             target("uid-a", &["fd00::1", "10.9.8.7"]),
             target("uid-b", &["10.9.8.7"]),
         ],
     )
     .unwrap()
-    .found;
+    .namespaces;
     assert_eq!(
         found.into_iter().collect::<Vec<_>>(),
         [("uid-a".to_owned(), netns_of(&pod))]
@@ -119,26 +119,31 @@ fn a_namespace_without_the_pods_address_is_refused() {
     let _pod = Pod::start("uid-c", "10.9.8.6");
     let result = discover(
         Path::new("/proc"),
-        &by_variable(),
+        &environ_attribution(),
         &[target("uid-c", &["10.9.8.5"])],
     )
     .unwrap();
-    assert!(result.found.is_empty());
+    assert!(result.namespaces.is_empty());
     // The pod may have started another process.
     let mut rejected = result.rejected.iter();
     assert!(rejected.len() > 0);
-    assert!(rejected.all(|one| matches!(one.why, RejectReason::ForeignNamespace)));
+    assert!(rejected.all(|one| matches!(one.reason, RejectReason::ForeignNamespace)));
 }
 
 #[test]
 fn a_pod_without_addresses_waits() {
     let _pod = Pod::start("uid-d", "10.9.8.4");
-    let result = discover(Path::new("/proc"), &by_variable(), &[target("uid-d", &[])]).unwrap();
-    assert!(result.found.is_empty());
+    let result = discover(
+        Path::new("/proc"),
+        &environ_attribution(),
+        &[target("uid-d", &[])],
+    )
+    .unwrap();
+    assert!(result.namespaces.is_empty());
     assert!(matches!(
         result.rejected[..],
         [RejectedProcess {
-            why: RejectReason::NoAddresses,
+            reason: RejectReason::NoAddresses,
             ..
         }]
     ));
@@ -148,8 +153,8 @@ fn a_pod_without_addresses_waits() {
 /// running. Runs in a process of its own, since the limit is the process'.
 #[test]
 fn scan_that_runs_out_of_descriptors_is_an_error() {
-    const PROC: &str = "TEST_EXHAUSTED_PROC";
-    if let Some(proc) = std::env::var_os(PROC) {
+    const PROC_VARIABLE: &str = "TEST_EXHAUSTED_PROC";
+    if let Some(proc) = std::env::var_os(PROC_VARIABLE) {
         let limit = rustix::process::Rlimit {
             current: Some(64),
             maximum: Some(64),
@@ -170,7 +175,7 @@ fn scan_that_runs_out_of_descriptors_is_an_error() {
             held.pop().expect("with enough descriptors it is found");
         }
         assert!(failed > 2, "only {failed} of its opens were tried");
-        assert_eq!(find().unwrap().found.len(), 1);
+        assert_eq!(find().unwrap().namespaces.len(), 1);
         return;
     }
     let pod = Pod::start("", "10.9.8.2");
@@ -179,7 +184,7 @@ fn scan_that_runs_out_of_descriptors_is_an_error() {
     let name = std::thread::current().name().unwrap().to_owned();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &name, "--nocapture"])
-        .env(PROC, fake.0.path())
+        .env(PROC_VARIABLE, fake.0.path())
         .output()
         .unwrap();
     let output = String::from_utf8_lossy(&child.stdout);
@@ -194,7 +199,7 @@ fn the_oldest_process_wins() {
         let proc = FakeProc::new();
         proc.add(20, old.pid(), &cgroup(), first);
         proc.add(30, new.pid(), &cgroup(), second);
-        let found = proc.discover(&[target(UID, &["10.9.8.3"])]).found;
+        let found = proc.discover(&[target(UID, &["10.9.8.3"])]).namespaces;
         let expected = if first < second { &old } else { &new };
         assert_eq!(found[UID], netns_of(expected));
     }
@@ -207,7 +212,7 @@ fn a_foreign_process_does_not_hide_the_rightful_owner() {
     proc.add(20, foreign.pid(), &cgroup(), 1);
     proc.add(30, owner.pid(), &cgroup(), 2);
     let result = proc.discover(&[target(UID, &["::ffff:10.9.8.2"])]);
-    assert_eq!(result.found[UID], netns_of(&owner));
+    assert_eq!(result.namespaces[UID], netns_of(&owner));
     assert_eq!(result.rejected.len(), 1);
 }
 
@@ -216,11 +221,11 @@ fn the_nodes_namespace_is_never_a_pods() {
     let proc = FakeProc::new();
     proc.add(20, std::process::id(), &cgroup(), 1);
     let result = proc.discover(&[target(UID, &["127.0.0.1"])]);
-    assert!(result.found.is_empty());
+    assert!(result.namespaces.is_empty());
     assert!(matches!(
         result.rejected[..],
         [RejectedProcess {
-            why: RejectReason::NodeNamespace,
+            reason: RejectReason::NodeNamespace,
             ..
         }]
     ));
@@ -232,8 +237,12 @@ fn a_static_pod_is_found_by_its_configuration_hash() {
     let proc = FakeProc::new();
     proc.add(20, pod.pid(), &cgroup(), 1);
     let mut sought = target("mirror-uid", &["10.9.7.9"]);
-    sought.alias = Some(UID.to_owned());
-    assert!(proc.discover(&[sought]).found.contains_key("mirror-uid"));
+    sought.cgroup_alias = Some(UID.to_owned());
+    assert!(
+        proc.discover(&[sought])
+            .namespaces
+            .contains_key("mirror-uid")
+    );
 }
 
 #[test]
@@ -244,7 +253,7 @@ fn malformed_processes_are_skipped() {
     proc.add(30, std::process::id(), "garbage", 1);
     assert!(
         proc.discover(&[target(UID, &["10.0.0.1"])])
-            .found
+            .namespaces
             .is_empty()
     );
     assert_eq!(start_time("1 (x) S"), None);
@@ -254,6 +263,6 @@ fn malformed_processes_are_skipped() {
 #[test]
 fn a_variable_is_matched_whole() {
     let environ = b"XTEST=1\0TEST_X=2\0TEST=\0TEST=3\0";
-    assert_eq!(variable_of(environ, "TEST"), Some("3".to_owned()));
-    assert_eq!(variable_of(environ, "ABSENT"), None);
+    assert_eq!(environ_variable(environ, "TEST"), Some("3".to_owned()));
+    assert_eq!(environ_variable(environ, "ABSENT"), None);
 }

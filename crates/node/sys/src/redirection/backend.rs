@@ -268,8 +268,8 @@ pub(super) fn bpf_guards_in_place(
     if !table.is_some_and(|table| nft::has_bpf_guards(&table)) {
         return Ok(None);
     }
-    let own = addresses::dump().map_err(RedirectionError::Addresses)?;
-    let own = own.into_iter().map(|of| of.ip);
+    let own = addresses::dump_addresses().map_err(RedirectionError::Addresses)?;
+    let own = own.into_iter().map(|address| address.ip);
     let own: Vec<_> = own.filter(|ip| !ip.is_loopback()).collect();
     Ok(Some(bpf_guards(spec, &own)))
 }

@@ -259,13 +259,13 @@ pub fn purge(netns: &Netns, pins: &Path) -> Result<(), RedirectionError> {
 
 /// Computes the desired state from the specification and the addresses of the calling thread's namespace.
 fn desired(spec: &RedirectionSpec) -> Result<Desired, RedirectionError> {
-    let found = addresses::dump().map_err(RedirectionError::Addresses)?;
-    let interfaces: BTreeSet<_> = found.iter().map(|of| of.interface).collect();
+    let found = addresses::dump_addresses().map_err(RedirectionError::Addresses)?;
+    let interfaces: BTreeSet<_> = found.iter().map(|address| address.interface).collect();
     let interfaces = interfaces.len() - usize::from(interfaces.contains(&LOOPBACK_INTERFACE));
     if interfaces > 1 {
         return Err(RedirectionError::Interfaces(interfaces));
     }
-    let own = found.into_iter().map(|of| of.ip);
+    let own = found.into_iter().map(|address| address.ip);
     let own: BTreeSet<IpAddr> = own.filter(|ip| !ip.is_loopback()).collect();
     let addresses: Vec<_> = own.iter().copied().collect();
     let mut rules = plan_by_bpf(spec, &addresses, false)?;
@@ -407,7 +407,8 @@ fn has_only_chains_of(table: &Table, other: &Table) -> bool {
 /// Whether connections are open that the rules of another backend have translated, or that the proxy has opened under
 /// them to the application at one of the addresses `own`.
 fn has_translated_connections(own: &BTreeSet<IpAddr>) -> Result<bool, RedirectionError> {
-    let sockets = sock_diag::dump(TcpStateFilter::InUse).map_err(RedirectionError::Connections)?;
+    let sockets =
+        sock_diag::list_sockets(TcpStateFilter::InUse).map_err(RedirectionError::Connections)?;
     let has_mark = |socket: &TcpSocket, mark| socket.mark & marks::MASK == mark;
     // Other ends of connections that programs gave to the proxy.
     let captured: HashSet<_> = sockets

@@ -11,7 +11,7 @@ pub enum Applied {
     Installed,
     /// Some of Ambit's rules existed, but not as desired, and were repaired.
     Repaired {
-        /// Differences that were repaired.
+        /// Differences between desired and previous rules, which were repaired.
         what: Drift,
     },
 }
@@ -26,12 +26,12 @@ pub struct Drift {
 }
 
 impl Drift {
-    /// Whether current and desired state are equal.
+    /// Whether the current redirection equals the desired one.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// Creates a report without differences for a namespace without Ambit's rules.
+    /// Creates a drift without differences, for a namespace without Ambit's rules.
     pub(super) fn of_nothing() -> Self {
         Self {
             items: Vec::new(),

@@ -1,8 +1,8 @@
 //! Removes the rules of an Istio agent that captured the pod before, in the calling thread's namespace.
 //!
-//! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes
-//! first decides. So ours are added before the others are removed: the pod is captured at every
-//! moment, and since ours match on the state of connections, translated connections stay
+//! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes first
+//! decides. So Ambit's rules are added before those of Istio's agent are removed: the pod is captured at
+//! every moment, and since Ambit's rules match on the state of connections, translated connections stay
 //! translated.
 
 use std::sync::Once;
@@ -23,30 +23,31 @@ const MAX_ATTEMPTS: usize = 5;
 #[derive(Debug, Default)]
 pub(super) struct ForeignRules {
     nftables: ForeignChains,
-    /// Scripts for `iptables-legacy-restore` that remove its legacy rules, by address family.
-    legacy: Vec<(Family, String)>,
-    /// Whether iptables-legacy tables exist, but no program to read them.
-    unreadable: bool,
+    /// Scripts for `iptables-legacy-restore` that remove the legacy rules of Istio's agent, by address family.
+    legacy_removal_scripts: Vec<(Family, String)>,
+    /// Whether iptables-legacy tables exist in the namespace, but `iptables-legacy-save` is not installed.
+    has_unreadable_tables: bool,
 }
 
 impl ForeignRules {
-    /// Whether Istio's agent has certainly no rules here.
+    /// Whether the namespace certainly has no rules of Istio's agent.
     pub(super) fn is_absent(&self) -> bool {
-        !self.is_present() && !self.unreadable
+        !self.is_present() && !self.has_unreadable_tables
     }
 
-    /// Whether tables exist that cannot be read.
+    /// Whether the namespace has iptables-legacy tables that cannot be read, because iptables is not installed.
     pub(super) fn is_unreadable(&self) -> bool {
-        self.unreadable
+        self.has_unreadable_tables
     }
 
-    /// Whether Istio's agent has certainly rules here.
+    /// Whether rules of Istio's agent were found in the namespace.
     pub(super) fn is_present(&self) -> bool {
-        !self.nftables.is_empty() || !self.legacy.is_empty()
+        !self.nftables.is_empty() || !self.legacy_removal_scripts.is_empty()
     }
 }
 
-/// Finds the rules of Istio's agent. Needs a single request to the kernel where iptables-legacy was never used.
+/// Finds the rules of Istio's agent in the calling thread's namespace. Needs a single request to the kernel where
+/// iptables-legacy was never used.
 pub(super) fn find() -> Result<ForeignRules, RedirectionError> {
     let mut found = ForeignRules {
         nftables: find_in_nftables()?,
@@ -63,10 +64,12 @@ pub(super) fn find() -> Result<ForeignRules, RedirectionError> {
             match program.save() {
                 Ok(saved) => {
                     let script = foreign::removal_script(&saved);
-                    found.legacy.extend(script.map(|script| (family, script)));
+                    found
+                        .legacy_removal_scripts
+                        .extend(script.map(|script| (family, script)));
                 }
                 Err(error) if error.is_not_installed() => {
-                    found.unreadable = true;
+                    found.has_unreadable_tables = true;
                     warn_unreadable(&error);
                 }
                 Err(error) => return Err(error.into()),
@@ -82,7 +85,7 @@ pub(super) fn prepare(found: &ForeignRules) {
     if found.is_absent() {
         return;
     }
-    if let Err(error) = conntrack::track_open_connections_in(marks::ZONE) {
+    if let Err(error) = conntrack::track_proxy_connections(marks::ZONE) {
         tracing::warn!(%error, "connections to the application may break as a pod is taken over");
     }
 }
@@ -92,7 +95,7 @@ pub(super) fn remove(mut found: ForeignRules) -> Result<bool, RedirectionError> 
     let any = found.is_present();
     let mut attempt = 1;
     while !found.nftables.is_empty() {
-        match Nft::open()?.remove_foreign(&found.nftables) {
+        match Nft::open()?.remove_istio_rules(&found.nftables) {
             Ok(()) => break,
             Err(error) if attempt < MAX_ATTEMPTS && error.is_contention() => {
                 attempt += 1;
@@ -101,9 +104,9 @@ pub(super) fn remove(mut found: ForeignRules) -> Result<bool, RedirectionError> 
             Err(error) => return Err(error.into()),
         }
     }
-    if !found.legacy.is_empty() {
+    if !found.legacy_removal_scripts.is_empty() {
         let _lock = lock()?;
-        for (family, script) in found.legacy {
+        for (family, script) in found.legacy_removal_scripts {
             if let Some(program) = Iptables::new(Backend::IptablesLegacy, family) {
                 program.restore(&script)?;
             }
@@ -113,7 +116,7 @@ pub(super) fn remove(mut found: ForeignRules) -> Result<bool, RedirectionError> 
 }
 
 fn find_in_nftables() -> Result<ForeignChains, NftError> {
-    match Nft::open().and_then(|mut nft| nft.find_foreign()) {
+    match Nft::open().and_then(|mut nft| nft.find_istio_chains()) {
         Err(error) if error.is_unsupported() => Ok(ForeignChains::default()),
         result => result,
     }

@@ -1,9 +1,9 @@
 //! Rules in the node's namespace that give kubelet's probes of enrolled pods a source address which no packet from
 //! elsewhere has.
 //!
-//! The kernel holds the addresses and probe ports of enrolled pods, in sets (nftables) or in rules
-//! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay
-//! until their pod is written again, so that an upgrade interrupts no probe.
+//! The kernel holds the addresses and probe ports of enrolled pods, as members of sets (nftables) or as rules
+//! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay until their pod's
+//! members are replaced, so that an upgrade interrupts no probe.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -28,18 +28,19 @@ use crate::{
 };
 
 /// Pod UIDs by address and probe port (`None`: every port).
-type Members = BTreeMap<(IpAddr, Option<u16>), String>;
+type ExemptMembers = BTreeMap<(IpAddr, Option<u16>), String>;
 
-/// Creates the node's rules and their sets; existing members stay.
+/// Creates the node's rules that exempt kubelet's probes, and their sets; existing members stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
-pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError> {
-    edit(node, spec, |_| {}).map(|(_, drift)| drift.into_applied())
+pub fn ensure_rules(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError> {
+    edit_members(node, spec, |_| {}).map(|(_, drift)| drift.into_applied())
 }
 
-/// Changes the rules for frames between ports of one bridge. Does nothing if the kernel does not support family bridge.
-fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
+/// Changes the node's rules for frames that a bridge forwards between its ports. Does nothing if the kernel does not
+/// support the family bridge.
+fn change_bridge_table(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
     let changed = Nft::open_family(TableFamily::Bridge)
         .map_err(RedirectionError::from)
         .and_then(|mut nft| change_table_of(&mut nft, HOST_TABLE, |_| desired()));
@@ -52,7 +53,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Replaces the members of all pods in one step, and removes rules of other backends.
+/// Replaces the exempt addresses and ports (members) of all pods in one step, and removes rules of other backends.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -61,20 +62,21 @@ pub fn set_members(
     spec: &HostSpec,
     members: &[HostMember],
 ) -> Result<(), RedirectionError> {
-    let desired: Members = members
+    let desired: ExemptMembers = members
         .iter()
         .map(|m| ((m.ip.to_canonical(), m.port), m.uid.clone()))
         .collect();
-    let (used, _) = edit(node, spec, |current| current.clone_from(&desired))?;
+    let (used, _) = edit_members(node, spec, |current| current.clone_from(&desired))?;
     // Only now: pods that those rules exempted are exempt by ours.
-    inside(node, || remove_others(used))
+    inside(node, || remove_other_backends(used))
 }
 
-/// Replaces a pod's members by its addresses with these ports; an address that another pod had before is taken over.
+/// Replaces the exempt addresses and ports (members) of one pod; an address that belonged to another pod is removed
+/// from that one.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
-pub fn upsert(
+pub fn upsert_pod(
     node: &Netns,
     spec: &HostSpec,
     uid: &str,
@@ -82,7 +84,7 @@ pub fn upsert(
     ports: &ProbePorts,
 ) -> Result<(), RedirectionError> {
     let ips: Vec<_> = ips.iter().map(IpAddr::to_canonical).collect();
-    edit(node, spec, |current| {
+    edit_members(node, spec, |current| {
         current.retain(|(ip, _), owner| owner != uid && !ips.contains(ip));
         for ip in &ips {
             current.extend(ports.iter().map(|port| ((*ip, port), uid.to_owned())));
@@ -91,18 +93,18 @@ pub fn upsert(
     .map(|_| ())
 }
 
-/// Removes the pod's members; an address that meanwhile belongs to another pod stays.
+/// Removes the exempt addresses and ports (members) of one pod; an address that meanwhile belongs to another pod stays.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
 pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), RedirectionError> {
-    edit(node, spec, |current| {
+    edit_members(node, spec, |current| {
         current.retain(|_, owner| owner != uid)
     })
     .map(|_| ())
 }
 
-/// Reads the addresses and ports of all pods from the kernel.
+/// Reads the exempt addresses and ports (members) of all pods from the kernel.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -111,24 +113,24 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
         let (_, members) = first_working(spec.backend, |backend| match backend.kind() {
             Backend::Nftables => Ok(Nft::open()?
                 .read(HOST_TABLE)?
-                .map_or_else(Members::new, |t| collect(host_members(&t)))),
+                .map_or_else(ExemptMembers::new, |t| collect_members(host_members(&t)))),
             backend => {
-                let mut members = Members::new();
+                let mut members = ExemptMembers::new();
                 for (_, state) in read(backend, spec)? {
-                    members.extend(collect(iptables::host_members(&state)));
+                    members.extend(collect_members(iptables::host_members(&state)));
                 }
                 Ok(members)
             }
         })?;
-        Ok(list(&members))
+        Ok(list_members(&members))
     })
 }
 
-/// Returns how many connections the node's rules have exempted since they were last written.
+/// Returns the number of connections that the node's rules have exempted since the rules were last written.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
-pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> {
+pub fn exempted_connections(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> {
     inside(node, || {
         let (_, connections) = first_working(spec.backend, |backend| match backend.kind() {
             Backend::Nftables => {
@@ -137,7 +139,7 @@ pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> 
             }
             backend => {
                 let mut connections = 0_u64;
-                for program in programs(backend, spec) {
+                for program in iptables_programs(backend, spec) {
                     let counted = iptables::exempted(&program.1.save_counters()?);
                     connections = connections.saturating_add(counted);
                 }
@@ -148,14 +150,14 @@ pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> 
     })
 }
 
-/// Removes the node's rules and their sets.
+/// Removes the node's rules that exempt kubelet's probes, and their sets.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
-pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
+pub fn remove_rules(node: &Netns) -> Result<(), RedirectionError> {
     inside(node, || {
         remove_nftables()?;
-        change_bridges(|| None)?;
+        change_bridge_table(|| None)?;
         for backend in RedirectionBackend::backends_in_use()? {
             remove_iptables(backend.kind())?;
         }
@@ -163,8 +165,8 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Removes the node's rules of all backends but the one in use.
-fn remove_others(used: Backend) -> Result<(), RedirectionError> {
+/// Removes the node's probe rules of all backends but the one in use.
+fn remove_other_backends(used: Backend) -> Result<(), RedirectionError> {
     if used != Backend::Nftables {
         remove_nftables()?;
     }
@@ -191,24 +193,25 @@ fn remove_iptables(backend: Backend) -> Result<(), RedirectionError> {
     Ok(())
 }
 
-/// Edits the members, repairs all other differences, and returns the backend that carries the rules.
-fn edit(
+/// Applies `change` to the members (exempt addresses and ports), repairs all other differences of the node's rules, and
+/// returns the backend that carries the rules.
+fn edit_members(
     node: &Netns,
     spec: &HostSpec,
-    change: impl Fn(&mut Members),
+    change: impl Fn(&mut ExemptMembers),
 ) -> Result<(Backend, Drift), RedirectionError> {
     inside(node, || {
         let attempt = |backend: RedirectionBackend| match backend.kind() {
             Backend::Nftables => change_table(HOST_TABLE, |current| {
                 let members = current.map(host_members).unwrap_or_default();
-                let mut members = collect(members);
+                let mut members = collect_members(members);
                 change(&mut members);
-                Some(host_table(spec, &list(&members)))
+                Some(host_table(spec, &list_members(&members)))
             }),
             backend => edit_iptables(backend, spec, &change),
         };
         let (used, mut drift) = first_working(spec.backend, attempt)?;
-        let bridges = change_bridges(|| Some(bridge_table(spec)))?;
+        let bridges = change_bridge_table(|| Some(bridge_table(spec)))?;
         drift.nothing_found &= bridges.nothing_found;
         let items = bridges.items.into_iter();
         drift
@@ -221,7 +224,7 @@ fn edit(
 fn edit_iptables(
     backend: Backend,
     spec: &HostSpec,
-    change: impl Fn(&mut Members),
+    change: impl Fn(&mut ExemptMembers),
 ) -> Result<Drift, RedirectionError> {
     if spec.kubelet_cgroup.is_some() {
         tracing::error!(
@@ -231,9 +234,9 @@ fn edit_iptables(
     let _lock = lock()?;
     let mut drift = Drift::of_nothing();
     for (family, current) in read(backend, spec)? {
-        let mut members = collect(iptables::host_members(&current));
+        let mut members = collect_members(iptables::host_members(&current));
         change(&mut members);
-        let desired = iptables::desired_host(spec, &list(&members), family);
+        let desired = iptables::desired_host(spec, &list_members(&members), family);
         drift.nothing_found &= current.is_empty();
         drift
             .items
@@ -244,13 +247,16 @@ fn edit_iptables(
 }
 
 fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, RedirectionError> {
-    programs(backend, spec)
+    iptables_programs(backend, spec)
         .map(|(family, program)| Ok((family, program.read()?)))
         .collect()
 }
 
-/// Returns the iptables programs for the node's address families.
-fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
+/// Returns the iptables programs of a backend, one for each address family in use on the node.
+fn iptables_programs(
+    backend: Backend,
+    spec: &HostSpec,
+) -> impl Iterator<Item = (Family, Iptables)> {
     let is_enabled = move |family: &Family| {
         family_enabled(*family)
             && match family {
@@ -274,14 +280,14 @@ fn restore(
     }
 }
 
-fn collect(members: Vec<HostMember>) -> Members {
+fn collect_members(members: Vec<HostMember>) -> ExemptMembers {
     members
         .into_iter()
         .map(|member| ((member.ip, member.port), member.uid))
         .collect()
 }
 
-fn list(members: &Members) -> Vec<HostMember> {
+fn list_members(members: &ExemptMembers) -> Vec<HostMember> {
     members
         .iter()
         .map(|((ip, port), uid)| HostMember {

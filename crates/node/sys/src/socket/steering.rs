@@ -1,9 +1,9 @@
 //! Steers a connection between two pods of a node to the proxy worker that opened it.
 //!
-//! The kernel spreads openings over the listeners that share a port by a hash of its own, so both ends of
-//! a tunnel within a node are on one worker only by chance, and one worker may have most of the work. Here
-//! the opening's source port chooses the listener, and a worker opens such tunnels from a port that
-//! chooses itself. Connections from elsewhere are spread evenly, as before.
+//! The kernel distributes new connections over the listeners that share a port by a hash of its own, so both ends of a
+//! tunnel within a node are on one worker only by chance, and one worker may have most of the work. The BPF program of
+//! this module selects the listener by the connection's source port, and a worker opens such tunnels from a port that
+//! selects itself. Connections from elsewhere are distributed evenly, as before.
 
 use std::{
     io,
@@ -18,33 +18,33 @@ use socket2::{Domain, Socket};
 
 use super::create::{SocketError, new_socket};
 
-/// Maximum ports that are tried; the last one is used whichever worker it selects.
+/// Maximum source ports that are tried to find one that selects the worker; otherwise the kernel chooses the port.
 const MAX_PORT_ATTEMPTS: usize = 64;
 
-/// Proxy worker, by its listener among those that share a port.
+/// Position of a proxy worker among the workers that share a listening port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerPosition {
-    /// Index of the worker's listener among those of the port, in the order in which they began to listen.
+    /// Index of the worker's listener among those that share the port, in the order in which they began to listen.
     pub index: usize,
     /// Number of workers that share the port.
     pub count: usize,
 }
 
 impl WorkerPosition {
-    /// Whether the listeners' program selects this worker for connections from `port`. The last bit is not used: ports
-    /// that the kernel chooses are mostly even for `connect`, and odd otherwise.
-    fn is_chosen_by(self, port: u16) -> bool {
+    /// Whether the BPF program of [`steer`] selects this worker for connections from source port `port`. The last bit
+    /// is ignored: ports that the kernel chooses are mostly even for `connect`, and odd otherwise.
+    fn is_selected_by_port(self, port: u16) -> bool {
         usize::from(port >> 1) % self.count.max(1) == self.index
     }
 }
 
 /// Attaches a BPF program to the listeners that share this one's port: the source port of a connection selects one of
-/// the first `workers`.
+/// the first `workers` listeners.
 ///
 /// # Errors
 /// When the kernel refuses the program.
 pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
-    let mut program = program(u32::try_from(workers.max(1)).unwrap_or(1));
+    let mut program = steering_program(u32::try_from(workers.max(1)).unwrap_or(1));
     let program = sock_fprog {
         len: u16::try_from(program.len()).unwrap_or_default(),
         filter: program.as_mut_ptr(),
@@ -52,11 +52,11 @@ pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
     Ok(setsockopt(listener, AttachReusePortCbpf, &program)?)
 }
 
-/// Builds the classic BPF program. It reads the source port of the TCP header behind an IPv4 header without options or
-/// an IPv6 header without extensions; for any other packet the worker is arbitrary.
-fn program(workers: u32) -> [sock_filter; 9] {
+/// Builds the classic BPF program that selects a worker. It reads the source port of the TCP header behind an IPv4
+/// header without options or an IPv6 header without extensions; for any other packet the worker is arbitrary.
+fn steering_program(workers: u32) -> [sock_filter; 9] {
     /// Base of offsets into the network header, `SKF_NET_OFF`.
-    const NETWORK: u32 = 0xfff0_0000;
+    const SKF_NET_OFF: u32 = 0xfff0_0000;
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;
     const SHIFT_RIGHT: u16 = 0x74;
@@ -77,12 +77,12 @@ fn program(workers: u32) -> [sock_filter; 9] {
         k: 6,
     };
     [
-        plain(LOAD_BYTE, NETWORK),
+        plain(LOAD_BYTE, SKF_NET_OFF),
         plain(SHIFT_RIGHT, 4),
         version_is_6,
-        plain(LOAD_HALF, NETWORK + 20),
+        plain(LOAD_HALF, SKF_NET_OFF + 20),
         plain(JUMP, 1),
-        plain(LOAD_HALF, NETWORK + 40),
+        plain(LOAD_HALF, SKF_NET_OFF + 40),
         plain(SHIFT_RIGHT, 1),
         plain(MODULO, workers),
         plain(RETURN, 0),
@@ -90,7 +90,10 @@ fn program(workers: u32) -> [sock_filter; 9] {
 }
 
 /// Creates a socket bound to a port that selects `worker`, if one is found within [`MAX_PORT_ATTEMPTS`].
-pub(super) fn socket(domain: Domain, worker: WorkerPosition) -> Result<Socket, SocketError> {
+pub(super) fn socket_for_worker(
+    domain: Domain,
+    worker: WorkerPosition,
+) -> Result<Socket, SocketError> {
     let any: IpAddr = match domain {
         Domain::IPV6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
@@ -103,7 +106,7 @@ pub(super) fn socket(domain: Domain, worker: WorkerPosition) -> Result<Socket, S
             break;
         }
         let port = socket.local_addr().ok().and_then(|at| at.as_socket());
-        if port.is_some_and(|at| worker.is_chosen_by(at.port())) {
+        if port.is_some_and(|at| worker.is_selected_by_port(at.port())) {
             return Ok(socket);
         }
     }
@@ -135,8 +138,11 @@ mod tests {
             let peer = SocketAddr::new(ip.parse().unwrap(), spec.port);
             for (index, listener) in listeners.iter().enumerate() {
                 for _ in 0..8 {
-                    let socket =
-                        socket(Domain::for_address(peer), WorkerPosition { index, count }).unwrap();
+                    let socket = socket_for_worker(
+                        Domain::for_address(peer),
+                        WorkerPosition { index, count },
+                    )
+                    .unwrap();
                     socket.set_nonblocking(false).unwrap();
                     socket.connect(&peer.into()).unwrap();
                     let mine = socket.local_addr().unwrap().as_socket().unwrap();

@@ -1,5 +1,5 @@
-//! Finds connections of a pod's application that the proxy does not carry: pre-capture connections, which continue in
-//! plaintext.
+//! Finds connections of a pod's application that the proxy does not carry: they were opened before the pod was
+//! captured, and continue in plaintext.
 
 use std::{
     collections::HashSet,
@@ -12,7 +12,7 @@ use ambit_netplan::probes;
 
 use super::{TcpSocket, TcpStateFilter};
 use crate::netns::Netns;
-use crate::sock_diag::dump;
+use crate::sock_diag::list_sockets;
 
 /// The direction in which a connection was opened, seen from the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,35 +37,36 @@ pub struct UnproxiedSocket {
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
-pub fn unproxied(
+pub fn unproxied_sockets(
     netns: &Netns,
     mark: u32,
     state: TcpStateFilter,
 ) -> io::Result<Vec<UnproxiedSocket>> {
     netns.run(|| {
-        let first = without_proxy(dump(state)?, mark);
+        let first = without_proxied(list_sockets(state)?, mark);
         if first.is_empty() {
             return Ok(Vec::new());
         }
         // The dump is not atomic: of a connection that the proxy is just accepting, one end may be
         // missing. It is not missing twice.
         let certain: HashSet<u64> = first.iter().map(TcpSocket::cookie).collect();
-        let second = without_proxy(dump(state)?, mark);
-        let listening = dump(TcpStateFilter::Listening)?;
+        let second = without_proxied(list_sockets(state)?, mark);
+        let listening = list_sockets(TcpStateFilter::Listening)?;
         let ephemeral = ephemeral_ports();
         Ok(second
             .into_iter()
             .filter(|socket| certain.contains(&socket.cookie()))
             .map(|socket| UnproxiedSocket {
-                direction: direction(&socket, &listening, ephemeral),
+                direction: direction_of(&socket, &listening, ephemeral),
                 socket,
             })
             .collect())
     })?
 }
 
-/// Returns the sockets of a pod's application without a matching socket of the proxy, which is recognized by its mark.
-fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
+/// Returns the sockets that are neither the proxy's nor connected to a socket of the proxy, which is recognized by its
+/// packet mark.
+fn without_proxied(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     // Both ends are in the pod: the other one is the proxy's, whatever its mark (see `redirection/bpf.rs`).
     let within: HashSet<_> = all.iter().map(|s| (s.remote, s.local)).collect();
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
@@ -91,7 +92,7 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
 /// Determines the direction of a connection from its local port: applications connect from ports of the ephemeral
 /// range, unless the port has a listener. A server may have closed its listener and continue to serve its open
 /// connections.
-fn direction(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Direction {
+fn direction_of(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Direction {
     let port = socket.local.port();
     let is_listening = listening.iter().any(|listener| {
         let ip = listener.local.ip();
@@ -158,7 +159,7 @@ mod tests {
             socket("10.0.0.1:8080", "169.254.7.127:4000", 0),
         ];
         let all = plaintext.iter().chain(&carried).chain(&nobodys).cloned();
-        assert_eq!(without_proxy(all.collect(), MARK), plaintext);
+        assert_eq!(without_proxied(all.collect(), MARK), plaintext);
     }
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
             socket("[::]:40001", "[::]:0", 0),
             socket("127.0.0.1:40002", "0.0.0.0:0", 0),
         ];
-        let of = |local: &str| direction(&socket(local, "10.0.0.9:7", 0), &listening, range);
+        let of = |local: &str| direction_of(&socket(local, "10.0.0.9:7", 0), &listening, range);
         for (local, expected) in [
             ("10.0.0.1:8080", Direction::Inbound),
             ("10.0.0.1:40000", Direction::Inbound),

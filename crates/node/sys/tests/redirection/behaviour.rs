@@ -15,7 +15,7 @@ use super::{BACKENDS, with, world::*};
 /// Addresses of the pod and the peer in each address family.
 const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
 
-fn each(mut test: impl FnMut(Backend, &str, &str)) {
+fn for_each_setup(mut test: impl FnMut(Backend, &str, &str)) {
     for backend in BACKENDS {
         for (pod, peer) in FAMILIES {
             test(backend, pod, peer);
@@ -25,7 +25,7 @@ fn each(mut test: impl FnMut(Backend, &str, &str)) {
 
 #[test]
 fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let (server, local) = (listen(&world.peer, 80), listen(&world.pod, 8080));
@@ -64,7 +64,7 @@ fn outbound_openings_reach_the_proxy_and_marked_sockets_escape() {
 
 #[test]
 fn inbound_plaintext_reaches_the_proxy_and_tunnels_are_untouched() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let app = listen(&world.pod, 8080);
@@ -90,7 +90,7 @@ fn inbound_plaintext_reaches_the_proxy_and_tunnels_are_untouched() {
 
 #[test]
 fn probes_reach_the_application_directly_from_the_node() {
-    each(|backend, pod, _| {
+    for_each_setup(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
         let app = listen(&world.pod, 8080);
@@ -128,7 +128,7 @@ fn probes_reach_the_application_directly_from_the_node() {
 
 #[test]
 fn the_probe_address_reaches_probe_ports_only() {
-    each(|backend, pod, _| {
+    for_each_setup(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
         let (probed, other) = (listen(&world.pod, 8080), listen(&world.pod, 9090));
@@ -161,7 +161,7 @@ fn the_probe_address_reaches_probe_ports_only() {
 
 #[test]
 fn pre_capture_connections_continue() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
@@ -191,7 +191,7 @@ fn pre_capture_connections_continue() {
 
 #[test]
 fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
@@ -235,7 +235,7 @@ fn connections_in_the_proxy_survive_release_and_new_ones_go_direct() {
 
 #[test]
 fn released_pod_is_still_reached_through_its_proxy() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let app = listen(&world.pod, 8080);
         // As where settings are read-only.
@@ -255,7 +255,7 @@ fn released_pod_is_still_reached_through_its_proxy() {
 
 #[test]
 fn application_sees_the_clients_address_and_replies_arrive() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let app = listen(&world.pod, 8080);
@@ -286,7 +286,7 @@ fn application_sees_the_clients_address_and_replies_arrive() {
 
 #[test]
 fn ingress_bypass_exempts_plaintext_but_not_tunnels() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let proxy = world.proxy();
         let app = listen(&world.pod, 8080);
@@ -314,7 +314,7 @@ fn ingress_bypass_exempts_plaintext_but_not_tunnels() {
 
 #[test]
 fn connections_from_virtual_interfaces_are_outbound() {
-    each(|backend, pod, _| {
+    for_each_setup(|backend, pod, _| {
         let world = World::new();
         let proxy = world.proxy();
         let spec = RedirectionSpec {
@@ -336,7 +336,7 @@ fn connections_from_virtual_interfaces_are_outbound() {
 
 #[test]
 fn replies_arrive_whether_or_not_sockets_inherit_the_mark() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         for mark_accepted_sockets in [false, true] {
             let world = World::new();
             let (plain, own_mark) = (listen(&world.pod, 8080), listen(&world.pod, 8081));
@@ -370,7 +370,7 @@ fn replies_arrive_whether_or_not_sockets_inherit_the_mark() {
 
 #[test]
 fn connections_to_tunnel_ports_of_others_are_captured() {
-    each(|backend, _, peer| {
+    for_each_setup(|backend, _, peer| {
         let world = World::new();
         let proxy = world.proxy();
         apply(&world.pod, &with(backend)).unwrap();
@@ -382,7 +382,7 @@ fn connections_to_tunnel_ports_of_others_are_captured() {
 
 #[test]
 fn dns_queries_reach_the_proxy_and_its_own_reach_the_resolver() {
-    each(|backend, pod, peer| {
+    for_each_setup(|backend, pod, peer| {
         let world = World::new();
         let (wildcard, loopback) = if pod == POD4 {
             ("0.0.0.0", "127.0.0.1")

@@ -14,7 +14,7 @@ use std::{
 use ambit_netplan::Backend;
 use ambit_sys::{
     redirection::{apply, purge},
-    tcp_sockets::{TcpStateFilter, destroy, unproxied},
+    tcp_sockets::{TcpStateFilter, destroy, unproxied_sockets},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -192,7 +192,7 @@ fn a_forged_cookie_does_not_reopen_a_closed_connection() {
                 Some((client, accept(&pod.app).0))
             });
             assert!(pod.open.is_some());
-            let open = unproxied(&pod.world.pod, MARK, TcpStateFilter::Open).unwrap();
+            let open = unproxied_sockets(&pod.world.pod, MARK, TcpStateFilter::Open).unwrap();
             for connection in &open {
                 destroy(&pod.world.pod, &connection.socket).unwrap();
             }

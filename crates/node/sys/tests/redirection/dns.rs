@@ -13,7 +13,7 @@ use super::{BACKENDS, with, world::*};
 
 const LOOPBACK: [(&str, &str); 2] = [("127.0.0.1", PEER4), ("::1", PEER6)];
 
-fn timed(socket: UdpSocket) -> UdpSocket {
+fn with_read_timeout(socket: UdpSocket) -> UdpSocket {
     socket.set_nonblocking(false).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     socket
@@ -27,10 +27,10 @@ fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
             let ipv6 = loopback == "::1";
             let listen = |netns, port| {
                 let socket = datagram::listen(Some(netns), ipv6, port, Some(MARK), true);
-                timed(socket.unwrap().unwrap())
+                with_read_timeout(socket.unwrap().unwrap())
             };
             let server = listen(&world.pod, 15053);
-            let resolver = timed(
+            let resolver = with_read_timeout(
                 world
                     .peer
                     .run(|| UdpSocket::bind(address(peer, 53)))
@@ -42,7 +42,7 @@ fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
                 .run(|| UdpSocket::bind(address(if ipv6 { "::" } else { "0.0.0.0" }, 0)))
                 .unwrap()
                 .unwrap();
-            let client = timed(client);
+            let client = with_read_timeout(client);
             let captured = RedirectionSpec {
                 dns_capture: true,
                 ..with(backend)
@@ -61,7 +61,7 @@ fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
                 .run(|| UdpSocket::bind(address(if ipv6 { "::" } else { "0.0.0.0" }, 0)))
                 .unwrap()
                 .unwrap();
-            let client = timed(client);
+            let client = with_read_timeout(client);
             client.send_to(b"1", address(peer, 53)).unwrap();
             let (_, from) = receive(&server, &mut buffer);
             let at = server.local_addr().unwrap();
@@ -85,12 +85,13 @@ fn dns_query_keeps_its_destination_and_its_socket_after_capture() {
             // closed ones alone.
             release(&world.pod).unwrap();
             let forget = |sockets| {
-                conntrack::forget_redirected(&world.pod, at, &[from.port()], sockets).unwrap();
+                conntrack::delete_redirected_entries(&world.pod, at, &[from.port()], sockets)
+                    .unwrap();
             };
-            forget(conntrack::ConntrackOwners::Closed);
+            forget(conntrack::UdpSocketSelection::Closed);
             client.send_to(b"2", address(peer, 53)).unwrap();
             receive(&server, &mut buffer);
-            forget(conntrack::ConntrackOwners::All);
+            forget(conntrack::UdpSocketSelection::All);
             client.send_to(b"3", address(peer, 53)).unwrap();
             let (_, from) = receive(&resolver, &mut buffer);
             assert_eq!(&buffer[..1], b"3", "{backend}");

@@ -1,7 +1,7 @@
 //! Tests that Ambit takes over a pod that Istio's agent has captured: the agent's rules are removed, its connections
 //! continue.
 //!
-//! The rules are those of the fact sheet, in each of the three ways in which that agent sets them.
+//! The rules equal those of Istio's agent in each of its three variants: iptables-nft, iptables-legacy and nftables.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -26,8 +26,8 @@ const BACKENDS: [AgentBackend; 3] = [
     AgentBackend::Nftables,
 ];
 
-/// Rule of other programs in each standard table that Istio's agent also uses; it must stay.
-const OTHERS: &str = "-d 10.99.0.1/32 -j RETURN";
+/// Rule of another program, added to each standard table that Istio's agent also uses; it must stay.
+const OTHER_PROGRAMS_RULE: &str = "-d 10.99.0.1/32 -j RETURN";
 
 fn iptables_text(v6: bool) -> String {
     let (loopback, probe) = if v6 {
@@ -71,7 +71,7 @@ COMMIT
     )
 }
 
-const NFTABLES: &str = "table inet istio-ambient-nat {
+const ISTIO_NFTABLES: &str = "table inet istio-ambient-nat {
   chain prerouting { type nat hook prerouting priority -100; jump istio-prerouting
   }
   chain output { type nat hook output priority -100; jump istio-output
@@ -125,7 +125,7 @@ impl AgentBackend {
         }
     }
 
-    fn capture(self, world: &World) {
+    fn apply_istio_rules(self, world: &World) {
         for family in ["-4", "-6"] {
             sh(
                 &world.pod,
@@ -136,7 +136,10 @@ impl AgentBackend {
             );
         }
         let Some(variant) = self.variant() else {
-            sh(&world.pod, &format!("nft -f - <<'END'\n{NFTABLES}END"));
+            sh(
+                &world.pod,
+                &format!("nft -f - <<'END'\n{ISTIO_NFTABLES}END"),
+            );
             return;
         };
         for (program, v6) in [("iptables", false), ("ip6tables", true)] {
@@ -148,18 +151,21 @@ impl AgentBackend {
         }
     }
 
-    /// Adds rules of other programs beside those of Istio's agent.
-    fn add_others(self, world: &World) {
+    /// Adds rules and chains of other programs beside those of Istio's agent.
+    fn add_other_rules(self, world: &World) {
         if let Some(variant) = self.variant() {
             for table in ["nat", "mangle", "raw"] {
                 let program = format!("iptables-{variant} -t {table}");
-                sh(&world.pod, &format!("{program} -A OUTPUT {OTHERS}"));
+                sh(
+                    &world.pod,
+                    &format!("{program} -A OUTPUT {OTHER_PROGRAMS_RULE}"),
+                );
                 sh(&world.pod, &format!("{program} -N OTHERS"));
             }
         }
     }
 
-    fn others(self, world: &World) -> Vec<String> {
+    fn other_rules(self, world: &World) -> Vec<String> {
         let Some(variant) = self.variant() else {
             return Vec::new();
         };
@@ -173,8 +179,8 @@ impl AgentBackend {
     }
 }
 
-/// Returns the lines of the pod's rules that still mention Istio.
-fn left(world: &World) -> Vec<String> {
+/// Returns the lines of the pod's rules that still contain `istio`.
+fn remaining_istio_rules(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
         "nft -s list ruleset 2>/dev/null; iptables-legacy-save; ip6tables-legacy-save; \
@@ -186,17 +192,17 @@ fn left(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// Open connections of a pod that Istio's agent has captured, made under its rules.
-struct Open {
+/// Open connections of a pod, made under the rules of Istio's agent.
+struct OpenConnections {
     pairs: Vec<(&'static str, TcpStream, TcpStream)>,
 }
 
-impl Open {
-    fn through(backend: AgentBackend, world: &World, proxy: &Proxy) -> Self {
+impl OpenConnections {
+    fn establish(backend: AgentBackend, world: &World, proxy: &Proxy) -> Self {
         let (server, app) = (listen(&world.peer, 80), listen(&world.pod, 8080));
         let mut pairs = Vec::new();
         // No pre-capture connections: that agent's rules break them.
-        backend.capture(world);
+        backend.apply_istio_rules(world);
         let proxied = connect_marked(&world.pod, address(PEER4, 80)).unwrap();
         pairs.push(("the proxy's own", proxied, accept(&server).0));
         for (pod, peer) in [(POD4, PEER4), (POD6, PEER6)] {
@@ -218,7 +224,7 @@ impl Open {
     }
 
     #[track_caller]
-    fn all_talk(&mut self, what: &str) {
+    fn assert_all_alive(&mut self, what: &str) {
         for (name, a, b) in &mut self.pairs {
             eprintln!("{what}: {name}");
             talk(a, b);
@@ -231,10 +237,10 @@ fn foreign_rules_go_after_ours_are_applied() {
     for backend in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
-        let mut open = Open::through(backend, &world, &proxy);
-        backend.add_others(&world);
-        let others = backend.others(&world);
-        open.all_talk("before");
+        let mut open = OpenConnections::establish(backend, &world, &proxy);
+        backend.add_other_rules(&world);
+        let others = backend.other_rules(&world);
+        open.assert_all_alive("before");
         let spec = RedirectionSpec {
             dns_capture: true,
             ..RedirectionSpec::default()
@@ -250,17 +256,17 @@ fn foreign_rules_go_after_ours_are_applied() {
             what.to_string().contains("Istio's agent"),
             "{backend:?}: {what}"
         );
-        assert_eq!(left(&world), [""; 0], "{backend:?}");
-        assert_eq!(backend.others(&world), others, "{backend:?}");
+        assert_eq!(remaining_istio_rules(&world), [""; 0], "{backend:?}");
+        assert_eq!(backend.other_rules(&world), others, "{backend:?}");
         assert_eq!(observe(&world.pod, &spec).unwrap().items, [""; 0]);
         assert_eq!(apply(&world.pod, &spec).unwrap(), Applied::Unchanged);
-        open.all_talk("taken over");
+        open.assert_all_alive("taken over");
         let mut new = connect(&world.pod, address(PEER4, 80)).unwrap();
         talk(&mut new, &mut accept(&proxy.outbound).0);
 
         release(&world.pod).unwrap();
-        assert_eq!(left(&world), [""; 0], "{backend:?}");
-        open.all_talk("released");
+        assert_eq!(remaining_istio_rules(&world), [""; 0], "{backend:?}");
+        open.assert_all_alive("released");
     }
 }
 
@@ -269,13 +275,13 @@ fn pod_may_leave_the_mesh_before_its_takeover() {
     for backend in BACKENDS {
         let world = World::new();
         let proxy = world.proxy();
-        let mut open = Open::through(backend, &world, &proxy);
-        backend.add_others(&world);
-        let others = backend.others(&world);
+        let mut open = OpenConnections::establish(backend, &world, &proxy);
+        backend.add_other_rules(&world);
+        let others = backend.other_rules(&world);
         release(&world.pod).unwrap();
-        assert_eq!(left(&world), [""; 0], "{backend:?}");
-        assert_eq!(backend.others(&world), others, "{backend:?}");
-        open.all_talk("released");
+        assert_eq!(remaining_istio_rules(&world), [""; 0], "{backend:?}");
+        assert_eq!(backend.other_rules(&world), others, "{backend:?}");
+        open.assert_all_alive("released");
         let server = listen(&world.peer, 81);
         let mut direct = connect(&world.pod, address(PEER4, 81)).unwrap();
         talk(&mut direct, &mut accept(&server).0);
@@ -287,7 +293,7 @@ fn takeover_never_leaves_the_pod_uncaptured() {
     for backend in BACKENDS {
         let world = World::new();
         let _proxy = world.proxy();
-        backend.capture(&world);
+        backend.apply_istio_rules(&world);
         let server = listen(&world.peer, 80);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -309,7 +315,7 @@ fn takeover_never_leaves_the_pod_uncaptured() {
             }
         });
         nobody(&server);
-        assert_eq!(left(&world), [""; 0], "{backend:?}");
+        assert_eq!(remaining_istio_rules(&world), [""; 0], "{backend:?}");
     }
 }
 
@@ -324,10 +330,10 @@ fn sidecar_rules_with_the_same_names_stay() {
             &format!("iptables-{variant}-restore --noflush <<'END'\n{text}END"),
         );
     }
-    let before = left(&world);
+    let before = remaining_istio_rules(&world);
     for backend in super::BACKENDS {
         apply(&world.pod, &super::with(backend)).unwrap();
     }
     release(&world.pod).unwrap();
-    assert_eq!(left(&world), before);
+    assert_eq!(remaining_istio_rules(&world), before);
 }

@@ -11,7 +11,7 @@ use ambit_sys::redirection::{Applied, host};
 
 use super::{BACKENDS, world::*};
 
-fn with(backend: Backend) -> HostSpec {
+fn host_spec_of(backend: Backend) -> HostSpec {
     HostSpec {
         backend,
         ..HostSpec::default()
@@ -26,7 +26,7 @@ fn member(address: &str, uid: &str) -> HostMember {
     }
 }
 
-fn only(ports: &[u16]) -> ProbePorts {
+fn only_ports(ports: &[u16]) -> ProbePorts {
     ProbePorts::Only(ports.to_vec())
 }
 
@@ -34,12 +34,12 @@ fn only(ports: &[u16]) -> ProbePorts {
 fn the_nodes_own_calls_to_enrolled_pods_get_the_probe_address() {
     for backend in BACKENDS {
         let world = World::new();
-        let spec = with(backend);
+        let spec = host_spec_of(backend);
         // Here the peer plays the node.
         sh(&world.peer, "ip addr add 10.9.0.7/24 dev eth0");
         let app = listen(&world.pod, 8080);
         assert_eq!(
-            host::ensure(&world.peer, &spec).unwrap(),
+            host::ensure_rules(&world.peer, &spec).unwrap(),
             Applied::Installed,
             "{backend}"
         );
@@ -48,12 +48,12 @@ fn the_nodes_own_calls_to_enrolled_pods_get_the_probe_address() {
             accept(&app).1.ip()
         };
         assert_eq!(seen(POD4), ip(PEER4), "{backend}: not enrolled yet");
-        host::upsert(
+        host::upsert_pod(
             &world.peer,
             &spec,
             "uid-1",
             &[ip(POD4), ip(POD6)],
-            &only(&[8080]),
+            &only_ports(&[8080]),
         )
         .unwrap();
         assert_eq!(
@@ -90,9 +90,16 @@ fn only_the_named_users_calls_are_probes() {
         ] {
             let spec = HostSpec {
                 kubelet_uid: Some(uid),
-                ..with(backend)
+                ..host_spec_of(backend)
             };
-            host::upsert(&world.peer, &spec, "uid-1", &[ip(POD4)], &only(&[8080])).unwrap();
+            host::upsert_pod(
+                &world.peer,
+                &spec,
+                "uid-1",
+                &[ip(POD4)],
+                &only_ports(&[8080]),
+            )
+            .unwrap();
             let _client = connect(&world.peer, address(POD4, 8080)).unwrap();
             assert_eq!(accept(&app).1.ip(), expected, "{backend}");
         }
@@ -104,14 +111,21 @@ fn late_removal_of_a_pod_keeps_members_of_the_next_one() {
     for backend in BACKENDS {
         let node = new_netns();
         sh(&node, "ip link set lo up");
-        let spec = with(backend);
+        let spec = host_spec_of(backend);
         host::set_members(
             &node,
             &spec,
             &[member("10.0.0.1", "pod-a"), member("fd00::1", "pod-a")],
         )
         .unwrap();
-        host::upsert(&node, &spec, "pod-b", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
+        host::upsert_pod(
+            &node,
+            &spec,
+            "pod-b",
+            &[ip("10.0.0.1")],
+            &only_ports(&[8080]),
+        )
+        .unwrap();
         host::remove_pod(&node, &spec, "pod-a").unwrap();
         assert_eq!(
             host::members(&node, &spec).unwrap(),
@@ -119,7 +133,7 @@ fn late_removal_of_a_pod_keeps_members_of_the_next_one() {
             "{backend}"
         );
         assert_eq!(
-            host::ensure(&node, &spec).unwrap(),
+            host::ensure_rules(&node, &spec).unwrap(),
             Applied::Unchanged,
             "{backend}"
         );
@@ -142,8 +156,8 @@ fn nothing_but_the_one_rule_is_added_and_removal_leaves_nothing() {
             )
         };
         sh(&node, "ip link set lo up; iptables-nft -A INPUT -j ACCEPT");
-        let spec = with(backend);
-        host::upsert(&node, &spec, "u", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
+        let spec = host_spec_of(backend);
+        host::upsert_pod(&node, &spec, "u", &[ip("10.0.0.1")], &only_ports(&[8080])).unwrap();
         let count = everything()
             .lines()
             .filter(|l| l.contains("SNAT") || l.contains("snat"))
@@ -153,8 +167,8 @@ fn nothing_but_the_one_rule_is_added_and_removal_leaves_nothing() {
             if backend == Backend::Nftables { 2 } else { 1 },
             "{backend}"
         );
-        host::remove(&node).unwrap();
-        host::remove(&node).unwrap();
+        host::remove_rules(&node).unwrap();
+        host::remove_rules(&node).unwrap();
         let after = everything();
         assert!(
             !after.to_lowercase().contains("ambit") && after.contains("accept"),
@@ -167,12 +181,12 @@ fn nothing_but_the_one_rule_is_added_and_removal_leaves_nothing() {
 #[test]
 fn comments_are_as_nft_shows_them() {
     let node = new_netns();
-    host::upsert(
+    host::upsert_pod(
         &node,
-        &with(Backend::Nftables),
+        &host_spec_of(Backend::Nftables),
         "7d0c-uid",
         &[ip("10.0.0.1")],
-        &only(&[8080]),
+        &only_ports(&[8080]),
     )
     .unwrap();
     let shown = sh(&node, "nft list set inet ambit-probes probe-ports-v4");
@@ -185,16 +199,19 @@ fn comments_are_as_nft_shows_them() {
 #[test]
 fn a_damaged_node_rule_is_repaired_and_members_stay() {
     let node = new_netns();
-    let spec = with(Backend::Nftables);
-    host::upsert(&node, &spec, "u", &[ip("10.0.0.1")], &only(&[8080])).unwrap();
+    let spec = host_spec_of(Backend::Nftables);
+    host::upsert_pod(&node, &spec, "u", &[ip("10.0.0.1")], &only_ports(&[8080])).unwrap();
     sh(&node, "nft flush chain inet ambit-probes nat-postrouting");
-    let applied = host::ensure(&node, &spec).unwrap();
+    let applied = host::ensure_rules(&node, &spec).unwrap();
     assert!(matches!(applied, Applied::Repaired { .. }), "{applied:?}");
     assert_eq!(
         host::members(&node, &spec).unwrap(),
         [member("10.0.0.1", "u")]
     );
-    assert_eq!(host::ensure(&node, &spec).unwrap(), Applied::Unchanged);
+    assert_eq!(
+        host::ensure_rules(&node, &spec).unwrap(),
+        Applied::Unchanged
+    );
 }
 
 /// Checks that no other sender can use the source address of kubelet's probes, which bypass the
@@ -286,12 +303,12 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
             call(&neighbour, probe).unwrap();
             assert_eq!(accept(&app).1.ip(), probe);
         }
-        host::upsert(
+        host::upsert_pod(
             &node,
-            &with(backend),
+            &host_spec_of(backend),
             "uid-1",
             &[ip("10.9.0.2"), ip("fd00:9::2")],
-            &only(&[8080]),
+            &only_ports(&[8080]),
         )
         .unwrap();
         for probe in probes {
@@ -316,7 +333,8 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
     }
 }
 
-/// Returns the source addresses that a pod observes when the node calls two of its ports, over both address families.
+/// Returns the source addresses that a pod observes when the node connects to two of its ports, over both address
+/// families.
 fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
     let mut seen = Vec::new();
     for port in ports {
@@ -329,7 +347,7 @@ fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
     seen
 }
 
-const PROBES: [IpAddr; 2] = [
+const PROBE_ADDRESSES: [IpAddr; 2] = [
     IpAddr::V4(ambit_netplan::probes::V4),
     IpAddr::V6(ambit_netplan::probes::V6),
 ];
@@ -338,22 +356,29 @@ const PROBES: [IpAddr; 2] = [
 fn only_calls_to_probe_ports_get_the_probe_address() {
     for backend in BACKENDS {
         let world = World::new();
-        let (spec, ips) = (with(backend), [ip(POD4), ip(POD6)]);
-        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080, 8090])).unwrap();
-        let [v4, v6] = PROBES;
+        let (spec, ips) = (host_spec_of(backend), [ip(POD4), ip(POD6)]);
+        host::upsert_pod(
+            &world.peer,
+            &spec,
+            "uid-1",
+            &ips,
+            &only_ports(&[8080, 8090]),
+        )
+        .unwrap();
+        let [v4, v6] = PROBE_ADDRESSES;
         assert_eq!(
             seen_by_pod(&world, [8080, 9090]),
             [(8080, v4), (8080, v6), (9090, ip(PEER4)), (9090, ip(PEER6))],
             "{backend}"
         );
         // A pod without probes, and one whose every port is exempt.
-        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[])).unwrap();
+        host::upsert_pod(&world.peer, &spec, "uid-1", &ips, &only_ports(&[])).unwrap();
         assert_eq!(
             seen_by_pod(&world, [8080, 9090])[0].1,
             ip(PEER4),
             "{backend}"
         );
-        host::upsert(&world.peer, &spec, "uid-1", &ips, &ProbePorts::All).unwrap();
+        host::upsert_pod(&world.peer, &spec, "uid-1", &ips, &ProbePorts::All).unwrap();
         assert_eq!(
             seen_by_pod(&world, [8080, 9090]),
             [(8080, v4), (8080, v6), (9090, v4), (9090, v6)],
@@ -366,22 +391,31 @@ fn only_calls_to_probe_ports_get_the_probe_address() {
 fn exempt_connections_are_counted() {
     for backend in BACKENDS {
         let world = World::new();
-        let spec = with(backend);
-        assert_eq!(host::exempted(&world.peer, &spec).unwrap(), 0, "{backend}");
-        host::upsert(
+        let spec = host_spec_of(backend);
+        assert_eq!(
+            host::exempted_connections(&world.peer, &spec).unwrap(),
+            0,
+            "{backend}"
+        );
+        host::upsert_pod(
             &world.peer,
             &spec,
             "uid-1",
             &[ip(POD4), ip(POD6)],
-            &only(&[8080]),
+            &only_ports(&[8080]),
         )
         .unwrap();
         seen_by_pod(&world, [8080, 9090]);
-        assert_eq!(host::exempted(&world.peer, &spec).unwrap(), 2, "{backend}");
+        assert_eq!(
+            host::exempted_connections(&world.peer, &spec).unwrap(),
+            2,
+            "{backend}"
+        );
     }
 }
 
-/// Creates the rules of an earlier agent, without ports: every port of a pod is exempt, for every user.
+/// Creates the node's rules as an earlier agent wrote them, without ports: every port of a pod is exempt, for every
+/// user.
 fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
     let script = match backend {
         Backend::Nftables => format!(
@@ -403,13 +437,13 @@ table inet ambit-probes {{
 }}
 END
 "#,
-            PROBES[0], PROBES[1]
+            PROBE_ADDRESSES[0], PROBE_ADDRESSES[1]
         ),
         other => {
             let variant = other.name().trim_start_matches("iptables-");
             [
-                ("iptables", POD4, 32, PROBES[0]),
-                ("ip6tables", POD6, 128, PROBES[1]),
+                ("iptables", POD4, 32, PROBE_ADDRESSES[0]),
+                ("ip6tables", POD6, 128, PROBE_ADDRESSES[1]),
             ]
             .map(|(program, pod, length, probe)| {
                 format!(
@@ -430,22 +464,22 @@ END
 fn probes_stay_exempt_while_a_new_agent_takes_over() {
     for backend in BACKENDS {
         let world = World::new();
-        let spec = with(backend);
+        let spec = host_spec_of(backend);
         leave_rules_of_an_earlier_agent(&world.peer, backend);
-        let [v4, v6] = PROBES;
+        let [v4, v6] = PROBE_ADDRESSES;
         let all = [(8080, v4), (8080, v6), (9090, v4), (9090, v6)];
         assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}: before");
         // The new agent has started, and knows no pod yet.
-        let applied = host::ensure(&world.peer, &spec).unwrap();
+        let applied = host::ensure_rules(&world.peer, &spec).unwrap();
         assert!(matches!(applied, Applied::Repaired { .. }), "{backend}");
         assert_eq!(seen_by_pod(&world, [8080, 9090]), all, "{backend}");
         // The new agent knows this pod.
-        host::upsert(
+        host::upsert_pod(
             &world.peer,
             &spec,
             "uid-1",
             &[ip(POD4), ip(POD6)],
-            &only(&[8080]),
+            &only_ports(&[8080]),
         )
         .unwrap();
         assert_eq!(
@@ -454,7 +488,7 @@ fn probes_stay_exempt_while_a_new_agent_takes_over() {
             "{backend}"
         );
         assert_eq!(
-            host::ensure(&world.peer, &spec).unwrap(),
+            host::ensure_rules(&world.peer, &spec).unwrap(),
             Applied::Unchanged,
             "{backend}"
         );
@@ -470,14 +504,21 @@ fn rules_of_the_previous_backend_exempt_nothing() {
     ] {
         let world = World::new();
         let ips = [ip(POD4), ip(POD6)];
-        host::upsert(&world.peer, &with(before), "uid-1", &ips, &ProbePorts::All).unwrap();
+        host::upsert_pod(
+            &world.peer,
+            &host_spec_of(before),
+            "uid-1",
+            &ips,
+            &ProbePorts::All,
+        )
+        .unwrap();
         let members = ips.map(|ip| HostMember {
             ip,
             port: Some(8080),
             uid: "uid-1".into(),
         });
-        host::set_members(&world.peer, &with(after), &members).unwrap();
-        let [v4, v6] = PROBES;
+        host::set_members(&world.peer, &host_spec_of(after), &members).unwrap();
+        let [v4, v6] = PROBE_ADDRESSES;
         assert_eq!(
             seen_by_pod(&world, [8080, 9090]),
             [(8080, v4), (8080, v6), (9090, ip(PEER4)), (9090, ip(PEER6))],
@@ -499,7 +540,7 @@ impl Cgroups {
     }
 
     /// Creates a cgroup, and returns it with its path.
-    fn make(&self, name: &str) -> (Cgroup, std::path::PathBuf) {
+    fn create(&self, name: &str) -> (Cgroup, std::path::PathBuf) {
         let path = self.0.join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         let id = std::fs::metadata(&path).unwrap().ino();
@@ -522,20 +563,23 @@ impl Drop for Cgroups {
 fn only_calls_of_kubelets_cgroup_are_probes() {
     let world = World::new();
     let cgroups = Cgroups::mount();
-    let (kubelet, of_kubelet) = cgroups.make("kubelet");
-    let (_, of_pods) = cgroups.make("pods");
+    let (kubelet, of_kubelet) = cgroups.create("kubelet");
+    let (_, of_pods) = cgroups.create("pods");
     let spec = HostSpec {
         kubelet_cgroup: Some(kubelet),
-        ..with(Backend::Nftables)
+        ..host_spec_of(Backend::Nftables)
     };
     let ips = [ip(POD4), ip(POD6)];
-    host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080])).unwrap();
+    host::upsert_pod(&world.peer, &spec, "uid-1", &ips, &only_ports(&[8080])).unwrap();
     assert_eq!(
-        host::ensure(&world.peer, &spec).unwrap(),
+        host::ensure_rules(&world.peer, &spec).unwrap(),
         Applied::Unchanged
     );
     let app = listen(&world.pod, 8080);
-    for (cgroup, expected) in [(&of_kubelet, PROBES), (&of_pods, [ip(PEER4), ip(PEER6)])] {
+    for (cgroup, expected) in [
+        (&of_kubelet, PROBE_ADDRESSES),
+        (&of_pods, [ip(PEER4), ip(PEER6)]),
+    ] {
         for (to, expected) in [POD4, POD6].into_iter().zip(expected) {
             let enter = format!("echo $$ > {}/cgroup.procs", cgroup.display());
             sh(
@@ -553,12 +597,12 @@ fn unreadable_cgroup_exempts_nobody() {
     for backend in [Backend::Nftables, Backend::IptablesNft] {
         let spec = HostSpec {
             kubelet_cgroup: Some(Cgroup::NONE),
-            ..with(backend)
+            ..host_spec_of(backend)
         };
         let ips = [ip(POD4), ip(POD6)];
-        host::upsert(&world.peer, &spec, "uid-1", &ips, &only(&[8080])).unwrap();
+        host::upsert_pod(&world.peer, &spec, "uid-1", &ips, &only_ports(&[8080])).unwrap();
         assert_eq!(
-            host::ensure(&world.peer, &spec).unwrap(),
+            host::ensure_rules(&world.peer, &spec).unwrap(),
             Applied::Unchanged,
             "{backend}"
         );
@@ -570,6 +614,6 @@ fn unreadable_cgroup_exempts_nobody() {
             );
             assert_eq!(accept(&app).1.ip(), expected, "{backend}");
         }
-        host::remove(&world.peer).unwrap();
+        host::remove_rules(&world.peer).unwrap();
     }
 }

@@ -28,29 +28,29 @@ use super::{
     world::*,
 };
 
-const APP: u16 = 8080;
-const SERVER: u16 = 80;
-/// Timeout of a connection attempt, long enough if the connection is accepted at all.
-const TIMEOUT: Duration = Duration::from_millis(20);
+const APP_PORT: u16 = 8080;
+const SERVER_PORT: u16 = 80;
+/// Timeout of a connection attempt: long enough for a connection that is accepted at all.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Connection tracking settings in the pod under attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tracking {
-    /// Settings that capture makes.
-    Set,
-    /// Kernel defaults, as where settings are read-only.
-    Loose,
-    /// Connection tracking disabled for the packets (`notrack`), by a rule of another program.
-    Off,
-    /// Entries expire after a second, and are deleted between the attack and the connection.
-    Forgetful,
+enum ConntrackMode {
+    /// Connection tracking has the settings that capture makes.
+    CaptureSettings,
+    /// Connection tracking has the kernel's defaults, as where settings are read-only.
+    KernelDefaults,
+    /// Connection tracking is disabled for the packets (`notrack`), by a rule of another program.
+    Disabled,
+    /// Conntrack entries expire after a second, and are deleted between the attack and the connection.
+    ShortLived,
 }
 
 /// Pseudo-random number generator (SplitMix64).
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
+impl Rng {
+    fn next_below(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -58,13 +58,13 @@ impl Dice {
         usize::try_from((z ^ z >> 31) % u64::try_from(below).unwrap()).unwrap()
     }
 
-    fn one_of<T: Clone>(&mut self, list: &[T]) -> T {
-        list[self.roll(list.len())].clone()
+    fn choose<T: Clone>(&mut self, list: &[T]) -> T {
+        list[self.next_below(list.len())].clone()
     }
 }
 
 /// Returns TCP options: signature (MD5), window scale, timestamps, fast open, multipath, and one that is truncated.
-fn options() -> [Vec<u8>; 7] {
+fn tcp_options() -> [Vec<u8>; 7] {
     let mut md5 = vec![19, 18];
     md5.resize(18, 9);
     [
@@ -78,7 +78,7 @@ fn options() -> [Vec<u8>; 7] {
     ]
 }
 
-/// Packet that the attacker sends before the connection.
+/// Packet that the attacker sends before it opens an ordinary connection.
 #[derive(Clone, Debug)]
 struct AttackPacket {
     flags: u8,
@@ -102,37 +102,37 @@ impl AttackPacket {
         }
     }
 
-    fn at_random(dice: &mut Dice) -> Self {
+    fn random(dice: &mut Rng) -> Self {
         let flags = [SYN, ACK, SYN | ACK, FIN | ACK, RST, SYN | FIN, 0];
-        let any = u8::try_from(dice.roll(256)).unwrap();
+        let any = u8::try_from(dice.next_below(256)).unwrap();
         Self {
-            flags: if dice.roll(3) == 0 {
+            flags: if dice.next_below(3) == 0 {
                 any
             } else {
-                dice.one_of(&flags)
+                dice.choose(&flags)
             },
-            options: dice.one_of(&options()),
-            payload: dice.one_of(&[0, 0, 1, 700]),
-            good_checksum: dice.roll(5) != 0,
-            wrapping: dice.one_of(&Wrapping::ALL),
-            seq: u32::try_from(dice.roll(1 << 32)).unwrap(),
+            options: dice.choose(&tcp_options()),
+            payload: dice.choose(&[0, 0, 1, 700]),
+            good_checksum: dice.next_below(5) != 0,
+            wrapping: dice.choose(&Wrapping::ALL),
+            seq: u32::try_from(dice.next_below(1 << 32)).unwrap(),
         }
     }
 }
 
 /// Generates attack sequences: all flags in every wrapping and with every option, then random ones.
-fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
+fn attack_sequences(dice: &mut Rng, random: usize) -> Vec<Vec<AttackPacket>> {
     let mut all = Vec::new();
     for flags in 0..64u8 {
         all.push((
             flags,
             Wrapping::ALL[usize::from(flags) % Wrapping::ALL.len()],
-            options()[1].clone(),
+            tcp_options()[1].clone(),
         ));
     }
     for wrapping in Wrapping::ALL {
         for flags in [SYN, ACK, SYN | ACK, ACK | FIN, RST, RST | ACK] {
-            for option in options() {
+            for option in tcp_options() {
                 all.push((flags, wrapping, option));
             }
         }
@@ -149,13 +149,13 @@ fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
     });
     let mut out: Vec<_> = enumerated.collect();
     for _ in 0..random {
-        let length = 1 + dice.roll(4);
-        out.push((0..length).map(|_| AttackPacket::at_random(dice)).collect());
+        let length = 1 + dice.next_below(4);
+        out.push((0..length).map(|_| AttackPacket::random(dice)).collect());
     }
     out
 }
 
-/// Captured pod under attack, with its attackers.
+/// Captured pod, with a neighbour and a server that attack it.
 struct AttackedPod {
     world: World,
     proxy: Proxy,
@@ -164,38 +164,38 @@ struct AttackedPod {
     sender: Sender,
     pod: IpAddr,
     peer: IpAddr,
-    tracking: Tracking,
+    tracking: ConntrackMode,
 }
 
 impl AttackedPod {
-    fn new(backend: Backend, (pod, peer): (&str, &str), tracking: Tracking) -> Self {
+    fn new(backend: Backend, (pod, peer): (&str, &str), tracking: ConntrackMode) -> Self {
         let world = World::new();
         let proxy = world.proxy();
         // One listener on all addresses, one on the pod's own.
         let apps = [
-            listen(&world.pod, APP),
+            listen(&world.pod, APP_PORT),
             world
                 .pod
-                .run(|| TcpListener::bind(address(pod, APP + 1)))
+                .run(|| TcpListener::bind(address(pod, APP_PORT + 1)))
                 .unwrap()
                 .unwrap(),
         ];
-        let server = listen(&world.peer, SERVER);
+        let server = listen(&world.peer, SERVER_PORT);
         apply(&world.pod, &with(backend)).unwrap();
         match tracking {
-            Tracking::Set => {}
-            Tracking::Loose => drop(sh(
+            ConntrackMode::CaptureSettings => {}
+            ConntrackMode::KernelDefaults => drop(sh(
                 &world.pod,
                 "echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose",
             )),
-            Tracking::Off => drop(sh(
+            ConntrackMode::Disabled => drop(sh(
                 &world.pod,
                 "nft 'add table inet theirs; \
                  add chain inet theirs in { type filter hook prerouting priority -300; }; \
                  add chain inet theirs out { type filter hook output priority -300; }; \
                  add rule inet theirs in notrack; add rule inet theirs out notrack'",
             )),
-            Tracking::Forgetful => drop(sh(
+            ConntrackMode::ShortLived => drop(sh(
                 &world.pod,
                 "cd /proc/sys/net/netfilter; for t in nf_conntrack_tcp_timeout_*; do echo 1 > $t; done; \
                  echo 1 > nf_conntrack_tcp_loose",
@@ -215,26 +215,31 @@ impl AttackedPod {
     }
 
     /// Connects from `from` to `to`; an error unless the connection is established at once.
-    fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    fn try_connect(
+        &self,
+        netns: &Netns,
+        from: SocketAddr,
+        to: SocketAddr,
+    ) -> io::Result<TcpStream> {
         let kind = Type::STREAM;
         let socket =
             netns.run(|| Socket::new(Domain::for_address(to), kind, Some(Protocol::TCP)))??;
         socket.set_reuse_address(true)?;
         socket.set_linger(Some(Duration::ZERO))?;
         socket.bind(&from.into())?;
-        socket.connect_timeout(&to.into(), TIMEOUT)?;
+        socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
         Ok(socket.into())
     }
 
-    fn forget(&self) {
-        if self.tracking == Tracking::Forgetful {
+    fn flush_if_short_lived(&self) {
+        if self.tracking == ConntrackMode::ShortLived {
             flush_tracking(&self.world.pod);
         }
     }
 
-    /// Sends the attack packets from a neighbour, then connects from there: returns whether the connection reached the
-    /// application, past the proxy.
-    fn inward(&mut self, shots: &[AttackPacket], port: u16, app: u16) -> bool {
+    /// Sends the attack packets from a neighbour, then connects from the neighbour to the pod. Returns whether the
+    /// connection reached the application, past the proxy.
+    fn attack_inbound(&mut self, shots: &[AttackPacket], port: u16, app: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.peer, port),
             SocketAddr::new(self.pod, app),
@@ -242,39 +247,39 @@ impl AttackedPod {
         for shot in shots {
             self.sender.send(&shot.segment(from, to), self.pod);
         }
-        self.forget();
+        self.flush_if_short_lived();
         // Once more, from the port of the proxy's last connection.
         (0..2).any(|_| {
-            let client = self.open(&self.world.peer, from, to);
-            self.drain();
+            let client = self.try_connect(&self.world.peer, from, to);
+            self.reset_proxied();
             let reached = self.apps.iter().any(|app| app.accept().is_ok());
             drop(client);
             reached
         })
     }
 
-    /// Sends the attack packets from a server, then connects to it from the application. Returns whether the connection
-    /// reached the server, past the proxy.
-    fn outward(&mut self, shots: &[AttackPacket], port: u16) -> bool {
+    /// Sends the attack packets from a server, then connects to the server from the application. Returns whether the
+    /// connection reached the server, past the proxy.
+    fn attack_outbound(&mut self, shots: &[AttackPacket], port: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.pod, port),
-            SocketAddr::new(self.peer, SERVER),
+            SocketAddr::new(self.peer, SERVER_PORT),
         );
         for shot in shots {
             self.sender.send(&shot.segment(to, from), self.pod);
         }
-        self.forget();
+        self.flush_if_short_lived();
         (0..2).any(|_| {
-            let client = self.open(&self.world.pod, from, to);
-            self.drain();
+            let client = self.try_connect(&self.world.pod, from, to);
+            self.reset_proxied();
             let reached = self.server.accept().is_ok();
             drop(client);
             reached
         })
     }
 
-    /// Accepts the waiting connections at the proxy, which may receive any.
-    fn drain(&self) {
+    /// Accepts and resets the connections that wait at the proxy's listeners.
+    fn reset_proxied(&self) {
         for listener in [
             &self.proxy.inbound,
             &self.proxy.outbound,
@@ -286,7 +291,7 @@ impl AttackedPod {
         }
     }
 
-    fn ready(&self) {
+    fn set_listeners_nonblocking(&self) {
         let proxies = [
             &self.proxy.inbound,
             &self.proxy.outbound,
@@ -299,15 +304,15 @@ impl AttackedPod {
     }
 
     /// Runs all attacks, and describes the first one that bypasses the proxy.
-    fn run(&mut self, dice: &mut Dice, random: usize) -> Option<String> {
-        self.ready();
+    fn run_attacks(&mut self, dice: &mut Rng, random: usize) -> Option<String> {
+        self.set_listeners_nonblocking();
         let mut port = 2000;
-        for shots in sequences(dice, random) {
+        for shots in attack_sequences(dice, random) {
             port += 1;
-            if self.inward(&shots, port, APP + u16::from(port % 3 == 0)) {
+            if self.attack_inbound(&shots, port, APP_PORT + u16::from(port % 3 == 0)) {
                 return Some(format!("inward from port {port} after {shots:?}"));
             }
-            if self.outward(&shots, port) {
+            if self.attack_outbound(&shots, port) {
                 return Some(format!("outward from port {port} after {shots:?}"));
             }
         }
@@ -347,28 +352,28 @@ fn seed() -> u64 {
 }
 
 const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
-const TRACKING: [Tracking; 4] = [
-    Tracking::Set,
-    Tracking::Loose,
-    Tracking::Off,
-    Tracking::Forgetful,
+const TRACKING: [ConntrackMode; 4] = [
+    ConntrackMode::CaptureSettings,
+    ConntrackMode::KernelDefaults,
+    ConntrackMode::Disabled,
+    ConntrackMode::ShortLived,
 ];
 
 #[test]
 fn whatever_packets_arrive_openings_go_through_the_proxy() {
-    let mut dice = Dice(seed());
+    let mut dice = Rng(seed());
     for backend in BACKENDS {
         for family in FAMILIES {
             for tracking in TRACKING {
                 let mut siege = AttackedPod::new(backend, family, tracking);
                 let started = Instant::now();
-                let found = siege.run(&mut dice, 150);
+                let found = siege.run_attacks(&mut dice, 150);
                 assert_eq!(found, None, "{backend} {family:?} {tracking:?}");
                 eprintln!("{backend} {family:?} {tracking:?}: {:?}", started.elapsed());
                 // Connections of the pod still go to the proxy.
-                if tracking != Tracking::Off {
+                if tracking != ConntrackMode::Disabled {
                     flush_tracking(&siege.world.pod);
-                    let to = SocketAddr::new(siege.pod, APP);
+                    let to = SocketAddr::new(siege.pod, APP_PORT);
                     let _client = connect(&siege.world.peer, to).unwrap();
                     accept(&siege.proxy.inbound);
                 }
@@ -379,7 +384,7 @@ fn whatever_packets_arrive_openings_go_through_the_proxy() {
 
 #[test]
 fn the_generator_sends_a_stray_ack_in_49_variants() {
-    let sequences = sequences(&mut Dice(1), 0);
+    let sequences = attack_sequences(&mut Rng(1), 0);
     let is_ack =
         |shots: &&Vec<AttackPacket>| matches!(shots.as_slice(), [shot] if shot.flags == ACK);
     let variants: std::collections::BTreeSet<_> = sequences
@@ -387,36 +392,36 @@ fn the_generator_sends_a_stray_ack_in_49_variants() {
         .filter(is_ack)
         .map(|shots| (format!("{:?}", shots[0].wrapping), shots[0].options.clone()))
         .collect();
-    assert_eq!(variants.len(), Wrapping::ALL.len() * options().len());
+    assert_eq!(variants.len(), Wrapping::ALL.len() * tcp_options().len());
     assert_eq!(variants.len(), 49);
 }
 
-/// Checks the generator itself: without the guards it finds a bypass of the redirects at once.
+/// Checks the generator of attacks itself: without the guard chains it finds a bypass of the redirects at once.
 #[test]
 fn generator_finds_a_bypass_without_guards() {
     for family in FAMILIES {
-        let mut siege = AttackedPod::new(Backend::Nftables, family, Tracking::Loose);
+        let mut siege = AttackedPod::new(Backend::Nftables, family, ConntrackMode::KernelDefaults);
         for guard in ["input", "forward", "output"] {
             sh(
                 &siege.world.pod,
                 &format!("nft delete chain inet ambit guard-{guard}"),
             );
         }
-        siege.ready();
+        siege.set_listeners_nonblocking();
         let ack = AttackPacket {
             flags: ACK,
-            options: options()[1].clone(),
+            options: tcp_options()[1].clone(),
             payload: 0,
             good_checksum: true,
             wrapping: Wrapping::Plain,
             seq: 1,
         };
         assert!(
-            siege.inward(std::slice::from_ref(&ack), 1500, APP),
+            siege.attack_inbound(std::slice::from_ref(&ack), 1500, APP_PORT),
             "{family:?}"
         );
-        assert!(siege.outward(&[ack], 1501), "{family:?}");
-        let found = siege.run(&mut Dice(1), 0);
+        assert!(siege.attack_outbound(&[ack], 1501), "{family:?}");
+        let found = siege.run_attacks(&mut Rng(1), 0);
         assert!(found.is_some(), "{family:?}");
     }
 }
@@ -427,15 +432,15 @@ fn generator_finds_a_bypass_without_guards() {
 fn segments_outside_the_window_are_accepted() {
     for (pod, peer) in FAMILIES {
         let world = World::new();
-        let server = listen(&world.peer, SERVER);
+        let server = listen(&world.peer, SERVER_PORT);
         apply(&world.pod, &with(Backend::Nftables)).unwrap();
-        let mut client = connect_marked(&world.pod, address(peer, SERVER)).unwrap();
+        let mut client = connect_marked(&world.pod, address(peer, SERVER_PORT)).unwrap();
         let (mut served, from) = accept(&server);
         let late = Segment {
             seq: 1,
             ack: 1,
             payload: vec![b'x'; 100],
-            ..Segment::new(address(peer, SERVER), from, ACK)
+            ..Segment::new(address(peer, SERVER_PORT), from, ACK)
         };
         Sender::new(&world.peer, pod == POD4).send(&late, ip(pod));
         talk(&mut client, &mut served);
@@ -451,18 +456,18 @@ fn segments_outside_the_window_are_accepted() {
     }
 }
 
-/// Checks that a neighbour that spoofs another's address cannot cause the rejection of that one's next connection.
+/// Checks that a neighbour that spoofs a client's address cannot cause the rejection of that client's next connection.
 #[test]
 fn stray_packets_do_not_block_connections_of_others() {
     for backend in BACKENDS {
         for family in FAMILIES {
-            let mut siege = AttackedPod::new(backend, family, Tracking::Set);
+            let mut siege = AttackedPod::new(backend, family, ConntrackMode::CaptureSettings);
             let (from, to) = (
                 SocketAddr::new(siege.peer, 3000),
-                SocketAddr::new(siege.pod, APP),
+                SocketAddr::new(siege.pod, APP_PORT),
             );
             let stray = Segment {
-                options: options()[1].clone(),
+                options: tcp_options()[1].clone(),
                 ..Segment::new(from, to, ACK)
             };
             siege.sender.send(&stray, siege.pod);
@@ -482,7 +487,7 @@ fn stray_packets_do_not_block_connections_of_others() {
 fn simultaneous_opens_do_not_connect() {
     for backend in BACKENDS {
         for family in FAMILIES {
-            let mut siege = AttackedPod::new(backend, family, Tracking::Loose);
+            let mut siege = AttackedPod::new(backend, family, ConntrackMode::KernelDefaults);
             // The proxy does not respond.
             sh(
                 &siege.world.pod,
@@ -491,7 +496,7 @@ fn simultaneous_opens_do_not_connect() {
             );
             let (from, to) = (
                 SocketAddr::new(siege.pod, 4000),
-                SocketAddr::new(siege.peer, SERVER),
+                SocketAddr::new(siege.peer, SERVER_PORT),
             );
             let socket = siege
                 .world
@@ -510,11 +515,11 @@ fn simultaneous_opens_do_not_connect() {
     }
 }
 
-/// Checks that a pod captured under the rules of an earlier version gets the guards without losing a connection.
+/// Checks that a pod captured under the rules of an earlier version gets the guard chains without losing a connection.
 #[test]
 fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     for family in FAMILIES {
-        let mut siege = AttackedPod::new(Backend::Nftables, family, Tracking::Loose);
+        let mut siege = AttackedPod::new(Backend::Nftables, family, ConntrackMode::KernelDefaults);
         let spec = with(Backend::Nftables);
         for guard in ["input", "forward", "output"] {
             sh(
@@ -522,16 +527,16 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
                 &format!("nft delete chain inet ambit guard-{guard}"),
             );
         }
-        let to = SocketAddr::new(siege.pod, APP);
+        let to = SocketAddr::new(siege.pod, APP_PORT);
         let mut client = connect(&siege.world.peer, to).unwrap();
         let (mut captured, _) = accept(&siege.proxy.inbound);
-        let mut out = connect(&siege.world.pod, SocketAddr::new(siege.peer, SERVER)).unwrap();
+        let mut out = connect(&siege.world.pod, SocketAddr::new(siege.peer, SERVER_PORT)).unwrap();
         let (mut out_captured, _) = accept(&siege.proxy.outbound);
         // A connection that connection tracking picked up in its middle, like a pre-capture one.
-        siege.ready();
+        siege.set_listeners_nonblocking();
         let from = SocketAddr::new(siege.peer, 5000);
         let stray = Segment {
-            options: options()[1].clone(),
+            options: tcp_options()[1].clone(),
             ..Segment::new(from, to, ACK)
         };
         siege.sender.send(&stray, siege.pod);
@@ -544,12 +549,12 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
         talk(&mut client, &mut captured);
         talk(&mut out, &mut out_captured);
         talk(&mut around, &mut around_served);
-        assert_eq!(siege.run(&mut Dice(2), 10), None);
+        assert_eq!(siege.run_attacks(&mut Rng(2), 10), None);
     }
 }
 
-/// Rewrites the destination `pretended` to `target` at the neighbour's interface.
-fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
+/// Makes connections of the neighbour to `pretended` arrive at the pod with the destination `target`.
+fn rewrite_destination(siege: &AttackedPod, pretended: &str, target: &str) {
     let link = sh(&siege.world.pod, "ip -o link show eth0");
     let mac = link.split_once("link/ether ").unwrap().1;
     let mac = mac.split(' ').next().unwrap();
@@ -567,7 +572,8 @@ fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     );
 }
 
-/// Checks that, without inbound capture, a neighbour cannot reach loopback addresses and those of others through a pod.
+/// Checks that, without inbound capture, a neighbour cannot reach loopback addresses or addresses of other hosts
+/// through a pod.
 #[test]
 fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
     const TARGETS: [[&str; 4]; 2] = [
@@ -576,8 +582,8 @@ fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
     ];
     for backend in BACKENDS {
         for ((pod, peer), targets) in FAMILIES.into_iter().zip(TARGETS) {
-            let siege = AttackedPod::new(backend, (pod, peer), Tracking::Set);
-            siege.ready();
+            let siege = AttackedPod::new(backend, (pod, peer), ConntrackMode::CaptureSettings);
+            siege.set_listeners_nonblocking();
             let pretended = if pod == POD4 {
                 "10.9.0.99"
             } else {
@@ -585,10 +591,10 @@ fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
             };
             let open = |port| {
                 let from = SocketAddr::new(ip(peer), 0);
-                siege.open(&siege.world.peer, from, address(pretended, port))
+                siege.try_connect(&siege.world.peer, from, address(pretended, port))
             };
-            pretend(&siege, pretended, pod);
-            let _captured = open(APP).unwrap();
+            rewrite_destination(&siege, pretended, pod);
+            let _captured = open(APP_PORT).unwrap();
             accept(&siege.proxy.inbound);
             sh(
                 &siege.world.pod,
@@ -602,8 +608,8 @@ fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
                     &format!("echo {route_localnet} > {setting}"),
                 );
                 for target in targets {
-                    pretend(&siege, pretended, target);
-                    for port in [APP, 15006, 15008] {
+                    rewrite_destination(&siege, pretended, target);
+                    for port in [APP_PORT, 15006, 15008] {
                         assert!(open(port).is_err(), "{backend} {target}:{port}");
                     }
                     let proxy = [&siege.proxy.inbound, &siege.proxy.tunnel];
@@ -620,8 +626,8 @@ fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
                      add rule inet ambit nat-prerouting meta l4proto tcp redirect to :15006'",
                 );
                 for target in [targets[1], targets[2]] {
-                    pretend(&siege, pretended, target);
-                    open(APP).unwrap();
+                    rewrite_destination(&siege, pretended, target);
+                    open(APP_PORT).unwrap();
                     let (redirected, _) = accept(&siege.proxy.inbound);
                     let original = original_destination(&redirected);
                     assert_eq!(original.ip(), ip(target).to_canonical());

@@ -1,7 +1,8 @@
-//! Tests the detection of pod interfaces on which the node sees every frame, so that probes may be exempt there.
+//! Tests the detection of a pod's interfaces on which the node sees every frame, so that kubelet's probes may be exempt
+//! on them.
 
 use ambit_sys::{
-    links::{PodLinks, links},
+    links::{PodLinks, classify_links},
     netns::Netns,
 };
 use std::os::fd::AsRawFd;
@@ -21,7 +22,7 @@ fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
         &node,
         "ip link set lo up; ip link add br0 type bridge; ip link add up0 type veth peer name up1; ip link set up0 up",
     );
-    assert_eq!(links(&pod, &node).unwrap(), PodLinks::default());
+    assert_eq!(classify_links(&pod, &node).unwrap(), PodLinks::default());
     for wiring in [
         "ip link add ptp0 type veth peer name routed netns POD",
         "ip link add port0 type veth peer name bridged netns POD; ip link set port0 master br0",
@@ -41,7 +42,7 @@ fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
         "ip link add own0 type veth peer name own1; ip link add docker0 type bridge; \
          for link in routed bridged sub0 far own0 docker0; do ip link set $link up; done",
     );
-    let mut found = links(&pod, &node).unwrap();
+    let mut found = classify_links(&pod, &node).unwrap();
     found.visible_on_node.sort();
     assert_eq!(found.visible_on_node, ["bridged", "routed"]);
     let unseen: Vec<_> = found
@@ -53,6 +54,14 @@ fn only_veth_pairs_of_the_node_on_its_own_stack_are_seen() {
         assert!(unseen.contains(&link.to_owned()), "{unseen:?}");
     }
     // A namespace without the peers guards no interface.
-    assert_eq!(links(&pod, &other).unwrap().visible_on_node, ["far"]);
-    assert!(links(&pod, &pod).unwrap().visible_on_node.is_empty());
+    assert_eq!(
+        classify_links(&pod, &other).unwrap().visible_on_node,
+        ["far"]
+    );
+    assert!(
+        classify_links(&pod, &pod)
+            .unwrap()
+            .visible_on_node
+            .is_empty()
+    );
 }

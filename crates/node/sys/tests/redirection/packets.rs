@@ -11,27 +11,27 @@ pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
 /// Protocol number of raw sockets whose sender provides the IP header, `IPPROTO_RAW`.
-const RAW: i32 = 255;
-const TCP: u8 = 6;
-const FRAGMENT: u8 = 44;
+const IPPROTO_RAW: i32 = 255;
+const IPPROTO_TCP: u8 = 6;
+const IPPROTO_FRAGMENT: u8 = 44;
 
 /// Form in which a TCP segment is sent: whole, fragmented or wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// Single packet without fragments or extension headers.
+    /// The segment is one packet without fragments or extension headers.
     Plain,
-    /// Two fragments; the first ends before the flags.
+    /// The segment is in two fragments; the first ends before the flags.
     TinyFragments,
-    /// Overlapping fragments, which the kernel drops.
+    /// The segment is in overlapping fragments, which the kernel drops.
     OverlappingFragments,
-    /// First fragment without the remaining ones.
+    /// The first fragment is sent without the remaining ones.
     LoneFragment,
-    /// IPv6 hop-by-hop, destination and routing headers (IPv4: options).
-    Extended,
-    /// An authentication header without a security association.
-    Authenticated,
-    /// Quoted, as a segment in the other direction, by an ICMP error.
-    Quoted,
+    /// The segment follows IPv6 hop-by-hop, destination and routing headers (IPv4: options).
+    ExtensionHeaders,
+    /// The segment follows an authentication header without a security association.
+    AuthenticationHeader,
+    /// The segment is quoted by an ICMP error, as a segment in the other direction.
+    QuotedInIcmpError,
 }
 
 impl Wrapping {
@@ -40,9 +40,9 @@ impl Wrapping {
         Self::TinyFragments,
         Self::OverlappingFragments,
         Self::LoneFragment,
-        Self::Extended,
-        Self::Authenticated,
-        Self::Quoted,
+        Self::ExtensionHeaders,
+        Self::AuthenticationHeader,
+        Self::QuotedInIcmpError,
     ];
 }
 
@@ -75,7 +75,7 @@ impl Segment {
         }
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    fn encode_tcp(&self) -> Vec<u8> {
         let mut options = self.options.clone();
         options.resize(options.len().next_multiple_of(4), 0);
         let words = u8::try_from((20 + options.len()) / 4).unwrap();
@@ -99,7 +99,7 @@ impl Segment {
             }
             _ => panic!("two families"),
         }
-        pseudo.extend([0, TCP]);
+        pseudo.extend([0, IPPROTO_TCP]);
         pseudo.extend(u16::try_from(out.len()).unwrap().to_be_bytes());
         pseudo.extend(&out);
         let sum = checksum(&pseudo) ^ u16::from(!self.good_checksum);
@@ -109,10 +109,10 @@ impl Segment {
 
     /// Encodes the segment as packets for the wire, IP headers included.
     fn packets(&self, id: u16) -> Vec<Vec<u8>> {
-        if self.wrapping == Wrapping::Quoted {
-            return vec![self.error()];
+        if self.wrapping == Wrapping::QuotedInIcmpError {
+            return vec![self.icmp_error()];
         }
-        let bytes = self.bytes();
+        let bytes = self.encode_tcp();
         let whole = [(0, 0, bytes.len())];
         let tiny = [(0, 0, 8), (8, 8, bytes.len())];
         // The second fragment begins inside the first, with other bytes.
@@ -133,8 +133,8 @@ impl Segment {
                 let part = &bytes[*from..*to];
                 let fragment = fragmented.then(|| (*offset, more(n), id));
                 match (self.from.ip(), self.to.ip()) {
-                    (IpAddr::V4(a), IpAddr::V4(b)) => self.v4(a, b, part, fragment),
-                    (IpAddr::V6(a), IpAddr::V6(b)) => self.v6(a, b, part, fragment),
+                    (IpAddr::V4(a), IpAddr::V4(b)) => self.ipv4_packet(a, b, part, fragment),
+                    (IpAddr::V6(a), IpAddr::V6(b)) => self.ipv6_packet(a, b, part, fragment),
                     _ => panic!("two families"),
                 }
             })
@@ -142,7 +142,7 @@ impl Segment {
     }
 
     /// Encodes an ICMP error ("fragmentation needed" or "packet too big") about this segment in the other direction.
-    fn error(&self) -> Vec<u8> {
+    fn icmp_error(&self) -> Vec<u8> {
         let quoted = Self {
             from: self.to,
             to: self.from,
@@ -160,7 +160,7 @@ impl Segment {
                 icmp.extend(quoted);
                 let sum = checksum(&icmp);
                 icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-                let mut out = self.v4(from, to, &icmp, None);
+                let mut out = self.ipv4_packet(from, to, &icmp, None);
                 out[9] = 1;
                 out
             }
@@ -175,7 +175,7 @@ impl Segment {
                 pseudo.extend(&icmp);
                 let sum = checksum(&pseudo);
                 icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-                let mut out = self.v6(from, to, &icmp, None);
+                let mut out = self.ipv6_packet(from, to, &icmp, None);
                 out[6] = 58;
                 out
             }
@@ -183,20 +183,20 @@ impl Segment {
         }
     }
 
-    fn v4(
+    fn ipv4_packet(
         &self,
         from: Ipv4Addr,
         to: Ipv4Addr,
         part: &[u8],
         fragment: Option<(usize, bool, u16)>,
     ) -> Vec<u8> {
-        let (mut options, mut protocol, mut before) = (Vec::new(), TCP, Vec::new());
+        let (mut options, mut protocol, mut before) = (Vec::new(), IPPROTO_TCP, Vec::new());
         match self.wrapping {
             // Router alert and padding.
-            Wrapping::Extended => options.extend([0x94, 4, 0, 0, 1, 1, 1, 0]),
-            Wrapping::Authenticated => {
+            Wrapping::ExtensionHeaders => options.extend([0x94, 4, 0, 0, 1, 1, 1, 0]),
+            Wrapping::AuthenticationHeader => {
                 protocol = 51;
-                before = authentication(TCP);
+                before = authentication_header(IPPROTO_TCP);
             }
             _ => {}
         }
@@ -216,33 +216,33 @@ impl Segment {
         out
     }
 
-    fn v6(
+    fn ipv6_packet(
         &self,
         from: Ipv6Addr,
         to: Ipv6Addr,
         part: &[u8],
         fragment: Option<(usize, bool, u16)>,
     ) -> Vec<u8> {
-        let (mut next, mut before) = (TCP, Vec::new());
+        let (mut next, mut before) = (IPPROTO_TCP, Vec::new());
         match (self.wrapping, fragment) {
             (_, Some((offset, more, id))) => {
-                next = FRAGMENT;
+                next = IPPROTO_FRAGMENT;
                 let place = u16::try_from(offset).unwrap() | u16::from(more);
-                before.extend([TCP, 0]);
+                before.extend([IPPROTO_TCP, 0]);
                 before.extend(place.to_be_bytes());
                 before.extend([0, 0]);
                 before.extend(id.to_be_bytes());
             }
-            (Wrapping::Extended, None) => {
+            (Wrapping::ExtensionHeaders, None) => {
                 next = 0;
                 // Hop-by-hop, destination options, and a routing header without further hops.
                 before.extend([60, 0, 1, 4, 0, 0, 0, 0]);
                 before.extend([43, 0, 1, 4, 0, 0, 0, 0]);
-                before.extend([TCP, 0, 4, 0, 0, 0, 0, 0]);
+                before.extend([IPPROTO_TCP, 0, 4, 0, 0, 0, 0, 0]);
             }
-            (Wrapping::Authenticated, None) => {
+            (Wrapping::AuthenticationHeader, None) => {
                 next = 51;
-                before = authentication(TCP);
+                before = authentication_header(IPPROTO_TCP);
             }
             _ => {}
         }
@@ -258,7 +258,7 @@ impl Segment {
     }
 }
 
-fn authentication(next: u8) -> Vec<u8> {
+fn authentication_header(next: u8) -> Vec<u8> {
     let mut out = vec![next, 4, 0, 0];
     out.resize(24, 7);
     out
@@ -285,7 +285,7 @@ impl Sender {
     pub(crate) fn new(netns: &Netns, v4: bool) -> Self {
         let domain = if v4 { Domain::IPV4 } else { Domain::IPV6 };
         let socket = netns
-            .run(|| Socket::new(domain, Type::RAW, Some(Protocol::from(RAW))))
+            .run(|| Socket::new(domain, Type::RAW, Some(Protocol::from(IPPROTO_RAW))))
             .unwrap()
             .unwrap();
         Self { socket, id: 0 }

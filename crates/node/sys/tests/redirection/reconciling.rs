@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Lists the chains of Ambit's table sorted by name, since `nft` lists them in the order of creation.
-fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
+fn ambit_table_chains(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     let listing = sh(netns, "nft -s list table inet ambit");
     let mut chains: Vec<_> = listing
         .split("\tchain ")
@@ -21,7 +21,7 @@ fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
 
 /// Returns the netfilter and policy routing state of the pod as text, without link-local addresses, which appear when
 /// duplicate address detection ends.
-fn everything(world: &World) -> String {
+fn pod_netfilter_state(world: &World) -> String {
     sh(
         &world.pod,
         "nft -s list ruleset 2>/dev/null; iptables-legacy-save | grep -v '^#' | sed 's/\\[.*\\]//'; \
@@ -45,7 +45,7 @@ fn the_first_apply_installs_and_the_second_changes_nothing() {
             Applied::Installed,
             "{backend}"
         );
-        let first = everything(&world);
+        let first = pod_netfilter_state(&world);
         assert_eq!(
             observe(&world.pod, &spec).unwrap().items,
             Vec::<String>::new(),
@@ -56,7 +56,7 @@ fn the_first_apply_installs_and_the_second_changes_nothing() {
             Applied::Unchanged,
             "{backend}"
         );
-        assert_eq!(everything(&world), first, "{backend}");
+        assert_eq!(pod_netfilter_state(&world), first, "{backend}");
     }
 }
 
@@ -107,7 +107,7 @@ fn every_kind_of_spec_is_in_place_after_apply() {
     }
 }
 
-/// Checks that `nft` accepts our rules in their readable form.
+/// Checks that `nft` accepts Ambit's rules in their readable form.
 #[test]
 fn nft_lists_the_rules_as_they_are_rendered() {
     let spec = RedirectionSpec {
@@ -122,7 +122,10 @@ fn nft_lists_the_rules_as_they_are_rendered() {
     apply(&direct, &spec).unwrap();
     let text = ambit_netplan::nft_text::render("ambit", &plan(&spec).unwrap());
     sh(&through_tool, &format!("nft -f - <<'END'\n{text}\nEND"));
-    assert_eq!(our_table(&direct), our_table(&through_tool));
+    assert_eq!(
+        ambit_table_chains(&direct),
+        ambit_table_chains(&through_tool)
+    );
     // The rules that the tool wrote read back without differences.
     let drift = observe(&through_tool, &spec).unwrap();
     assert!(
@@ -185,7 +188,7 @@ fn drift_is_detected_reported_and_repaired() {
     let world = World::new();
     let spec = with(Backend::Nftables);
     apply(&world.pod, &spec).unwrap();
-    let good = our_table(&world.pod);
+    let good = ambit_table_chains(&world.pod);
     for (damage, name) in damages {
         sh(&world.pod, damage);
         let drift = observe(&world.pod, &spec).unwrap();
@@ -205,7 +208,7 @@ fn drift_is_detected_reported_and_repaired() {
             Vec::<String>::new(),
             "{damage}"
         );
-        assert_eq!(our_table(&world.pod), good, "{damage}");
+        assert_eq!(ambit_table_chains(&world.pod), good, "{damage}");
     }
 }
 
@@ -218,7 +221,7 @@ fn drift_of_iptables_is_found_and_repaired() {
         let world = World::new();
         let spec = with(backend);
         apply(&world.pod, &spec).unwrap();
-        let good = everything(&world);
+        let good = pod_netfilter_state(&world);
         for damage in [
             format!("{tool} -t nat -D OUTPUT -j AMBIT_OUTPUT"),
             format!("{tool} -t nat -A OUTPUT -j AMBIT_OUTPUT"),
@@ -239,7 +242,7 @@ fn drift_of_iptables_is_found_and_repaired() {
                 Vec::<String>::new(),
                 "{damage}"
             );
-            assert_eq!(everything(&world), good, "{damage}");
+            assert_eq!(pod_netfilter_state(&world), good, "{damage}");
         }
     }
 }
@@ -257,7 +260,7 @@ fn rules_of_others_are_never_touched() {
              ip6tables-legacy -t filter -A INPUT -p tcp --dport 5 -j DROP; \
              ip rule add pref 100 fwmark 0x111 lookup 55; ip route add 192.0.2.0/24 dev lo table 100",
         );
-        let theirs = everything(&world);
+        let theirs = pod_netfilter_state(&world);
         let spec = with(backend);
         assert_eq!(
             apply(&world.pod, &spec).unwrap(),
@@ -270,13 +273,13 @@ fn rules_of_others_are_never_touched() {
             "{backend}"
         );
         let ours = |line: &&str| !line.contains("AMBIT") && !line.is_empty();
-        let after = everything(&world);
+        let after = pod_netfilter_state(&world);
         for line in theirs.lines().filter(ours) {
             assert!(after.lines().any(|l| l == line), "{backend}: lost {line}");
         }
         release(&world.pod).unwrap();
         purge(&world.pod).unwrap();
-        let end = everything(&world);
+        let end = pod_netfilter_state(&world);
         for line in theirs.lines().filter(ours) {
             assert!(end.lines().any(|l| l == line), "{backend}: lost {line}");
         }
@@ -303,7 +306,7 @@ fn purge_leaves_nothing_behind() {
         release(&world.pod).unwrap();
         purge(&world.pod).unwrap();
         purge(&world.pod).unwrap();
-        let after = everything(&world).to_lowercase();
+        let after = pod_netfilter_state(&world).to_lowercase();
         assert!(
             !after.contains("ambit") && !after.contains("0x111"),
             "{backend}: {after}"
@@ -329,7 +332,7 @@ fn changing_the_backend_leaves_one_set_of_rules() {
             Vec::<String>::new(),
             "{backend}"
         );
-        let all = everything(&world);
+        let all = pod_netfilter_state(&world);
         assert_eq!(
             all.contains("table inet ambit"),
             backend == Backend::Nftables,
@@ -399,9 +402,9 @@ fn applying_from_many_threads_at_once_ends_in_one_good_state() {
 #[test]
 fn release_of_a_namespace_without_redirection_does_nothing() {
     let world = World::new();
-    let before = everything(&world);
+    let before = pod_netfilter_state(&world);
     release(&world.pod).unwrap();
-    assert_eq!(everything(&world), before);
+    assert_eq!(pod_netfilter_state(&world), before);
 }
 
 /// Checks that sysctls are set although `/proc/sys` is read-only, as in containers regardless of capabilities.

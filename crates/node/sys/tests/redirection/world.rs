@@ -79,7 +79,7 @@ impl World {
         Self { pod, peer }
     }
 
-    /// Listens on the three ports of the pod's proxy.
+    /// Opens the three listening sockets of the pod's proxy: outbound, inbound plaintext and tunnel.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy {
             outbound: listen_as_proxy(&self.pod, 15001),
@@ -99,7 +99,7 @@ pub(crate) fn listen(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |_| Ok(()))
 }
 
-/// Listens like the node proxy: dual stack, marked, transparent.
+/// Opens a listening socket like the node proxy's: dual stack, marked, transparent.
 fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
     listen_with(netns, port, |socket| {
         socket.set_mark(MARK)?;
@@ -139,7 +139,7 @@ pub(crate) fn connect_marked(netns: &Netns, to: SocketAddr) -> io::Result<TcpStr
     connect_with(netns, to, DEADLINE, |socket| socket.set_mark(MARK))
 }
 
-/// Connects like the proxy connects to the application: from the client's address, with the mark.
+/// Connects to the application as the proxy does: from the client's address, with the packet mark.
 pub(crate) fn connect_spoofed(
     netns: &Netns,
     from: SocketAddr,
@@ -179,7 +179,7 @@ pub(crate) fn connect_with(
     Ok(socket.into())
 }
 
-/// Accepts the next connection within the deadline; `None` after it.
+/// Accepts the next connection; `None` if none arrives before the timeout.
 pub(crate) fn accept_within(
     listener: &TcpListener,
     timeout: Duration,
@@ -238,8 +238,8 @@ pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Repeats a call on a socket with a timeout, which the kernel does not restart after a signal or a freeze of the cgroup
-/// (`signal(7)`).
+/// Repeats a call on a socket that has a timeout, when it is interrupted: the kernel does not restart such a call after
+/// a signal or a freeze of the cgroup (`signal(7)`).
 #[track_caller]
 pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> T {
     loop {
@@ -256,18 +256,18 @@ pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> (usize, SocketAd
     uninterrupted(|| socket.recv_from(buffer))
 }
 
-/// Checks that bytes pass in both directions.
+/// Checks that bytes sent in both directions of a connection arrive.
 #[track_caller]
 pub(crate) fn talk(a: &mut TcpStream, b: &mut TcpStream) {
     for stream in [&*a, &*b] {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
     }
-    say(a, b);
-    say(b, a);
+    assert_delivers(a, b);
+    assert_delivers(b, a);
 }
 
 #[track_caller]
-fn say(from: &mut TcpStream, to: &mut TcpStream) {
+fn assert_delivers(from: &mut TcpStream, to: &mut TcpStream) {
     from.write_all(b"hello").unwrap();
     let mut buffer = [0; 5];
     to.read_exact(&mut buffer).unwrap();

@@ -119,7 +119,7 @@ impl KernelActions {
             source,
         };
         let names = [Some(&*pod.uid), pod.cgroup_alias.as_deref()];
-        let cgroup = cgroup::find_pod_cgroup(&self.proc, names.into_iter().flatten());
+        let cgroup = cgroup::find_pod_cgroup(&self.procfs, names.into_iter().flatten());
         let cgroup = cgroup.ok_or_else(|| {
             ActionError::NotByBpf("the pod has no cgroup of version 2 on this node".to_owned())
         })?;

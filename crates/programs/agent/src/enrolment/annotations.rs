@@ -8,7 +8,8 @@ use crate::source::Labels;
 const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
 /// Annotation that enables or disables the capture of DNS queries.
 const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
-/// Annotation with interfaces whose arriving connections count as outbound connections of the pod.
+/// Annotation with the interfaces in the pod's namespace whose arriving connections are captured as outbound
+/// connections of the pod.
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
 /// Invalid annotation of a pod.
@@ -16,7 +17,7 @@ const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 #[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
 
-/// Returns the redirection of a pod: the common one, changed by the pod's annotations.
+/// Returns the redirection of a pod: the common specification, changed by the pod's annotations.
 pub(super) fn redirection_spec(
     usual: &RedirectionSpec,
     annotations: &Labels,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ambit_model::ArcStr;
 use ambit_zds::PodUid;
 
-/// Id of a plugin call, by which its response is matched.
+/// Number of a plugin call, by which its response is matched to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -27,16 +27,16 @@ pub struct CniAdd<N> {
     pub pod: PodRef,
     /// Network namespace of the pod.
     pub netns: N,
-    /// Addresses that the previous plugins assigned; may be empty.
+    /// Addresses of the pod that the previous plugins assigned; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Response to a plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// Redirection, listeners and probe exemption are in place.
-    Done,
-    /// Tells whether the pod belongs to the mesh.
+pub enum PluginReply {
+    /// The pod is captured: redirection, listeners and probe exemption are in place.
+    Captured,
+    /// Membership query answered: whether the pod belongs to the mesh.
     Member(bool),
     /// The call failed for a temporary reason; a retry may succeed.
     TryLater(String),

@@ -9,7 +9,7 @@ use ambit_model::{ArcStr, PodName};
 use ambit_zds::PodUid;
 
 use super::{
-    call::{CniAdd, PodRef, Reply, RequestId},
+    call::{CniAdd, PluginReply, PodRef, RequestId},
     step::{ProbeTargets, Step, StepId},
 };
 use crate::{capture::CaptureMethod, source::SourceEvent};
@@ -56,7 +56,7 @@ pub enum Event<N> {
     ProxySynced,
     /// The regular comparison of all pods with the kernel is due.
     Reconcile,
-    /// The deadline has passed, see `Enrolment::deadline`.
+    /// The state machine's deadline has passed, see `Enrolment::deadline`.
     Tick,
 }
 
@@ -75,18 +75,18 @@ pub enum Effect<N> {
     /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
-    Reply(RequestId, Reply),
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
-    Hold(PodUid),
-    /// Lets proxies connect, since all existing pods are known.
+    Reply(RequestId, PluginReply),
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
+    HoldPod(PodUid),
+    /// Lets node proxies connect, since all existing pods are known.
     OpenZds,
     /// Writes for each namespace whether it may have mesh pods, for the plugin.
     WriteMembership(BTreeMap<ArcStr, bool>),
     /// Replaces all members of the node's probe set.
     SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
-    /// Removes the status annotations of all pods of the node but these.
+    /// Removes the status annotations of all pods of the node, except for these pods.
     PruneStatus(BTreeSet<PodName>),
-    /// Reports to the pod's owner why it cannot be enrolled, or that it is enrolled now.
+    /// Reports to the pod's owner why the pod cannot be enrolled, or that it is enrolled now.
     ReportFailure {
         /// UID of the pod.
         uid: PodUid,

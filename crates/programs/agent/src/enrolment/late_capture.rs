@@ -25,7 +25,8 @@ use super::{Enrolment, pod::Goal};
 use crate::source::{EarlierObjects, Labels, PodView, RedirectionStatus};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Whether a pod that appears while this agent runs is captured late.
+    /// Whether a pod that appears while this agent runs belonged to the mesh before it was captured, so that its
+    /// capture is late.
     pub(super) fn is_late_when_first_seen(&self, view: &PodView) -> bool {
         let runs = !view.addresses.is_empty();
         let came_with_label = view.unchanged && self.opts_in(view, &Labels::new());
@@ -34,7 +35,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
 
     /// Determines which of the pods that existed at the start are captured late, once all namespaces are known.
     pub(super) fn mark_late_captures(&mut self) {
-        let record = self.record.take();
+        let record = self.earlier_objects.take();
         let late: Vec<PodUid> = self
             .pods
             .iter()
@@ -61,7 +62,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Clears `capture_is_late` of a pod outside the mesh: if it joins, it joins while it runs.
+    /// Clears `capture_is_late` of a pod outside the mesh: if the pod joins later, it joins while it runs.
     pub(super) fn clear_late_capture(&mut self, uid: &PodUid) {
         let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Unenrolled));
         if self.pods.get(uid).is_some_and(outside)

@@ -1,10 +1,10 @@
-//! Plugin calls that wait until the source has sent their pod.
+//! Plugin calls that wait until the source of pods has sent the pod that they name.
 
 use std::time::Instant;
 
 use super::call::{CniAdd, PodRef, RequestId};
 
-/// Plugin call for a pod that the source has not sent yet.
+/// Call of the CNI plugin for a pod that the source of pods has not sent yet.
 #[derive(Clone, Debug)]
 pub(super) enum ParkedCall<N> {
     CniAdd(CniAdd<N>),
@@ -20,7 +20,7 @@ impl<N> ParkedCall<N> {
     }
 }
 
-/// Plugin calls that wait for their pod, each with its deadline.
+/// Calls of the CNI plugin that wait for their pod, each with its deadline.
 #[derive(Debug)]
 pub(super) struct ParkedCalls<N> {
     pub(super) calls: Vec<(RequestId, Instant, ParkedCall<N>)>,

@@ -20,9 +20,9 @@ use crate::{
 /// Initial and maximum retry delay after a failed step.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// Time for which the proxy's listeners stay after an unenrolled pod's redirection was removed, until other proxies
-/// learn that the pod accepts no HBONE.
-const LINGER_TIME: Duration = Duration::from_secs(2);
+/// Time for which the proxy's listeners stay after a pod's redirection was removed, until other proxies learn that the
+/// pod accepts no HBONE any more.
+const LISTENER_LINGER_TIME: Duration = Duration::from_secs(2);
 
 /// Desired state of a pod's enrolment.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,39 +35,39 @@ pub(super) enum Goal {
     Deleted,
 }
 
-/// Last known state of a pod's redirection.
+/// Last known state of the redirection rules in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RuleState {
-    /// Redirection may be in place: an earlier agent may have applied it, or it is to be compared with the kernel
+    /// Rules may be in place: an earlier agent may have applied them, or they are to be compared with the kernel
     /// again.
     Unknown,
     None,
     Applied(RedirectionSpec),
 }
 
-/// Step that is in flight.
+/// Step of a pod that an executor is carrying out.
 #[derive(Clone, Debug)]
 pub(super) struct RunningStep<N> {
     pub(super) id: StepId,
     pub(super) step: Step<N>,
 }
 
-/// Failure of the last step, and its retry.
+/// Failure of a pod's last step, and the time of its retry.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct StepFailure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// Whether the pod's status was set to pending for this failure, or could not be written.
-    pub(super) reported: bool,
-    /// Error of the step, as text for operators.
-    pub(super) text: String,
+    /// Whether the pod's status annotation was set to pending for this failure, or could not be written.
+    pub(super) is_reported: bool,
+    /// Error of the step that failed, as text for operators.
+    pub(super) error: String,
 }
 
-/// Result of determining a pod's next step.
+/// Next step of a pod, or the reason why none is due.
 #[derive(Debug)]
 pub(super) enum NextAction<N> {
     Step(Step<N>),
-    /// The next step needs the pod's network namespace, which has to be found first.
+    /// The next step needs the pod's network namespace, which a scan has to find first.
     NeedNetns,
     /// No step is due before [`Pod::deadline`], unless an event arrives.
     Wait,
@@ -77,43 +77,44 @@ pub(super) enum NextAction<N> {
 #[derive(Debug)]
 pub(super) struct Pod<N> {
     pub(super) view: PodView,
-    pub(super) gone: bool,
-    /// Addresses that the plugin sent, until the pod's status has addresses.
+    pub(super) is_deleted: bool,
+    /// Addresses of the pod that the plugin sent, used until the pod's status has addresses.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) netns: Option<N>,
-    /// Time at which `netns` was set, so that the result of an older scan does not replace it.
+    /// Time at which `netns` was set, so that the result of an older scan does not replace the namespace.
     pub(super) netns_since: Option<Instant>,
-    /// Different namespace that one scan has found; a second scan must confirm it.
+    /// Namespace other than `netns` that one scan has found; a second scan must confirm it.
     pub(super) suspect_netns: Option<N>,
-    /// Workload as announced to a proxy, which has acknowledged it for `netns`.
-    pub(super) announced: Option<WorkloadInfo>,
-    /// Whether a proxy may serve the pod in any namespace: it was announced, successfully or not, and not withdrawn
-    /// since.
+    /// Name and addresses of the pod as last announced to a proxy, which has acknowledged them for `netns`.
+    pub(super) announced_info: Option<WorkloadInfo>,
+    /// Whether a node proxy may serve the pod in any namespace: the pod was announced, successfully or not, and not
+    /// withdrawn since.
     pub(super) may_be_served: bool,
-    pub(super) rules: RuleState,
+    pub(super) rule_state: RuleState,
     /// Whether to compare the redirection with the kernel if the next scan finds the pod running.
     pub(super) check_netns_alive: bool,
     /// Addresses and ports exempt for kubelet's probes; an entry without addresses means that they are unknown.
-    pub(super) probes: Option<ProbeTargets>,
-    /// Last status that was written to the annotation; `None` if the observed one is still valid.
-    pub(super) status: Option<RedirectionStatus>,
+    pub(super) exempted_probes: Option<ProbeTargets>,
+    /// Status that was last written to the pod's annotation; `None` if the observed one is still valid.
+    pub(super) written_status: Option<RedirectionStatus>,
     pub(super) running_step: Option<RunningStep<N>>,
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<StepFailure>,
     pub(super) linger_until: Option<Instant>,
-    /// Plugin calls that wait until this pod is captured.
-    pub(super) waiters: Vec<RequestId>,
-    /// Whether redirection should be in place: this or an earlier agent applied it, and it was not released since.
+    /// Calls of the plugin that wait until this pod is captured.
+    pub(super) waiting_calls: Vec<RequestId>,
+    /// Whether redirection rules should be in place: this or an earlier agent applied them, and they were not released
+    /// since.
     pub(super) expects_rules_in_place: bool,
     /// Whether the pod belonged to the mesh when its sandbox was created, but started uncaptured.
     pub(super) capture_is_late: bool,
     /// Number of times that the pod's redirection was repaired.
-    pub(super) drifts: u32,
+    pub(super) repair_count: u32,
     /// Method by which the pod was captured last.
     pub(super) method: Option<CaptureMethod>,
     /// Warnings of the last step that do not impair the redirection.
     pub(super) warnings: Vec<String>,
-    /// Failure last reported to the pod's owner; cleared when the pod is captured.
-    pub(super) complaint: Option<String>,
+    /// Failure that was last reported to the pod's owner; cleared when the pod is captured.
+    pub(super) reported_failure: Option<String>,
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
@@ -124,38 +125,38 @@ impl<N: Clone + PartialEq> Pod<N> {
             addresses: view.addresses.clone(),
             expects_rules_in_place: existed_at_start && view.reported == RedirectionStatus::Enabled,
             view,
-            gone: false,
+            is_deleted: false,
             netns: None,
             netns_since: None,
             suspect_netns: None,
-            announced: None,
+            announced_info: None,
             may_be_served: false,
-            rules: if existed_at_start {
+            rule_state: if existed_at_start {
                 RuleState::Unknown
             } else {
                 RuleState::None
             },
             check_netns_alive: false,
-            probes: None,
-            status: None,
+            exempted_probes: None,
+            written_status: None,
             running_step: None,
             failure: None,
             linger_until: None,
-            waiters: Vec::new(),
+            waiting_calls: Vec::new(),
             capture_is_late: false,
-            drifts: 0,
+            repair_count: 0,
             method: None,
             warnings: Vec::new(),
-            complaint: None,
+            reported_failure: None,
         }
     }
 
     /// Returns the current value of the pod's status annotation, as last written or observed.
     pub(super) fn reported_status(&self) -> RedirectionStatus {
-        self.status.unwrap_or(self.view.reported)
+        self.written_status.unwrap_or(self.view.reported)
     }
 
-    pub(super) fn info(&self) -> WorkloadInfo {
+    pub(super) fn workload_info(&self) -> WorkloadInfo {
         WorkloadInfo {
             pod: self.view.name.clone(),
             addresses: self.addresses.clone(),
@@ -173,7 +174,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.forget_netns();
         self.expects_rules_in_place = expects_redirection;
         // It may be one that an agent before us has filled.
-        self.rules = RuleState::Unknown;
+        self.rule_state = RuleState::Unknown;
         self.netns = Some(netns);
         self.netns_since = Some(now);
         self.failure = None;
@@ -182,8 +183,8 @@ impl<N: Clone + PartialEq> Pod<N> {
     pub(super) fn forget_netns(&mut self) {
         self.netns = None;
         self.netns_since = None;
-        self.announced = None;
-        self.rules = RuleState::None;
+        self.announced_info = None;
+        self.rule_state = RuleState::None;
         self.expects_rules_in_place = false;
         self.linger_until = None;
         self.method = None;
@@ -214,14 +215,14 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings = warnings;
     }
 
-    /// Whether redirection, listeners and probe exemption are as `goal` demands.
+    /// Whether redirection, listeners and probe exemption of the pod are as `goal` demands.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
         let Goal::Enrolled(spec) = goal else {
             return false;
         };
-        self.announced.as_ref() == Some(&self.info())
-            && self.rules == RuleState::Applied(spec.clone())
-            && (self.addresses.is_empty() || self.probes == Some(self.probe_targets(spec)))
+        self.announced_info.as_ref() == Some(&self.workload_info())
+            && self.rule_state == RuleState::Applied(spec.clone())
+            && (self.addresses.is_empty() || self.exempted_probes == Some(self.probe_targets(spec)))
     }
 
     fn probe_targets(&self, spec: &RedirectionSpec) -> ProbeTargets {
@@ -231,7 +232,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Returns the next step towards `goal`, if no step is in flight.
+    /// Returns the pod's next step towards `goal`, if no step is in flight.
     pub(super) fn next_action(&self, goal: &Goal, now: Instant) -> NextAction<N> {
         if let Some(failure) = &self.failure {
             // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
@@ -239,7 +240,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             // and none of them is to be downgraded.
             let annotated = self.reported_status() == RedirectionStatus::Enabled
                 && !self.expects_rules_in_place;
-            if matches!(goal, Goal::Enrolled(_)) && annotated && !failure.reported {
+            if matches!(goal, Goal::Enrolled(_)) && annotated && !failure.is_reported {
                 return NextAction::Step(self.write_status(RedirectionStatus::Pending));
             }
             if failure.retry_at > now {
@@ -264,11 +265,11 @@ impl<N: Clone + PartialEq> Pod<N> {
                 RedirectionStatus::None | RedirectionStatus::Pending => NextAction::NeedNetns,
             };
         };
-        let info = self.info();
-        if self.announced.as_ref() != Some(&info) {
+        let info = self.workload_info();
+        if self.announced_info.as_ref() != Some(&info) {
             return NextAction::Step(Step::Proxy(ProxyStep::Announce { info, netns }));
         }
-        if self.rules != RuleState::Applied(spec.clone()) {
+        if self.rule_state != RuleState::Applied(spec.clone()) {
             return NextAction::Step(Step::Redirection(RedirectionStep::Apply {
                 info,
                 cgroup_alias: self.view.cgroup_alias.clone(),
@@ -281,7 +282,7 @@ impl<N: Clone + PartialEq> Pod<N> {
             let targets = self.probe_targets(spec);
             return NextAction::Step(Step::Probes(ProbeStep::Exempt(targets)));
         }
-        if self.status != Some(RedirectionStatus::Enabled) {
+        if self.written_status != Some(RedirectionStatus::Enabled) {
             return NextAction::Step(self.write_status(RedirectionStatus::Enabled));
         }
         NextAction::Settled
@@ -289,7 +290,7 @@ impl<N: Clone + PartialEq> Pod<N> {
 
     /// Returns the next step of unenrolment; rules are removed before listeners.
     fn next_while_unenrolled(&self, now: Instant) -> NextAction<N> {
-        if let (Some(netns), true) = (&self.netns, self.rules != RuleState::None) {
+        if let (Some(netns), true) = (&self.netns, self.rule_state != RuleState::None) {
             return NextAction::Step(Step::Redirection(RedirectionStep::Release {
                 netns: netns.clone(),
             }));
@@ -308,8 +309,8 @@ impl<N: Clone + PartialEq> Pod<N> {
 
     fn next_while_deleted(&self) -> NextAction<N> {
         // With the object gone only what we wrote elsewhere is left of it.
-        let reported = if self.gone {
-            self.status.unwrap_or_default()
+        let reported = if self.is_deleted {
+            self.written_status.unwrap_or_default()
         } else {
             self.reported_status()
         };
@@ -323,7 +324,7 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     fn next_probe_removal(&self) -> NextAction<N> {
-        if self.probes.is_some() {
+        if self.exempted_probes.is_some() {
             NextAction::Step(Step::Probes(ProbeStep::Remove))
         } else {
             NextAction::Settled
@@ -337,7 +338,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         })
     }
 
-    /// Returns when the result of [`Self::next_action`] may change without an event.
+    /// Returns the time at which the result of [`Self::next_action`] may change without an event.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.running_step.is_some() {
             return None;
@@ -347,18 +348,18 @@ impl<N: Clone + PartialEq> Pod<N> {
     }
 
     /// Clears deadlines that have passed, so that they do not trigger further ticks.
-    pub(super) fn clear_elapsed(&mut self, now: Instant) {
+    pub(super) fn clear_elapsed_deadlines(&mut self, now: Instant) {
         if self.running_step.is_none() {
             self.failure.take_if(|failure| failure.retry_at <= now);
             self.linger_until.take_if(|until| *until <= now);
         }
     }
 
-    /// Records the success of a step.
+    /// Records that a step of the pod succeeded.
     pub(super) fn on_step_done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
             (Step::Status(write), Some(failure)) if write.status == RedirectionStatus::Pending => {
-                failure.reported = true;
+                failure.is_reported = true;
             }
             (_, failure) => *failure = None,
         }
@@ -371,43 +372,43 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
         match step {
             Step::Proxy(ProxyStep::Announce { info, .. }) => {
-                self.announced = Some(info);
+                self.announced_info = Some(info);
                 self.linger_until = None;
             }
             Step::Proxy(ProxyStep::Withdraw) => {
-                self.announced = None;
+                self.announced_info = None;
                 self.may_be_served = false;
                 self.linger_until = None;
             }
             Step::Redirection(RedirectionStep::Apply { spec, .. }) => {
-                self.rules = RuleState::Applied(spec);
+                self.rule_state = RuleState::Applied(spec);
                 self.expects_rules_in_place = true;
                 self.capture_is_late = false;
             }
             Step::Redirection(RedirectionStep::Release { .. }) => {
-                self.rules = RuleState::None;
+                self.rule_state = RuleState::None;
                 self.expects_rules_in_place = false;
-                self.linger_until = self.may_be_served.then(|| now + LINGER_TIME);
+                self.linger_until = self.may_be_served.then(|| now + LISTENER_LINGER_TIME);
             }
-            Step::Probes(ProbeStep::Exempt(targets)) => self.probes = Some(targets),
-            Step::Probes(ProbeStep::Remove) => self.probes = None,
-            Step::Status(write) => self.status = Some(write.status),
+            Step::Probes(ProbeStep::Exempt(targets)) => self.exempted_probes = Some(targets),
+            Step::Probes(ProbeStep::Remove) => self.exempted_probes = None,
+            Step::Status(write) => self.written_status = Some(write.status),
         }
     }
 
-    /// Records the failure of a step, which is retried with increasing delay.
+    /// Records that a step of the pod failed; the step is retried with increasing delay.
     pub(super) fn on_step_failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {
-            Step::Redirection(_) => self.rules = RuleState::Unknown,
+            Step::Redirection(_) => self.rule_state = RuleState::Unknown,
             Step::Probes(ProbeStep::Exempt(targets)) => {
                 let mut unknown = targets.clone();
                 unknown.addresses.clear();
-                self.probes = Some(unknown);
+                self.exempted_probes = Some(unknown);
             }
             Step::Status(write) if write.status == RedirectionStatus::Pending => {
                 if let Some(failure) = &mut self.failure {
-                    failure.reported = true;
+                    failure.is_reported = true;
                     return;
                 }
             }
@@ -417,11 +418,11 @@ impl<N: Clone + PartialEq> Pod<N> {
             .failure
             .as_ref()
             .map_or(RETRY_DELAY.0, |last| (last.delay * 2).min(RETRY_DELAY.1));
-        self.failure = Some(Failure {
+        self.failure = Some(StepFailure {
             retry_at: now + delay,
             delay,
-            reported: false,
-            text,
+            is_reported: false,
+            error: text,
         });
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 impl<N: Clone + PartialEq> Enrolment<N> {
     /// Reports the state of every pod; `inode` returns the inode of a namespace.
     pub fn reports(&self, inode: impl Fn(&N) -> u64) -> Vec<PodReport> {
-        let pods = self.pods.values().filter(|pod| !pod.gone);
+        let pods = self.pods.values().filter(|pod| !pod.is_deleted);
         pods.map(|pod| self.report(pod, &inode)).collect()
     }
 
@@ -23,7 +23,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         let goal = self.goal(pod);
         let captured = goal.as_ref().is_ok_and(|goal| pod.is_captured(goal));
         let belongs = matches!(goal, Ok(Goal::Enrolled(_)) | Err(_));
-        let failure = pod.failure.as_ref().map(|failure| failure.text.clone());
+        let failure = pod.failure.as_ref().map(|failure| failure.error.clone());
         let (state, why) = match &goal {
             Err(error) => (PodState::Failing, error.to_string()),
             Ok(Goal::Deleted) => (PodState::Ended, "it has ended".to_owned()),
@@ -68,9 +68,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 Ok(_) => failure,
             },
             netns_inode: pod.netns.as_ref().map(inode),
-            listeners: pod.announced.is_some(),
-            redirected: matches!(pod.rules, RuleState::Applied(_)),
-            drifts: pod.drifts,
+            listeners: pod.announced_info.is_some(),
+            redirected: matches!(pod.rule_state, RuleState::Applied(_)),
+            drifts: pod.repair_count,
             captured_by: pod.method.as_ref().map(|method| match method {
                 CaptureMethod::Bpf => "bpf",
                 CaptureMethod::Rules | CaptureMethod::RulesInsteadOfBpf(_) => "rules",

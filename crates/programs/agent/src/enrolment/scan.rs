@@ -1,4 +1,4 @@
-//! Scans of `/proc` for pods' network namespaces: which pods to search, and how results are applied.
+//! Scans of the node's processes for pods' network namespaces: which pods to search, and how results are applied.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -14,19 +14,22 @@ use crate::source::{PodView, RedirectionStatus};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     pub(super) fn scan_if_due(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
-        let due = self.scanning.due.is_some_and(|due| due <= now);
-        if !due || self.scanning.running_since.is_some() {
+        let due = self.scan_schedule.due_at.is_some_and(|due| due <= now);
+        if !due || self.scan_schedule.running_since.is_some() {
             return;
         }
-        self.scanning.due = None;
-        let initial = !self.scanning.initial_done;
+        self.scan_schedule.due_at = None;
+        let initial = !self.scan_schedule.is_initial_scan_done;
         let targets: Vec<_> = self
             .pods
             .iter()
             .filter(|(_, pod)| {
                 // At first also pods outside: an agent before us may have left them captured.
                 let in_question = initial || matches!(self.goal(pod), Ok(Goal::Enrolled(_)));
-                in_question && !pod.gone && is_scannable(&pod.view) && !pod.addresses.is_empty()
+                in_question
+                    && !pod.is_deleted
+                    && is_scannable(&pod.view)
+                    && !pod.addresses.is_empty()
             })
             .map(|(uid, pod)| ScanTarget {
                 uid: uid.clone(),
@@ -36,11 +39,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .collect();
         if targets.is_empty() {
             if initial {
-                self.initial_scan_done(now, effects);
+                self.on_initial_scan_done(now, effects);
             }
             return;
         }
-        self.scanning.running_since = Some(now);
+        self.scan_schedule.running_since = Some(now);
         effects.push(Effect::Scan(targets));
     }
 
@@ -50,7 +53,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         now: Instant,
         effects: &mut Vec<Effect<N>>,
     ) {
-        let Some(started) = self.scanning.running_since.take() else {
+        let Some(started) = self.scan_schedule.running_since.take() else {
             return;
         };
         for (uid, netns) in found {
@@ -63,7 +66,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 Some(current) if *current == netns => {
                     pod.suspect_netns = None;
                     if std::mem::take(&mut pod.check_netns_alive) {
-                        pod.rules = RuleState::Unknown;
+                        pod.rule_state = RuleState::Unknown;
                     }
                 }
                 // Processes of an old sandbox may be around while a new one is being made: another
@@ -76,25 +79,25 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                         pod.set_netns(netns, now);
                     } else {
                         pod.suspect_netns = Some(netns);
-                        self.scanning.request_scan(now + SCAN_DELAY.0);
+                        self.scan_schedule.request_scan(now + SCAN_DELAY.0);
                     }
                 }
                 Some(_) => {}
             }
-            if self.scanning.initial_done {
-                self.advance(&uid, now, effects);
+            if self.scan_schedule.is_initial_scan_done {
+                self.start_next_step(&uid, now, effects);
             }
         }
-        if !self.scanning.initial_done {
-            self.initial_scan_done(now, effects);
+        if !self.scan_schedule.is_initial_scan_done {
+            self.on_initial_scan_done(now, effects);
         }
         self.scan_again_for_missing(now);
     }
 
-    fn initial_scan_done(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
-        self.scanning.initial_done = true;
+    fn on_initial_scan_done(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
+        self.scan_schedule.is_initial_scan_done = true;
         let mut keep = std::collections::BTreeSet::new();
-        for uid in self.uids() {
+        for uid in self.pod_uids() {
             let Some(pod) = self.pods.get(&uid) else {
                 continue;
             };
@@ -102,19 +105,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             if matches!(goal, Ok(Goal::Enrolled(_)) | Err(_)) {
                 keep.insert(pod.view.name.clone());
                 if pod.netns.is_none() {
-                    effects.push(Effect::Hold(uid.clone()));
+                    effects.push(Effect::HoldPod(uid.clone()));
                 }
             } else if matches!(goal, Ok(Goal::Unenrolled))
                 && pod.view.reported == RedirectionStatus::Enabled
             {
                 // It left while no agent looked: a proxy serves it until all others know.
-                effects.push(Effect::Hold(uid.clone()));
+                effects.push(Effect::HoldPod(uid.clone()));
                 if let Some(pod) = self.pods.get_mut(&uid) {
                     pod.may_be_served = true;
                 }
             }
             // Orders given now are part of the first snapshot.
-            self.advance(&uid, now, effects);
+            self.start_next_step(&uid, now, effects);
         }
         effects.push(Effect::PruneStatus(keep));
         effects.push(Effect::OpenZds);
@@ -127,9 +130,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 && matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
         });
         if missing {
-            self.scanning.scan_after_pause(now);
+            self.scan_schedule.scan_after_pause(now);
         } else {
-            self.scanning.pause = SCAN_DELAY.0;
+            self.scan_schedule.retry_delay = SCAN_DELAY.0;
         }
     }
 }

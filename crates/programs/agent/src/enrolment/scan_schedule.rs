@@ -10,41 +10,41 @@ pub(super) const SCAN_DELAY: (Duration, Duration) =
 #[derive(Debug)]
 pub(super) struct ScanSchedule {
     pub(super) running_since: Option<Instant>,
-    /// Time of the next scan.
-    pub(super) due: Option<Instant>,
-    pub(super) pause: Duration,
-    pub(super) initial_done: bool,
+    /// Time at which the next scan is due; `None` if none is scheduled.
+    pub(super) due_at: Option<Instant>,
+    pub(super) retry_delay: Duration,
+    pub(super) is_initial_scan_done: bool,
 }
 
 impl Default for ScanSchedule {
     fn default() -> Self {
         Self {
             running_since: None,
-            due: None,
-            pause: SCAN_DELAY.0,
-            initial_done: false,
+            due_at: None,
+            retry_delay: SCAN_DELAY.0,
+            is_initial_scan_done: false,
         }
     }
 }
 
 impl ScanSchedule {
-    pub(super) fn initial_done(&self) -> bool {
-        self.initial_done
+    pub(super) fn is_initial_scan_done(&self) -> bool {
+        self.is_initial_scan_done
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.due.filter(|_| self.running_since.is_none())
+        self.due_at.filter(|_| self.running_since.is_none())
     }
 
-    /// Schedules a scan now.
+    /// Schedules a scan at once.
     pub(super) fn request_scan(&mut self, now: Instant) {
-        self.due = Some(now);
+        self.due_at = Some(now);
     }
 
-    /// Schedules a scan now for a pod without a namespace, unless one is scheduled or running.
+    /// Schedules a scan at once for a pod without a namespace, unless a scan is scheduled or running.
     pub(super) fn request_scan_for_missing(&mut self, now: Instant) {
-        if self.due.is_none() && self.running_since.is_none() {
-            self.due = Some(now);
+        if self.due_at.is_none() && self.running_since.is_none() {
+            self.due_at = Some(now);
         }
     }
 
@@ -55,14 +55,14 @@ impl ScanSchedule {
     }
 
     pub(super) fn scan_after_pause(&mut self, now: Instant) {
-        let due = now + self.pause;
-        self.pause = (self.pause * 2).min(SCAN_DELAY.1);
-        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+        let due = now + self.retry_delay;
+        self.retry_delay = (self.retry_delay * 2).min(SCAN_DELAY.1);
+        self.due_at = Some(self.due_at.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Schedules a scan now, and resets the delay of further ones, since something has changed.
+    /// Schedules a scan at once, and resets the delay of further scans, since something has changed.
     pub(super) fn scan_soon(&mut self, now: Instant) {
-        self.pause = SCAN_DELAY.0;
+        self.retry_delay = SCAN_DELAY.0;
         self.request_scan(now);
     }
 }

@@ -1,5 +1,5 @@
-//! Steps that enrol and unenrol pods: one enum for each kind of work, since each kind has its own executor
-//! (`process/executor.rs`).
+//! Steps that enrol and unenrol pods: one enum for each executor in
+//! `process/executor.rs`.
 
 use std::net::IpAddr;
 
@@ -29,14 +29,14 @@ pub enum Step<N> {
 /// Order to the node proxies about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProxyStep<N> {
-    /// Orders the newest proxy to serve the pod.
+    /// Orders the newest node proxy to serve the pod.
     Announce {
         /// Name and addresses of the pod.
         info: WorkloadInfo,
         /// Network namespace of the pod.
         netns: N,
     },
-    /// Orders every proxy to stop serving the pod.
+    /// Orders every node proxy to stop serving the pod.
     Withdraw,
 }
 
@@ -53,21 +53,21 @@ pub enum RedirectionStep<N> {
         netns: N,
         /// Redirection to apply.
         spec: RedirectionSpec,
-        /// Whether to close pre-capture connections if no redirection is in place yet, since the capture is late (see
-        /// `enrolment/late_capture.rs`).
+        /// Whether to close pre-capture connections if no redirection is in place yet, since the pod is captured late
+        /// (see `enrolment/late_capture.rs`).
         close_pre_capture: bool,
     },
-    /// Removes redirection, if there is any; connections in the proxy continue.
+    /// Removes the redirection, if there is any; connections in the proxy continue.
     Release {
         /// Network namespace of the pod.
         netns: N,
     },
 }
 
-/// Change of a pod's exemption for kubelet's probes.
+/// Change of the exemption of one pod for kubelet's probes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeStep {
-    /// Exempts exactly these addresses and ports.
+    /// Exempts exactly these addresses and ports of the pod.
     Exempt(ProbeTargets),
     /// Removes the pod's addresses from the exemption.
     Remove,
@@ -87,7 +87,7 @@ pub struct ProbeTargets {
 pub struct WriteStatus {
     /// Name of the pod.
     pub pod: PodName,
-    /// Value to write; [`Status::None`] removes the annotation.
+    /// Value to write; [`RedirectionStatus::None`] removes the annotation.
     pub status: RedirectionStatus,
 }
 

@@ -15,36 +15,36 @@ use crate::source::RedirectionStatus;
 mod late_capture;
 mod reports;
 
-/// Test world: state machine, simulated kernel and clock.
+/// Simulation of an agent: state machine, kernel and clock.
 struct TestAgent {
     machine: Enrolment<u32>,
     now: Instant,
-    /// Namespaces of running pods, which scans find.
+    /// Namespaces of running pods by UID, as scans find them.
     running: BTreeMap<PodUid, u32>,
-    /// Namespaces with redirection on the simulated node.
-    rules: BTreeSet<u32>,
+    /// Namespaces on the simulated node that have redirection.
+    redirected: BTreeSet<u32>,
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
     probe_ports: BTreeMap<PodUid, ProbePorts>,
     status: BTreeMap<String, RedirectionStatus>,
-    /// Name of the step that fails; `None`: every step succeeds.
-    failing: Option<&'static str>,
+    /// Name of the step that fails; `None` if every step succeeds.
+    failing_step: Option<&'static str>,
     /// Effects that have not been carried out yet.
-    undone: VecDeque<Effect<u32>>,
+    pending_effects: VecDeque<Effect<u32>>,
     log: Vec<String>,
-    replies: BTreeMap<u64, Reply>,
+    replies: BTreeMap<u64, PluginReply>,
     membership: BTreeMap<ArcStr, bool>,
-    pruned: Option<BTreeSet<PodName>>,
-    held: Vec<PodUid>,
+    pruned_except: Option<BTreeSet<PodName>>,
+    held_pods: Vec<PodUid>,
     zds_open: bool,
-    /// Failures reported to pods' owners; `None`: the failure has ended.
-    complaints: Vec<(PodUid, Option<String>)>,
-    /// Namespaces whose pre-capture connections were closed.
-    closed: Vec<u32>,
+    /// Failures that were reported to pods' owners; `None` reports that the failure has ended.
+    reported_failures: Vec<(PodUid, Option<String>)>,
+    /// Namespaces in which pre-capture connections were closed.
+    closed_netns: Vec<u32>,
 }
 
-const AMBIENT: &[(&str, &str)] = &[("istio.io/dataplane-mode", "ambient")];
-const NONE: &[(&str, &str)] = &[("istio.io/dataplane-mode", "none")];
+const AMBIENT_LABELS: &[(&str, &str)] = &[("istio.io/dataplane-mode", "ambient")];
+const OPT_OUT_LABELS: &[(&str, &str)] = &[("istio.io/dataplane-mode", "none")];
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs
@@ -53,7 +53,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
         .collect()
 }
 
-fn pod(uid: &str, ip: &str) -> PodView {
+fn pod_view(uid: &str, ip: &str) -> PodView {
     PodView {
         uid: uid.into(),
         name: PodName {
@@ -86,47 +86,47 @@ impl TestAgent {
             machine: Enrolment::new(settings),
             now: Instant::now(),
             running: BTreeMap::new(),
-            rules: BTreeSet::new(),
+            redirected: BTreeSet::new(),
             served: BTreeMap::new(),
             probes: BTreeMap::new(),
             probe_ports: BTreeMap::new(),
             status: BTreeMap::new(),
-            failing: None,
-            undone: VecDeque::new(),
+            failing_step: None,
+            pending_effects: VecDeque::new(),
             log: Vec::new(),
             replies: BTreeMap::new(),
             membership: BTreeMap::new(),
-            pruned: None,
-            held: Vec::new(),
+            pruned_except: None,
+            held_pods: Vec::new(),
             zds_open: false,
-            complaints: Vec::new(),
-            closed: Vec::new(),
+            reported_failures: Vec::new(),
+            closed_netns: Vec::new(),
         }
     }
 
-    /// Creates a world with these pods in a namespace `shop` with these labels, all sent at the agent's start.
-    fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
+    /// Creates an agent for these pods in a namespace `shop` with these labels, all sent at the agent's start.
+    fn start_with_pods(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
         let mut world = Self::new();
-        world.namespace(namespace);
+        world.label_namespace(namespace);
         for pod in pods {
-            world.source(SourceEvent::Pod(pod));
+            world.source_event(SourceEvent::Pod(pod));
         }
-        world.source(SourceEvent::Synced);
-        world.settle();
+        world.source_event(SourceEvent::Synced);
+        world.perform_all_effects();
         world
     }
 
-    fn event(&mut self, event: Event<u32>) {
+    fn handle_event(&mut self, event: Event<u32>) {
         let effects = self.machine.on_event(event, self.now);
-        self.undone.extend(effects);
+        self.pending_effects.extend(effects);
     }
 
-    fn source(&mut self, event: SourceEvent) {
-        self.event(Event::Source(event));
+    fn source_event(&mut self, event: SourceEvent) {
+        self.handle_event(Event::Source(event));
     }
 
-    fn namespace(&mut self, with: &[(&str, &str)]) {
-        self.source(SourceEvent::Namespace("shop".into(), labels(with)));
+    fn label_namespace(&mut self, with: &[(&str, &str)]) {
+        self.source_event(SourceEvent::Namespace("shop".into(), labels(with)));
     }
 
     fn cni_add(&mut self, request: u64, name: &str, netns: u32, ip: &str) {
@@ -136,29 +136,29 @@ impl TestAgent {
             netns,
             addresses,
         };
-        self.event(Event::CniAdd(RequestId(request), add));
+        self.handle_event(Event::CniAdd(RequestId(request), add));
     }
 
     /// Carries out one pending effect; false if there is none.
-    fn work(&mut self) -> bool {
-        let Some(effect) = self.undone.pop_front() else {
+    fn perform_next_effect(&mut self) -> bool {
+        let Some(effect) = self.pending_effects.pop_front() else {
             return false;
         };
         match effect {
             Effect::Step { uid, id, step } => {
                 let name = self.perform_step(&uid, &step);
-                let failed = self.failing == Some(name.as_str());
+                let failed = self.failing_step == Some(name.as_str());
                 let result = if failed {
                     Err(format!("{name} fails"))
                 } else {
                     Ok(())
                 };
-                self.event(Event::StepDone { uid, id, result });
+                self.handle_event(Event::StepDone { uid, id, result });
             }
             Effect::Scan(target) => {
                 self.log.push("scan".to_owned());
-                if self.failing == Some("scan") {
-                    self.event(Event::ScanFailed);
+                if self.failing_step == Some("scan") {
+                    self.handle_event(Event::ScanFailed);
                     return true;
                 }
                 let found = target.iter().filter_map(|target| {
@@ -166,7 +166,7 @@ impl TestAgent {
                     Some((target.uid.clone(), *netns))
                 });
                 let found = found.collect();
-                self.event(Event::Scanned(found));
+                self.handle_event(Event::Scanned(found));
             }
             Effect::Reply(request, reply) => {
                 assert_eq!(
@@ -175,22 +175,24 @@ impl TestAgent {
                     "answered twice"
                 );
             }
-            Effect::Hold(uid) => {
+            Effect::HoldPod(uid) => {
                 assert!(!self.zds_open, "held after the snapshot may have been sent");
-                self.held.push(uid);
+                self.held_pods.push(uid);
             }
             Effect::OpenZds => self.zds_open = true,
             Effect::WriteMembership(membership) => self.membership = membership,
             Effect::SetProbeMembers(members) => {
                 self.log.push(format!("probe members {}", members.len()));
             }
-            Effect::PruneStatus(keep) => self.pruned = Some(keep),
-            Effect::ReportFailure { uid, failure, .. } => self.complaints.push((uid, failure)),
+            Effect::PruneStatus(keep) => self.pruned_except = Some(keep),
+            Effect::ReportFailure { uid, failure, .. } => {
+                self.reported_failures.push((uid, failure))
+            }
         }
         true
     }
 
-    /// Carries out a step, unless it is to fail, and checks the invariants; returns its name.
+    /// Carries out a step, unless the test makes it fail, and checks the invariants; returns the step's name.
     fn perform_step(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
             Step::Proxy(ProxyStep::Announce { .. }) => "announce",
@@ -206,7 +208,7 @@ impl TestAgent {
             },
         };
         self.log.push(format!("{uid} {name}"));
-        if self.failing == Some(name) {
+        if self.failing_step == Some(name) {
             return name.to_owned();
         }
         match step {
@@ -222,12 +224,12 @@ impl TestAgent {
                 ..
             }) => {
                 assert_eq!(self.served.get(uid), Some(netns), "rules before listeners");
-                if self.rules.insert(*netns) && *close_pre_capture {
-                    self.closed.push(*netns);
+                if self.redirected.insert(*netns) && *close_pre_capture {
+                    self.closed_netns.push(*netns);
                 }
             }
             Step::Redirection(RedirectionStep::Release { netns }) => {
-                self.rules.remove(netns);
+                self.redirected.remove(netns);
             }
             Step::Probes(ProbeStep::Exempt(ProbeTargets { addresses, ports })) => {
                 self.probes.insert(uid.clone(), addresses.clone());
@@ -243,9 +245,9 @@ impl TestAgent {
         name.to_owned()
     }
 
-    fn settle(&mut self) {
+    fn perform_all_effects(&mut self) {
         for _ in 0..10_000 {
-            if !self.work() {
+            if !self.perform_next_effect() {
                 return;
             }
         }
@@ -255,13 +257,13 @@ impl TestAgent {
     /// Advances the clock by `duration`, with ticks where they are due.
     fn advance_time(&mut self, duration: Duration) {
         let end = self.now + duration;
-        self.settle();
+        self.perform_all_effects();
         for _ in 0..10_000 {
             match self.machine.deadline() {
                 Some(deadline) if deadline <= end => {
                     self.now = deadline.max(self.now);
-                    self.event(Event::Tick);
-                    self.settle();
+                    self.handle_event(Event::Tick);
+                    self.perform_all_effects();
                 }
                 _ => {
                     self.now = end;
@@ -279,43 +281,43 @@ impl TestAgent {
         std::mem::take(&mut self.log)
     }
 
-    fn captured(&self, uid: &str, netns: u32) -> bool {
+    fn is_captured(&self, uid: &str, netns: u32) -> bool {
         let name = uid.split('#').next().unwrap();
         self.served.get(uid) == Some(&netns)
-            && self.rules.contains(&netns)
+            && self.redirected.contains(&netns)
             && self.status.get(&format!("shop/{name}")) == Some(&RedirectionStatus::Enabled)
     }
 }
 
 #[test]
 fn plugin_gets_its_response_after_listeners_rules_and_probes() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.take_log();
     world.cni_add(1, "web", 7, "10.0.0.7");
     for expected in ["web announce", "web apply", "web probe"] {
         assert!(world.replies.is_empty());
-        assert!(world.work());
+        assert!(world.perform_next_effect());
         assert_eq!(world.log.last().unwrap(), expected);
     }
-    world.settle();
-    assert_eq!(world.replies[&1], Reply::Done);
+    world.perform_all_effects();
+    assert_eq!(world.replies[&1], PluginReply::Captured);
     assert_eq!(world.take_log().last().unwrap(), "web status enabled");
     assert_eq!(world.probes["web"], ["10.0.0.7".parse::<IpAddr>().unwrap()]);
     // Once more, as runtimes do: nothing is left to do.
     world.cni_add(2, "web", 7, "10.0.0.7");
-    world.settle();
-    assert_eq!(world.replies[&2], Reply::Done);
+    world.perform_all_effects();
+    assert_eq!(world.replies[&2], PluginReply::Captured);
     assert_eq!(world.take_log(), [""; 0]);
 }
 
 #[test]
 fn running_pod_joins_and_leaves_with_its_namespaces_label() {
-    let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(&[], vec![pod_view("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.take_log();
-    world.namespace(AMBIENT);
-    world.settle();
-    assert!(world.captured("web", 7));
+    world.label_namespace(AMBIENT_LABELS);
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
     let log = world.take_log();
     assert_eq!(
         log,
@@ -327,8 +329,8 @@ fn running_pod_joins_and_leaves_with_its_namespaces_label() {
             "web status enabled"
         ]
     );
-    world.namespace(&[]);
-    world.settle();
+    world.label_namespace(&[]);
+    world.perform_all_effects();
     assert_eq!(
         world.take_log(),
         ["web release", "web status none"],
@@ -337,128 +339,128 @@ fn running_pod_joins_and_leaves_with_its_namespaces_label() {
     world.advance_time(Duration::from_secs(5));
     assert_eq!(world.take_log(), ["web withdraw", "web unprobe"]);
     // Again, as often as they like.
-    world.namespace(AMBIENT);
-    world.settle();
-    assert!(world.captured("web", 7));
+    world.label_namespace(AMBIENT_LABELS);
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
 }
 
 #[test]
 fn pods_own_label_decides_about_enrolment() {
-    let mut out = pod("web", "10.0.0.7");
-    out.labels = labels(NONE);
-    let mut world = TestAgent::started(AMBIENT, vec![out.clone()]);
+    let mut out = pod_view("web", "10.0.0.7");
+    out.labels = labels(OPT_OUT_LABELS);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![out.clone()]);
     world.running.insert("web".into(), 7);
     world.advance_time(Duration::from_secs(60));
-    assert!(world.served.is_empty() && world.rules.is_empty());
+    assert!(world.served.is_empty() && world.redirected.is_empty());
     out.labels.clear();
-    world.source(SourceEvent::Pod(out.clone()));
-    world.settle();
-    assert!(world.captured("web", 7));
-    out.labels = labels(NONE);
-    world.source(SourceEvent::Pod(out));
+    world.source_event(SourceEvent::Pod(out.clone()));
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
+    out.labels = labels(OPT_OUT_LABELS);
+    world.source_event(SourceEvent::Pod(out));
     world.advance_time(Duration::from_secs(5));
-    assert!(world.served.is_empty() && world.rules.is_empty() && world.probes.is_empty());
+    assert!(world.served.is_empty() && world.redirected.is_empty() && world.probes.is_empty());
 }
 
 #[test]
 fn host_network_pods_are_not_captured() {
-    let mut host = pod("web", "10.0.0.7");
+    let mut host = pod_view("web", "10.0.0.7");
     host.host_network = true;
-    let mut world = TestAgent::started(AMBIENT, vec![host]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![host]);
     world.running.insert("web".into(), 7);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.advance_time(Duration::from_secs(60));
-    assert!(matches!(world.replies[&1], Reply::Refused(_)));
-    assert!(world.served.is_empty() && world.rules.is_empty());
+    assert!(matches!(world.replies[&1], PluginReply::Refused(_)));
+    assert!(world.served.is_empty() && world.redirected.is_empty());
 }
 
 #[test]
 fn the_plugin_may_come_before_the_source() {
-    let mut world = TestAgent::started(AMBIENT, vec![]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.advance_time(Duration::from_secs(1));
     assert!(world.replies.is_empty());
-    world.source(SourceEvent::Pod(pod("web", "")));
-    world.settle();
-    assert_eq!(world.replies[&1], Reply::Done);
+    world.source_event(SourceEvent::Pod(pod_view("web", "")));
+    world.perform_all_effects();
+    assert_eq!(world.replies[&1], PluginReply::Captured);
     // And if the source never comes, the response reports it, in time for an Istio plugin.
     world.cni_add(2, "other", 8, "10.0.0.8");
     world.advance_time(Duration::from_secs(5));
-    assert!(matches!(&world.replies[&2], Reply::TryLater(why) if why.contains("shop/other")));
+    assert!(matches!(&world.replies[&2], PluginReply::TryLater(why) if why.contains("shop/other")));
 }
 
 #[test]
 fn a_call_before_the_source_is_complete_waits() {
     let mut world = TestAgent::new();
-    world.namespace(AMBIENT);
-    world.source(SourceEvent::Pod(pod("web", "")));
+    world.label_namespace(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(pod_view("web", "")));
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
+    world.perform_all_effects();
     assert!(world.replies.is_empty() && world.log.is_empty());
-    world.source(SourceEvent::Synced);
-    world.settle();
-    assert_eq!(world.replies[&1], Reply::Done);
+    world.source_event(SourceEvent::Synced);
+    world.perform_all_effects();
+    assert_eq!(world.replies[&1], PluginReply::Captured);
     let mut world = TestAgent::new();
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.advance_time(Duration::from_secs(5));
-    assert!(matches!(world.replies[&1], Reply::TryLater(_)));
+    assert!(matches!(world.replies[&1], PluginReply::TryLater(_)));
 }
 
 #[test]
 fn new_pod_of_an_old_name_is_distinguished_by_uid() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web#1", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web#1", "10.0.0.7")]);
     let add = CniAdd {
         pod: pod_ref("web", Some("web#2")),
         netns: 8,
         addresses: vec![],
     };
-    world.event(Event::CniAdd(RequestId(1), add));
-    world.settle();
+    world.handle_event(Event::CniAdd(RequestId(1), add));
+    world.perform_all_effects();
     assert!(world.replies.is_empty());
-    world.source(SourceEvent::PodGone("web#1".into()));
-    world.source(SourceEvent::Pod(pod("web#2", "")));
-    world.settle();
-    assert_eq!(world.replies[&1], Reply::Done);
-    assert!(world.captured("web#2", 8));
+    world.source_event(SourceEvent::PodGone("web#1".into()));
+    world.source_event(SourceEvent::Pod(pod_view("web#2", "")));
+    world.perform_all_effects();
+    assert_eq!(world.replies[&1], PluginReply::Captured);
+    assert!(world.is_captured("web#2", 8));
 }
 
 #[test]
 fn a_new_sandbox_of_the_same_uid_replaces_the_old_one() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
+    world.perform_all_effects();
     world.cni_add(2, "web", 8, "10.0.0.8");
-    world.settle();
-    assert_eq!(world.replies[&2], Reply::Done);
-    assert!(world.captured("web", 8));
+    world.perform_all_effects();
+    assert_eq!(world.replies[&2], PluginReply::Captured);
+    assert!(world.is_captured("web", 8));
     assert_eq!(world.probes["web"], ["10.0.0.8".parse::<IpAddr>().unwrap()]);
 }
 
 #[test]
 fn a_new_sandbox_wins_over_steps_under_way_for_the_old_one() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
-    world.failing = Some("apply");
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
+    world.failing_step = Some("apply");
     world.cni_add(1, "web", 7, "10.0.0.7");
-    assert!(world.work(), "announced in 7");
+    assert!(world.perform_next_effect(), "announced in 7");
     world.cni_add(2, "web", 8, "10.0.0.8");
-    world.failing = None;
-    world.settle();
-    assert!(world.captured("web", 8));
+    world.failing_step = None;
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 8));
     assert_eq!(
         (&world.replies[&1], &world.replies[&2]),
-        (&Reply::Done, &Reply::Done)
+        (&PluginReply::Captured, &PluginReply::Captured)
     );
 }
 
 #[test]
 fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
     for (failing, retryable) in [("announce", true), ("apply", false), ("probe", false)] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
-        world.failing = Some(failing);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
+        world.failing_step = Some(failing);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.settle();
+        world.perform_all_effects();
         let text = match (&world.replies[&1], retryable) {
-            (Reply::TryLater(text), true) | (Reply::Failed(text), false) => text,
+            (PluginReply::TryLater(text), true) | (PluginReply::Failed(text), false) => text,
             other => panic!("{failing}: {other:?}"),
         };
         assert!(
@@ -469,57 +471,57 @@ fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
         world.take_log();
         world.advance_time(Duration::from_secs(60));
         assert!(world.take_log().iter().all(|line| line == "scan"));
-        world.failing = None;
+        world.failing_step = None;
         world.cni_add(2, "web", 8, "10.0.0.8");
-        world.settle();
-        assert_eq!(world.replies[&2], Reply::Done);
-        assert!(world.captured("web", 8));
+        world.perform_all_effects();
+        assert_eq!(world.replies[&2], PluginReply::Captured);
+        assert!(world.is_captured("web", 8));
     }
 }
 
 #[test]
 fn failed_capture_of_a_running_pod_is_pending_and_retried() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
+        let mut world = TestAgent::start_with_pods(&[], vec![pod_view("web", "10.0.0.7")]);
         world.running.insert("web".into(), 7);
-        world.failing = Some(failing);
-        world.namespace(AMBIENT);
+        world.failing_step = Some(failing);
+        world.label_namespace(AMBIENT_LABELS);
         world.advance_time(Duration::from_secs(3));
-        assert!(!world.captured("web", 7));
+        assert!(!world.is_captured("web", 7));
         let tries = world
             .take_log()
             .iter()
             .filter(|line| line.ends_with(failing))
             .count();
         assert!((3..10).contains(&tries), "{failing}: {tries}");
-        world.failing = None;
+        world.failing_step = None;
         world.advance_time(Duration::from_secs(20));
-        assert!(world.captured("web", 7), "{failing}");
+        assert!(world.is_captured("web", 7), "{failing}");
     }
 }
 
 #[test]
 fn steps_that_lacked_a_proxy_are_retried_when_one_connects() {
-    let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(&[], vec![pod_view("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
-    world.failing = Some("announce");
-    world.namespace(AMBIENT);
+    world.failing_step = Some("announce");
+    world.label_namespace(AMBIENT_LABELS);
     world.advance_time(Duration::from_secs(100));
-    world.failing = None;
-    world.event(Event::ProxySynced);
-    world.settle();
-    assert!(world.captured("web", 7));
+    world.failing_step = None;
+    world.handle_event(Event::ProxySynced);
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
 }
 
 #[test]
 fn peers_are_not_downgraded_while_the_repair_of_a_captured_pod_fails() {
     for failing in ["apply", "probe"] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.settle();
-        world.failing = Some(failing);
-        world.event(Event::Reconcile);
-        world.source(SourceEvent::Pod(pod("web", "10.0.0.9")));
+        world.perform_all_effects();
+        world.failing_step = Some(failing);
+        world.handle_event(Event::Reconcile);
+        world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.9")));
         world.take_log();
         world.advance_time(Duration::from_secs(60));
         assert!(world.take_log().contains(&format!("web {failing}")));
@@ -529,19 +531,19 @@ fn peers_are_not_downgraded_while_the_repair_of_a_captured_pod_fails() {
             "{failing}"
         );
         assert_eq!(world.machine.counts().failing, 1, "{failing}");
-        world.failing = None;
+        world.failing_step = None;
         world.advance_time(Duration::from_secs(20));
-        assert!(world.captured("web", 7), "{failing}");
+        assert!(world.is_captured("web", 7), "{failing}");
     }
 }
 
 #[test]
 fn a_new_sandbox_that_cannot_be_captured_is_not_called_captured() {
     for failing in ["announce", "apply", "probe"] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.settle();
-        world.failing = Some(failing);
+        world.perform_all_effects();
+        world.failing_step = Some(failing);
         world.cni_add(2, "web", 8, "10.0.0.8");
         world.advance_time(Duration::from_secs(3));
         assert_eq!(
@@ -555,18 +557,18 @@ fn a_new_sandbox_that_cannot_be_captured_is_not_called_captured() {
 #[test]
 fn failed_status_writes_are_retried_with_delay() {
     for failing in ["status enabled", "status pending"] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
-        world.failing = Some(failing);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
+        world.failing_step = Some(failing);
         world.cni_add(1, "web", 7, "10.0.0.7");
         world.advance_time(Duration::from_secs(10));
         assert_eq!(
             world.replies[&1],
-            Reply::Done,
+            PluginReply::Captured,
             "the pod is captured all the same"
         );
-        world.failing = None;
+        world.failing_step = None;
         world.advance_time(Duration::from_secs(20));
-        assert!(world.captured("web", 7));
+        assert!(world.is_captured("web", 7));
     }
 }
 
@@ -574,18 +576,18 @@ fn failed_status_writes_are_retried_with_delay() {
 fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
     let captured = PodView {
         reported: RedirectionStatus::Enabled,
-        ..pod("web", "10.0.0.7")
+        ..pod_view("web", "10.0.0.7")
     };
     let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
     // As while no proxy is there.
-    world.failing = Some("announce");
-    world.namespace(AMBIENT);
-    world.source(SourceEvent::Pod(captured));
-    world.source(SourceEvent::Synced);
-    world.settle();
-    world.event(Event::Reconcile);
-    world.settle();
+    world.failing_step = Some("announce");
+    world.label_namespace(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(captured));
+    world.source_event(SourceEvent::Synced);
+    world.perform_all_effects();
+    world.handle_event(Event::Reconcile);
+    world.perform_all_effects();
     let sets = |world: &TestAgent| {
         world
             .log
@@ -593,52 +595,52 @@ fn an_earlier_agents_probe_members_stay_until_their_pod_is_served() {
             .any(|line| line.starts_with("probe members"))
     };
     assert!(!sets(&world), "{:?}", world.log);
-    world.failing = None;
+    world.failing_step = None;
     world.advance_time(Duration::from_secs(20));
-    world.event(Event::Reconcile);
-    world.settle();
+    world.handle_event(Event::Reconcile);
+    world.perform_all_effects();
     assert!(sets(&world));
 }
 
 #[test]
 fn drift_is_looked_for_regularly() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
-    world.rules.clear();
-    world.event(Event::Reconcile);
-    world.settle();
-    assert!(world.captured("web", 7));
+    world.perform_all_effects();
+    world.redirected.clear();
+    world.handle_event(Event::Reconcile);
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
     assert!(world.log.contains(&"probe members 1".to_owned()));
 }
 
 #[test]
 fn ended_sandbox_of_a_deleted_pod_is_not_repaired() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
+    world.perform_all_effects();
     world.running.insert("web".into(), 7);
-    world.source(SourceEvent::Pod(PodView {
+    world.source_event(SourceEvent::Pod(PodView {
         deleting: true,
-        ..pod("web", "10.0.0.7")
+        ..pod_view("web", "10.0.0.7")
     }));
     // Granted an hour, it is looked after as any other.
-    world.rules.clear();
-    world.event(Event::Reconcile);
-    world.settle();
-    assert!(world.captured("web", 7));
+    world.redirected.clear();
+    world.handle_event(Event::Reconcile);
+    world.perform_all_effects();
+    assert!(world.is_captured("web", 7));
     // The runtime takes the sandbox down: what is missing there is not put back.
     world.running.clear();
-    world.rules.clear();
-    world.failing = Some("apply");
+    world.redirected.clear();
+    world.failing_step = Some("apply");
     world.take_log();
-    world.event(Event::Reconcile);
-    world.settle();
+    world.handle_event(Event::Reconcile);
+    world.perform_all_effects();
     let log = world.take_log();
     assert!(!log.contains(&"web apply".to_owned()), "{log:?}");
-    assert_eq!(world.complaints, []);
-    world.source(SourceEvent::PodGone("web".into()));
-    world.settle();
+    assert_eq!(world.reported_failures, []);
+    world.source_event(SourceEvent::PodGone("web".into()));
+    world.perform_all_effects();
     assert!(world.served.is_empty() && world.probes.is_empty());
 }
 
@@ -647,15 +649,15 @@ fn ended_and_deleted_pods_leave_no_state() {
     let ended = PodView {
         terminal: true,
         addresses: vec![],
-        ..pod("web", "")
+        ..pod_view("web", "")
     };
     for last in [SourceEvent::Pod(ended), SourceEvent::PodGone("web".into())] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.settle();
+        world.perform_all_effects();
         world.take_log();
-        world.source(last);
-        world.settle();
+        world.source_event(last);
+        world.perform_all_effects();
         assert_eq!(
             world.take_log(),
             ["web status none", "web withdraw", "web unprobe"]
@@ -667,71 +669,74 @@ fn ended_and_deleted_pods_leave_no_state() {
 #[test]
 fn failing_removals_are_tried_until_they_succeed() {
     for failing in ["status none", "withdraw", "unprobe"] {
-        let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+        let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
         world.cni_add(1, "web", 7, "10.0.0.7");
-        world.settle();
-        world.failing = Some(failing);
-        world.source(SourceEvent::PodGone("web".into()));
+        world.perform_all_effects();
+        world.failing_step = Some(failing);
+        world.source_event(SourceEvent::PodGone("web".into()));
         world.advance_time(Duration::from_secs(5));
-        world.failing = None;
+        world.failing_step = None;
         world.advance_time(Duration::from_secs(20));
         assert!(
             world.served.is_empty() && world.probes.is_empty(),
             "{failing}"
         );
-        assert!(world.machine.uids().is_empty());
+        assert!(world.machine.pod_uids().is_empty());
     }
 }
 
 #[test]
 fn a_failing_release_keeps_the_listeners() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
-    world.failing = Some("release");
-    world.namespace(&[]);
+    world.perform_all_effects();
+    world.failing_step = Some("release");
+    world.label_namespace(&[]);
     world.advance_time(Duration::from_secs(30));
-    assert!(world.served.contains_key("web") && world.rules.contains(&7));
-    world.failing = None;
+    assert!(world.served.contains_key("web") && world.redirected.contains(&7));
+    world.failing_step = None;
     world.advance_time(Duration::from_secs(30));
-    assert!(world.served.is_empty() && world.rules.is_empty());
+    assert!(world.served.is_empty() && world.redirected.is_empty());
 }
 
 #[test]
 fn a_restarted_agent_finds_pods_and_keeps_their_redirection() {
     let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
-    world.rules.insert(7);
-    world.namespace(AMBIENT);
-    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
-    world.source(SourceEvent::Synced);
+    world.redirected.insert(7);
+    world.label_namespace(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
+    world.source_event(SourceEvent::Synced);
     assert!(!world.zds_open);
-    world.settle();
-    assert!(world.zds_open && world.captured("web", 7));
-    assert_eq!(world.pruned, Some(BTreeSet::from([pod("web", "").name])));
-    assert_eq!(world.held, [""; 0]);
+    world.perform_all_effects();
+    assert!(world.zds_open && world.is_captured("web", 7));
+    assert_eq!(
+        world.pruned_except,
+        Some(BTreeSet::from([pod_view("web", "").name]))
+    );
+    assert_eq!(world.held_pods, [""; 0]);
 }
 
 #[test]
 fn proxies_connect_only_after_found_pods_are_announced() {
     let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
-    world.namespace(AMBIENT);
-    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
-    world.source(SourceEvent::Pod(pod("kata", "10.0.0.8")));
-    world.source(SourceEvent::Synced);
+    world.label_namespace(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
+    world.source_event(SourceEvent::Pod(pod_view("kata", "10.0.0.8")));
+    world.source_event(SourceEvent::Synced);
     while !world.log.contains(&"scan".to_owned()) {
-        assert!(world.work());
+        assert!(world.perform_next_effect());
     }
     let order: Vec<_> = world
-        .undone
+        .pending_effects
         .iter()
         .map(|effect| match effect {
             Effect::Step {
                 step: Step::Proxy(ProxyStep::Announce { .. }),
                 ..
             } => "announce",
-            Effect::Hold(_) => "hold",
+            Effect::HoldPod(_) => "hold",
             Effect::OpenZds => "open",
             _ => "other",
         })
@@ -745,30 +750,30 @@ fn proxies_connect_only_after_found_pods_are_announced() {
 fn earlier_agents_redirection_outside_the_mesh_is_removed() {
     let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
-    world.rules.insert(7);
-    world.namespace(&[]);
-    world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));
-    world.source(SourceEvent::Synced);
-    world.settle();
-    assert!(world.rules.is_empty());
-    assert_eq!(world.pruned, Some(BTreeSet::new()));
+    world.redirected.insert(7);
+    world.label_namespace(&[]);
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
+    world.source_event(SourceEvent::Synced);
+    world.perform_all_effects();
+    assert!(world.redirected.is_empty());
+    assert_eq!(world.pruned_except, Some(BTreeSet::new()));
 }
 
 #[test]
 fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
     let mut world = TestAgent::new();
     world.running.insert("web".into(), 7);
-    world.rules.insert(7);
+    world.redirected.insert(7);
     world.served.insert("web".into(), 7);
-    world.namespace(&[]);
-    world.source(SourceEvent::Pod(PodView {
+    world.label_namespace(&[]);
+    world.source_event(SourceEvent::Pod(PodView {
         reported: RedirectionStatus::Enabled,
-        ..pod("web", "10.0.0.7")
+        ..pod_view("web", "10.0.0.7")
     }));
-    world.source(SourceEvent::Synced);
-    world.settle();
-    assert!(world.rules.is_empty() && world.zds_open);
-    assert_eq!(world.held, ["web"]);
+    world.source_event(SourceEvent::Synced);
+    world.perform_all_effects();
+    assert!(world.redirected.is_empty() && world.zds_open);
+    assert_eq!(world.held_pods, ["web"]);
     assert!(world.served.contains_key("web") && world.machine.is_unenrolling());
     world.advance_time(Duration::from_secs(3));
     assert!(world.served.is_empty() && !world.machine.is_unenrolling());
@@ -776,51 +781,51 @@ fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
 
 #[test]
 fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "10.0.0.7")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.advance_time(Duration::from_secs(1));
     // A process of the old sandbox is seen once, the right one afterwards.
     world.running.insert("web".into(), 6);
-    world.event(Event::Reconcile);
-    assert!(world.work());
-    while !world.undone.is_empty() {
-        world.work();
+    world.handle_event(Event::Reconcile);
+    assert!(world.perform_next_effect());
+    while !world.pending_effects.is_empty() {
+        world.perform_next_effect();
     }
     world.running.insert("web".into(), 7);
     world.advance_time(Duration::from_secs(5));
-    assert!(world.captured("web", 7));
+    assert!(world.is_captured("web", 7));
     // After a reboot of the sandbox it is another for good.
     world.running.insert("web".into(), 8);
-    world.event(Event::Reconcile);
+    world.handle_event(Event::Reconcile);
     world.advance_time(Duration::from_secs(5));
-    assert!(world.captured("web", 8));
+    assert!(world.is_captured("web", 8));
 }
 
 #[test]
 fn pods_that_were_not_found_are_searched_again() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "10.0.0.7")]);
     world.advance_time(Duration::from_secs(600));
     let scans = world.take_log().len();
     assert!((10..60).contains(&scans), "{scans} scans in ten minutes");
     world.running.insert("web".into(), 7);
     world.advance_time(Duration::from_secs(31));
-    assert!(world.captured("web", 7));
+    assert!(world.is_captured("web", 7));
 }
 
 #[test]
 fn only_the_ports_that_a_pods_probes_name_are_exempt() {
     let probed = |ports: &[u16]| PodView {
         probe_ports: Some(ports.to_vec()),
-        ..pod("web", "10.0.0.7")
+        ..pod_view("web", "10.0.0.7")
     };
     // As an earlier agent's record has it: the ports are not known.
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.advance_time(Duration::from_secs(31));
     assert_eq!(world.probe_ports["web"], ProbePorts::All);
     world.take_log();
-    world.source(SourceEvent::Pod(probed(&[8080])));
-    world.settle();
+    world.source_event(SourceEvent::Pod(probed(&[8080])));
+    world.perform_all_effects();
     assert_eq!(world.probe_ports["web"], ProbePorts::Only(vec![8080]));
     let log = world.take_log();
     assert_eq!(
@@ -828,104 +833,106 @@ fn only_the_ports_that_a_pods_probes_name_are_exempt() {
         ["web apply", "web probe"],
         "its own rules name the ports too"
     );
-    world.source(SourceEvent::Pod(probed(&[])));
-    world.settle();
+    world.source_event(SourceEvent::Pod(probed(&[])));
+    world.perform_all_effects();
     assert_eq!(world.probe_ports["web"], ProbePorts::Only(Vec::new()));
 }
 
 #[test]
 fn changed_addresses_reach_all_records() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
+    world.perform_all_effects();
     world.take_log();
-    let mut both = pod("web", "10.0.0.7");
+    let mut both = pod_view("web", "10.0.0.7");
     both.addresses.push("fd00::7".parse().unwrap());
-    world.source(SourceEvent::Pod(both.clone()));
-    world.settle();
+    world.source_event(SourceEvent::Pod(both.clone()));
+    world.perform_all_effects();
     assert_eq!(world.probes["web"], both.addresses);
     assert_eq!(world.take_log(), ["web announce", "scan", "web probe"]);
-    world.source(SourceEvent::Pod(both));
-    world.settle();
+    world.source_event(SourceEvent::Pod(both));
+    world.perform_all_effects();
     assert_eq!(world.take_log(), [""; 0], "an unchanged pod costs nothing");
 }
 
 #[test]
 fn the_plugins_addresses_hold_until_the_status_has_new_ones() {
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", "10.0.0.6")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "10.0.0.6")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
-    world.settle();
+    world.perform_all_effects();
     // Still the address of the sandbox before.
-    world.source(SourceEvent::Pod(pod("web", "10.0.0.6")));
-    world.settle();
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.6")));
+    world.perform_all_effects();
     assert_eq!(world.probes["web"], ["10.0.0.7".parse::<IpAddr>().unwrap()]);
-    world.source(SourceEvent::Pod(pod("web", "10.0.0.8")));
-    world.settle();
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.8")));
+    world.perform_all_effects();
     assert_eq!(world.probes["web"], ["10.0.0.8".parse::<IpAddr>().unwrap()]);
 }
 
 #[test]
 fn membership_queries_are_decided_by_labels() {
-    let mut out = pod("out", "");
-    out.labels = labels(NONE);
-    let mut world = TestAgent::started(AMBIENT, vec![pod("web", ""), out]);
+    let mut out = pod_view("out", "");
+    out.labels = labels(OPT_OUT_LABELS);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", ""), out]);
     for (request, name, expected) in [(1, "web", true), (2, "out", false)] {
-        world.event(Event::IsMember(RequestId(request), pod_ref(name, None)));
-        world.settle();
-        assert_eq!(world.replies[&request], Reply::Member(expected));
+        world.handle_event(Event::IsMember(RequestId(request), pod_ref(name, None)));
+        world.perform_all_effects();
+        assert_eq!(world.replies[&request], PluginReply::Member(expected));
     }
     // Not known: in a mesh namespace that is a reason to wait, in another one not.
-    world.event(Event::IsMember(RequestId(3), pod_ref("new", None)));
+    world.handle_event(Event::IsMember(RequestId(3), pod_ref("new", None)));
     world.advance_time(Duration::from_secs(5));
-    assert!(matches!(world.replies[&3], Reply::TryLater(_)));
-    let mut world = TestAgent::started(&[], vec![]);
-    world.event(Event::IsMember(RequestId(4), pod_ref("new", None)));
+    assert!(matches!(world.replies[&3], PluginReply::TryLater(_)));
+    let mut world = TestAgent::start_with_pods(&[], vec![]);
+    world.handle_event(Event::IsMember(RequestId(4), pod_ref("new", None)));
     world.advance_time(Duration::from_secs(5));
-    assert_eq!(world.replies[&4], Reply::Member(false));
+    assert_eq!(world.replies[&4], PluginReply::Member(false));
 }
 
 #[test]
 fn the_membership_file_knows_namespaces_and_pods_that_opt_in() {
-    let mut world = TestAgent::started(&[], vec![]);
+    let mut world = TestAgent::start_with_pods(&[], vec![]);
     assert_eq!(world.membership, BTreeMap::from([("shop".into(), false)]));
-    let mut opted = pod("web", "");
-    opted.labels = labels(AMBIENT);
-    world.source(SourceEvent::Pod(opted));
-    world.settle();
+    let mut opted = pod_view("web", "");
+    opted.labels = labels(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(opted));
+    world.perform_all_effects();
     assert_eq!(world.membership, BTreeMap::from([("shop".into(), true)]));
-    world.source(SourceEvent::PodGone("web".into()));
-    world.settle();
+    world.source_event(SourceEvent::PodGone("web".into()));
+    world.perform_all_effects();
     assert_eq!(world.membership, BTreeMap::from([("shop".into(), false)]));
-    world.namespace(AMBIENT);
-    world.settle();
+    world.label_namespace(AMBIENT_LABELS);
+    world.perform_all_effects();
     assert_eq!(world.membership, BTreeMap::from([("shop".into(), true)]));
 }
 
 #[test]
 fn unusable_annotation_is_named_and_delays_no_other_pod() {
-    let mut bad = pod("bad", "");
+    let mut bad = pod_view("bad", "");
     bad.annotations = labels(&[("istio.io/reroute-virtual-interfaces", "no such name")]);
-    let mut world = TestAgent::started(AMBIENT, vec![bad, pod("web", "")]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![bad, pod_view("web", "")]);
     world.cni_add(1, "bad", 6, "10.0.0.6");
     world.cni_add(2, "web", 7, "10.0.0.7");
-    world.settle();
-    assert!(matches!(&world.replies[&1], Reply::Refused(why) if why.contains("no such name")));
-    assert_eq!(world.replies[&2], Reply::Done);
+    world.perform_all_effects();
+    assert!(
+        matches!(&world.replies[&1], PluginReply::Refused(why) if why.contains("no such name"))
+    );
+    assert_eq!(world.replies[&2], PluginReply::Captured);
 }
 
 #[test]
 fn calls_that_wait_are_bounded() {
-    let mut world = TestAgent::started(AMBIENT, vec![]);
+    let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![]);
     for request in 0..2000 {
         world.cni_add(request, "nobody", 7, "");
     }
-    world.settle();
+    world.perform_all_effects();
     assert_eq!(world.replies.len(), 2000 - 1024);
     assert!(
         world
             .replies
             .values()
-            .all(|reply| matches!(reply, Reply::TryLater(_)))
+            .all(|reply| matches!(reply, PluginReply::TryLater(_)))
     );
 }
 
@@ -933,22 +940,22 @@ fn calls_that_wait_are_bounded() {
 enum TestAction {
     Label(bool),
     OptOut(bool),
-    Add(u32),
-    Work(u8),
-    Pass(u8),
+    CallCniAdd(u32),
+    PerformEffects(u8),
+    PassTime(u8),
     Reconcile,
-    Fail(Option<&'static str>),
+    FailStep(Option<&'static str>),
     ProxySynced,
-    Ended,
+    PodEnded,
 }
 
 fn any_test_action() -> impl Strategy<Value = TestAction> {
     prop_oneof![
         any::<bool>().prop_map(TestAction::Label),
         any::<bool>().prop_map(TestAction::OptOut),
-        (1..4u32).prop_map(TestAction::Add),
-        (1..5u8).prop_map(TestAction::Work),
-        (0..100u8).prop_map(TestAction::Pass),
+        (1..4u32).prop_map(TestAction::CallCniAdd),
+        (1..5u8).prop_map(TestAction::PerformEffects),
+        (0..100u8).prop_map(TestAction::PassTime),
         Just(TestAction::Reconcile),
         prop_oneof![
             Just(None),
@@ -958,9 +965,9 @@ fn any_test_action() -> impl Strategy<Value = TestAction> {
             Just(Some("status enabled")),
             Just(Some("withdraw")),
         ]
-        .prop_map(TestAction::Fail),
+        .prop_map(TestAction::FailStep),
         Just(TestAction::ProxySynced),
-        Just(TestAction::Ended),
+        Just(TestAction::PodEnded),
     ]
 }
 
@@ -972,47 +979,47 @@ proptest! {
         moves in proptest::collection::vec(any_test_action(), 0..40),
         label: bool,
     ) {
-        let mut world = TestAgent::started(&[], vec![pod("web", "10.0.0.7")]);
+        let mut world = TestAgent::start_with_pods(&[], vec![pod_view("web", "10.0.0.7")]);
         world.running.insert("web".into(), 1);
-        let mut view = pod("web", "10.0.0.7");
+        let mut view = pod_view("web", "10.0.0.7");
         let mut requests = 0;
         for one in moves {
             match one {
-                TestAction::Label(on) => world.namespace(if on { AMBIENT } else { &[] }),
+                TestAction::Label(on) => world.label_namespace(if on { AMBIENT_LABELS } else { &[] }),
                 TestAction::OptOut(on) => {
-                    view.labels = labels(if on { NONE } else { &[] });
-                    world.source(SourceEvent::Pod(view.clone()));
+                    view.labels = labels(if on { OPT_OUT_LABELS } else { &[] });
+                    world.source_event(SourceEvent::Pod(view.clone()));
                 }
-                TestAction::Add(netns) => {
+                TestAction::CallCniAdd(netns) => {
                     requests += 1;
                     world.running.insert("web".into(), netns);
                     world.cni_add(requests, "web", netns, "10.0.0.7");
                 }
-                TestAction::Work(times) => for _ in 0..times { world.work(); },
-                TestAction::Pass(tenths) => world.advance_time(Duration::from_millis(u64::from(tenths) * 100)),
-                TestAction::Reconcile => world.event(Event::Reconcile),
-                TestAction::Fail(what) => world.failing = what,
-                TestAction::ProxySynced => world.event(Event::ProxySynced),
-                TestAction::Ended => {
+                TestAction::PerformEffects(times) => for _ in 0..times { world.perform_next_effect(); },
+                TestAction::PassTime(tenths) => world.advance_time(Duration::from_millis(u64::from(tenths) * 100)),
+                TestAction::Reconcile => world.handle_event(Event::Reconcile),
+                TestAction::FailStep(what) => world.failing_step = what,
+                TestAction::ProxySynced => world.handle_event(Event::ProxySynced),
+                TestAction::PodEnded => {
                     // The node is rebooted into a new sandbox that the plugin does not report.
                     let next = world.running.get("web").map_or(1, |netns| netns % 3 + 1);
                     world.running.insert("web".into(), next);
                 }
             }
         }
-        world.failing = None;
+        world.failing_step = None;
         view.labels.clear();
-        world.source(SourceEvent::Pod(view));
-        world.namespace(if label { AMBIENT } else { &[] });
+        world.source_event(SourceEvent::Pod(view));
+        world.label_namespace(if label { AMBIENT_LABELS } else { &[] });
         world.advance_time(Duration::from_secs(40));
         for _ in 0..3 {
-            world.event(Event::Reconcile);
+            world.handle_event(Event::Reconcile);
             world.advance_time(Duration::from_secs(40));
         }
         prop_assert_eq!(world.replies.len(), usize::try_from(requests).unwrap());
         let netns = world.running["web"];
         if label {
-            prop_assert!(world.captured("web", netns), "{:?}", world.log);
+            prop_assert!(world.is_captured("web", netns), "{:?}", world.log);
         } else {
             prop_assert!(world.served.is_empty());
             prop_assert!(world.probes.is_empty());

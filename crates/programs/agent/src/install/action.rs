@@ -3,8 +3,8 @@
 /// Write or removal of one file in the directory of network configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileAction {
-    /// Writes `text` to the file. An existing file keeps its owner and permissions, and is left alone if it differs
-    /// from `expected`.
+    /// Writes `text` to the file `name`. An existing file keeps its owner and permissions, and stays unchanged if its
+    /// content is not `expected`.
     Write {
         /// Name of the file.
         name: String,

@@ -128,8 +128,8 @@ mod tests {
         let values = ambit_install::values::ValueOverrides::default().with_defaults();
         let chart = ambit_install::render::render_objects(&release, &values.unwrap()).unwrap();
         let difference = ambit_testkit::roles::compare(&server.requests(), &chart, "ambit-agent");
-        assert_eq!(difference.refused, Default::default());
-        server.set_away(true);
+        assert_eq!(difference.missing, Default::default());
+        server.set_unavailable(true);
         assert!(keeps().await, "nothing is known");
     }
 }

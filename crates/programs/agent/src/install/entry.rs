@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use ambit_cni_conf::{MARK, Network, PLUGIN, json, json::Object};
+use ambit_cni_conf::{MARK, Network, PLUGIN_NAME, json, json::Object};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ const CAPABILITIES: [&str; 10] = [
     "mac",
 ];
 
-/// Capability for port mappings, declared besides [`CAPABILITIES`].
+/// Capability of port mappings, declared besides [`CAPABILITIES`].
 const PORT_MAPPINGS: &str = "portMappings";
 
 /// Settings in the configuration of Ambit's plugin.
@@ -36,7 +36,7 @@ pub struct PluginEntry {
     pub log_level: String,
     /// Run directory of the agent, at the same path in the container and on the node.
     pub run_dir: PathBuf,
-    /// Namespaces whose pods never belong to the mesh, so that the plugin need not query the agent.
+    /// Namespaces whose pods never belong to the mesh, so that the plugin need not query the agent about them.
     pub exclude_namespaces: Vec<String>,
     /// Namespace of the agent's own pods, which start without waiting for the agent.
     pub pod_namespace: String,
@@ -52,7 +52,7 @@ impl PluginEntry {
     /// Returns the plugin's entry for the primary CNI's plugin list.
     pub(super) fn chained_entry(&self) -> Value {
         json!({
-            "type": PLUGIN,
+            "type": PLUGIN_NAME,
             "plugin_log_level": self.log_level,
             "cni_agent_run_dir": self.run_dir,
             "ambient_enabled": true,
@@ -90,32 +90,39 @@ impl PluginEntry {
             }
             entry.insert("delegate".to_owned(), delegate);
         }
-        wrap_plugins(text, file, "calls", &[json::raw(&entry)?])
+        wrap_plugins(text, file, "calls", &[json::serialize_raw(&entry)?])
     }
 
-    /// Converts the single plugin of a primary configuration in the old form to a list of it and Ambit's plugin.
-    pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
+    /// Converts a primary configuration of the old form (a single plugin) to a list of that plugin and Ambit's.
+    pub(super) fn to_plugin_list(
+        &self,
+        file: &str,
+        text: &str,
+    ) -> Result<String, serde_json::Error> {
         let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
         wrap_plugins(
             text,
             file,
             "copies",
-            &[single.to_owned(), json::raw(&self.chained_entry())?],
+            &[
+                single.to_owned(),
+                json::serialize_raw(&self.chained_entry())?,
+            ],
         )
     }
 
-    /// Returns Ambit's plugin as a network configuration of its own, for the standalone mode.
+    /// Returns a network configuration whose only plugin is Ambit's, for the standalone mode.
     pub(super) fn standalone_config(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained_entry();
         if let Some(entry) = entry.as_object_mut() {
-            entry.insert("name".to_owned(), PLUGIN.into());
+            entry.insert("name".to_owned(), PLUGIN_NAME.into());
             entry.insert("cniVersion".to_owned(), "0.3.1".into());
         }
         to_pretty_json(&entry)
     }
 }
 
-/// Returns a list of `plugins` with the other fields, such as the name, of the network configuration `text`.
+/// Returns a list of `plugins` with all other fields of the network configuration `text`, such as its name.
 fn wrap_plugins(
     text: &str,
     file: &str,
@@ -134,8 +141,8 @@ fn wrap_plugins(
         .into_iter()
         .filter_map(|key| Some((key, primary.get(key)?.to_owned())))
         .collect();
-    members.push((MARK, json::raw(&json!({ relation: file }))?));
-    members.push(("plugins", json::raw(plugins)?));
+    members.push((MARK, json::serialize_raw(&json!({ relation: file }))?));
+    members.push(("plugins", json::serialize_raw(plugins)?));
     let whole: Value = serde_json::from_str(&json::with_members("{}", &members)?)?;
     to_pretty_json(&whole)
 }

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use ambit_cni_conf::PLUGIN;
+use ambit_cni_conf::PLUGIN_NAME;
 use rustix::fs::RenameFlags;
 
 use super::action::FileAction;
@@ -57,7 +57,7 @@ pub fn perform_action(directory: &Path, action: &FileAction, mode: u32) -> Resul
     match action {
         FileAction::Remove { name } => {
             let path = directory.join(name);
-            remove(&path).map(|()| true)
+            remove_if_exists(&path).map(|()| true)
         }
         FileAction::Write {
             name,
@@ -71,8 +71,8 @@ pub fn perform_action(directory: &Path, action: &FileAction, mode: u32) -> Resul
     }
 }
 
-/// Removes temporary files that a killed agent left in the directory.
-pub fn remove_stale(directory: &Path) {
+/// Removes temporary files that a killed agent has left in `directory`.
+pub fn remove_stale_temporaries(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry
             .file_name()
@@ -84,7 +84,7 @@ pub fn remove_stale(directory: &Path) {
     }
 }
 
-/// Writes `text` to `path` if the file differs; returns whether it did.
+/// Writes `text` to `path` if the file's content differs; returns whether it did.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -94,29 +94,29 @@ pub fn write_if_changed(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     }
     let write = || {
         let temporary = TemporaryFile::create(path, 0o600)?;
-        temporary.fill(&mut &*text)?;
+        temporary.write_from(&mut &*text)?;
         temporary.rename_to(path)
     };
     write().map_err(file_error("write", path)).map(|()| true)
 }
 
-/// Replaces the plugin's executable in `target` by the one in `source` if they differ; returns whether they did.
-/// Running plugins keep the old file.
+/// Replaces the plugin's executable in the directory `target` by the one in `source` if they differ; returns whether
+/// they did. Running plugins keep the old file.
 ///
 /// # Errors
 /// When the source is missing, or the target cannot be written.
 pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
-    let from = source.join(PLUGIN);
-    let to = target.join(PLUGIN);
+    let from = source.join(PLUGIN_NAME);
+    let to = target.join(PLUGIN_NAME);
     let open = || Ok((fs::File::open(&from)?, fs::metadata(&from)?));
     let (mut binary, metadata) = open().map_err(file_error("read the plugin", &from))?;
-    let same = same_bytes(&mut binary, &to).map_err(file_error("compare the plugin", &to))?;
+    let same = has_same_bytes(&mut binary, &to).map_err(file_error("compare the plugin", &to))?;
     if same {
         return Ok(false);
     }
     let copy = || {
         let temporary = TemporaryFile::create(&to, metadata.mode() & 0o777 | 0o500)?;
-        temporary.fill(&mut fs::File::open(&from)?)?;
+        temporary.write_from(&mut fs::File::open(&from)?)?;
         temporary.rename_to(&to)
     };
     copy()
@@ -124,7 +124,7 @@ pub fn install_plugin(source: &Path, target: &Path) -> Result<bool, FileError> {
         .map(|()| true)
 }
 
-fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
+fn has_same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
     let mut b = match fs::File::open(b) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -155,7 +155,7 @@ fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
 ///
 /// # Errors
 /// When it cannot be removed.
-pub fn remove(path: &Path) -> Result<(), FileError> {
+pub fn remove_if_exists(path: &Path) -> Result<(), FileError> {
     unlink(path).map_err(file_error("remove", path))
 }
 
@@ -166,7 +166,7 @@ fn unlink(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file, unless its content is not `expected` any more, so that writes of its owner are not lost.
+/// Replaces a file, unless its content is not `expected` any more, so that changes by the file's owner are not lost.
 fn replace_if_unchanged(
     path: &Path,
     text: &str,
@@ -182,7 +182,7 @@ fn replace_if_unchanged(
         std::os::unix::fs::fchown(&temporary.file, Some(there.uid()), Some(there.gid()))?;
         temporary.file.set_permissions(permissions)?;
     }
-    temporary.fill(&mut text.as_bytes())?;
+    temporary.write_from(&mut text.as_bytes())?;
     let Some(expected) = expected else {
         return temporary.rename_to(path).map(|()| true);
     };
@@ -231,7 +231,7 @@ impl TemporaryFile {
         Ok(Self { path, file })
     }
 
-    fn fill(&self, from: &mut impl Read) -> io::Result<()> {
+    fn write_from(&self, from: &mut impl Read) -> io::Result<()> {
         io::copy(from, &mut &self.file)?;
         self.file.sync_all()
     }

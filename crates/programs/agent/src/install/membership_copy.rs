@@ -1,5 +1,5 @@
-//! Copy of `membership.json` beside the network configurations, which survives a reboot: by it the plugin lets pods
-//! outside the mesh start until the agent runs again.
+//! Copy of `membership.json` beside the network configurations, which survives a reboot. The plugin reads it to let
+//! pods outside the mesh start until the agent runs again.
 
 use std::{fs, path::Path};
 

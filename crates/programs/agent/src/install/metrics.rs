@@ -16,7 +16,7 @@ pub struct InstallResult {
 /// Metrics of the installation.
 #[derive(Clone, Debug, Default)]
 pub struct InstallMetrics {
-    /// Gauge that is 1 while starting pods reach the plugin.
+    /// Gauge that is 1 while the runtime calls the plugin for starting pods.
     pub ready: Gauge,
     /// Number of checks that changed the installation or failed, by result.
     pub installs: Family<InstallResult, Counter>,
@@ -39,7 +39,7 @@ impl InstallMetrics {
         metrics
     }
 
-    /// Counts a check with this result.
+    /// Counts a check of the installation with this result.
     pub fn count(&self, result: &'static str) {
         self.installs.get_or_create(&InstallResult { result }).inc();
     }

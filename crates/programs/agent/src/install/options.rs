@@ -73,8 +73,8 @@ impl InstallArgs {
         }
     }
 
-    /// Returns the desired content of the directory of network configurations.
-    pub fn desired(&self, run_dir: &Path, exclude_namespaces: &[String]) -> DesiredConfig {
+    /// Returns the desired content of the directory of CNI network configurations.
+    pub fn desired_config(&self, run_dir: &Path, exclude_namespaces: &[String]) -> DesiredConfig {
         let named = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let net_dir = self.host_cni_net_dir.clone().unwrap_or_else(|| {
             let below_host = self.cni_net_dir.strip_prefix("/host");

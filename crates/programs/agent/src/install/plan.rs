@@ -25,18 +25,18 @@ use super::{action::FileAction, entry::PluginEntry, mode::InstallMode};
 pub const GRACE_WITHOUT_PRIMARY: Duration = Duration::from_secs(30);
 
 /// Names of Ambit's own configuration in order of preference: the first that sorts before the primary's is used.
-const NAMES: [&str; 4] = [
+const OWN_FILE_NAMES: [&str; 4] = [
     "02-ambit-cni.conflist",
     "00-ambit-cni.conflist",
     "0-ambit-cni.conflist",
     "!ambit-cni.conflist",
 ];
 
-/// Name of Ambit's own configuration in standalone mode.
+/// Name of Ambit's configuration file in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that read the directory in which they are configured themselves, so that an owned configuration could make
-/// Ambit's plugin call itself.
+/// Plugins that read the directory in which they are configured, so that with an owned configuration Ambit's plugin
+/// would call itself.
 const DIRECTORY_READING_PLUGINS: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory of network configurations.
@@ -44,9 +44,9 @@ const DIRECTORY_READING_PLUGINS: [&str; 3] = ["multus", "multus-shim", "genie"];
 pub struct DesiredConfig {
     /// Mode in which the runtime calls the plugin.
     pub mode: InstallMode,
-    /// Name of the primary configuration; `None`: the first usable file.
+    /// Name of the file with the primary configuration; `None` selects the first usable file.
     pub primary: Option<String>,
-    /// Preferred name of Ambit's own configuration; it must sort before the primary's.
+    /// Preferred name of Ambit's own configuration file; must sort before the primary's.
     pub own_name: Option<String>,
     /// Permissions of Ambit's own configuration.
     pub file_mode: u32,
@@ -54,14 +54,14 @@ pub struct DesiredConfig {
     pub entry: PluginEntry,
 }
 
-/// Changes of the directory, and the state that they lead to.
+/// Planned changes of the directory of configurations, and the state of the installation after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstallPlan {
     /// Changes of files, in the order to carry them out.
     pub actions: Vec<FileAction>,
     /// State of the installation after the changes.
     pub state: InstallState,
-    /// Delay of the next check, if it is needed before the regular one.
+    /// Delay of the next check, if it is due before the regular one.
     pub next_check: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ pub enum InstallState {
     },
     /// The runtime does not call the plugin yet, for this reason.
     Waiting(String),
-    /// A file is still being written; the previous state remains valid.
+    /// A file is still being written; the previous state of the installation remains valid.
     Settling,
 }
 
@@ -87,7 +87,7 @@ pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent_for: Duration) -
     if desired.mode == InstallMode::Standalone {
         return plan_standalone(files, desired);
     }
-    match directory::primary(files, desired.primary.as_deref()) {
+    match directory::find_primary_conf(files, desired.primary.as_deref()) {
         PrimaryConf::Valid(file, network) => plan_with_primary(files, desired, file, &network),
         PrimaryConf::Settling(file, _) => InstallPlan {
             actions: Vec::new(),
@@ -157,7 +157,7 @@ fn plan_with_primary(
             .entry
             .owned_config(&primary.name, text, network, pinned)
     } else {
-        desired.entry.list_of(&primary.name, text)
+        desired.entry.to_plugin_list(&primary.name, text)
     };
     let own = match own {
         Ok(own) => own,
@@ -240,7 +240,7 @@ fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Optio
         .own_name
         .as_deref()
         .filter(|name| name.ends_with(".conflist"));
-    let mut names = chosen.into_iter().chain(NAMES);
+    let mut names = chosen.into_iter().chain(OWN_FILE_NAMES);
     names
         .find(|name| *name < primary && !is_foreign(name))
         .map(ToOwned::to_owned)

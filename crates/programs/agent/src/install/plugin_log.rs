@@ -1,4 +1,4 @@
-//! Socket to which the plugin sends its log lines; the agent writes them to its own log.
+//! Socket to which the CNI plugin sends its log lines; the agent writes the lines to its own log.
 
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 

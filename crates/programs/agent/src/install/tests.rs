@@ -41,9 +41,9 @@ impl TestNode {
             readiness: Readiness::new(),
             metrics: InstallMetrics::default(),
         };
-        node.program("source", PLUGIN, "the plugin");
+        node.write_program("source", PLUGIN_NAME, "the plugin");
         for kind in ["bridge", "other"] {
-            node.program("bin", kind, FAKE_PLUGIN);
+            node.write_program("bin", kind, FAKE_PLUGIN);
         }
         let members = r#"{"version":1,"namespaces":{"shop":false}}"#;
         fs::write(node.path("run/membership.json"), members).unwrap();
@@ -54,7 +54,7 @@ impl TestNode {
         self.dir.path().join(name)
     }
 
-    fn program(&self, directory: &str, name: &str, text: &str) {
+    fn write_program(&self, directory: &str, name: &str, text: &str) {
         let path = self.path(directory).join(name);
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -76,11 +76,11 @@ impl TestNode {
             self.path("run"),
             &["kube-system".to_owned()],
             self.metrics.clone(),
-            self.readiness.pending("plugin"),
+            self.readiness.add_pending_task("plugin"),
         )
     }
 
-    fn primary(&self, file: &str, kind: &str) -> String {
+    fn write_primary_conf(&self, file: &str, kind: &str) -> String {
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": kind}]});
         let text = serde_json::to_string_pretty(&list).unwrap();
         let path = self.path("net.d").join(file);
@@ -100,28 +100,28 @@ impl TestNode {
         plugins.into_iter().map(|plugin| plugin.kind).collect()
     }
 
-    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
-        ambit_testkit::until(what, holds).await;
+    async fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
+        ambit_testkit::wait_until(what, holds).await;
     }
 
     async fn wait_for_plugins(&self, kinds: &[&str]) {
-        self.until(&format!("{kinds:?} in force"), || {
+        self.wait_until(&format!("{kinds:?} in force"), || {
             self.effective_plugins() == kinds
         })
         .await;
     }
 
     /// Calls the only plugin of the first network configuration for a pod, as a runtime does.
-    fn runtime(&self, command: &str, namespace: &str) -> Result<(), Value> {
+    fn call_as_runtime(&self, command: &str, namespace: &str) -> Result<(), Value> {
         let files = directory::read(&self.path("net.d")).unwrap();
         let network = files.iter().find_map(|file| file.network().ok()).unwrap();
         let [plugin] = &network.plugins[..] else {
             panic!("one plugin: {network:?}");
         };
-        let name = ambit_cni_conf::json::raw(&network.name).unwrap();
-        let version = ambit_cni_conf::json::raw(&network.cni_version).unwrap();
+        let name = ambit_cni_conf::json::serialize_raw(&network.name).unwrap();
+        let version = ambit_cni_conf::json::serialize_raw(&network.cni_version).unwrap();
         let config = plugin
-            .with(&[("name", name), ("cniVersion", version)])
+            .config_with_members(&[("name", name), ("cniVersion", version)])
             .unwrap();
         let environment = ambit_cni::Environment {
             command: command.to_owned(),
@@ -146,14 +146,14 @@ impl TestNode {
         }
     }
 
-    fn calls(&self) -> Vec<String> {
+    fn recorded_calls(&self) -> Vec<String> {
         let path = self.path("calls");
         let text = fs::read_to_string(&path).unwrap_or_default();
         fs::remove_file(path).ok();
         text.lines().map(ToOwned::to_owned).collect()
     }
 
-    fn count(&self, result: &'static str) -> u64 {
+    fn installs_metric(&self, result: &'static str) -> u64 {
         let label = metrics::InstallResult { result };
         self.metrics.installs.get_or_create(&label).get()
     }
@@ -163,34 +163,37 @@ impl TestNode {
 async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
     let node = TestNode::new();
     let installation = node.start("auto");
-    node.until("a plugin", || node.path("bin/ambit-cni").exists())
+    node.wait_until("a plugin", || node.path("bin/ambit-cni").exists())
         .await;
     assert!(!node.readiness.is_ready(), "no primary yet");
-    node.primary("10-net.conflist", "bridge");
-    node.wait_for_plugins(&[PLUGIN]).await;
-    node.until("ready", || node.readiness.is_ready()).await;
+    node.write_primary_conf("10-net.conflist", "bridge");
+    node.wait_for_plugins(&[PLUGIN_NAME]).await;
+    node.wait_until("ready", || node.readiness.is_ready()).await;
     assert_eq!(node.metrics.ready.get(), 1);
     // The pods of excluded namespaces and those known to be outside start without the agent.
-    node.runtime("ADD", "kube-system").unwrap();
-    node.runtime("ADD", "shop").unwrap();
-    assert_eq!(node.calls(), ["ADD bridge", "ADD bridge"]);
-    assert_eq!(node.runtime("ADD", "other").unwrap_err()["code"], 11);
+    node.call_as_runtime("ADD", "kube-system").unwrap();
+    node.call_as_runtime("ADD", "shop").unwrap();
+    assert_eq!(node.recorded_calls(), ["ADD bridge", "ADD bridge"]);
+    assert_eq!(
+        node.call_as_runtime("ADD", "other").unwrap_err()["code"],
+        11
+    );
     // Rewritten by its owner: the next pod gets the new configuration, and the earlier pod ends with its old one.
-    node.primary("10-net.conflist", "other");
-    node.calls();
-    node.runtime("DEL", "other").unwrap();
-    node.runtime("ADD", "shop").unwrap();
-    assert_eq!(node.calls(), ["DEL bridge", "ADD other"]);
+    node.write_primary_conf("10-net.conflist", "other");
+    node.recorded_calls();
+    node.call_as_runtime("DEL", "other").unwrap();
+    node.call_as_runtime("ADD", "shop").unwrap();
+    assert_eq!(node.recorded_calls(), ["DEL bridge", "ADD other"]);
     // What goes comes back.
     fs::remove_file(node.path("bin/ambit-cni")).unwrap();
     fs::remove_file(node.path("net.d/02-ambit-cni.conflist")).unwrap();
-    node.until("restored", || {
-        node.effective_plugins() == [PLUGIN] && node.path("bin/ambit-cni").exists()
+    node.wait_until("restored", || {
+        node.effective_plugins() == [PLUGIN_NAME] && node.path("bin/ambit-cni").exists()
     })
     .await;
     // A primary that comes before ours.
-    node.primary("01-net.conflist", "other");
-    node.wait_for_plugins(&[PLUGIN]).await;
+    node.write_primary_conf("01-net.conflist", "other");
+    node.wait_for_plugins(&[PLUGIN_NAME]).await;
     assert!(node.read("00-ambit-cni.conflist").is_some());
     installation.remove(false).await;
     assert_eq!(node.effective_plugins(), ["other"]);
@@ -206,18 +209,19 @@ async fn owned_it_stays_in_force_whatever_becomes_of_the_primary() {
 #[tokio::test]
 async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
     let node = TestNode::new();
-    node.primary("10-net.conflist", "bridge");
+    node.write_primary_conf("10-net.conflist", "bridge");
     let installation = node.start("chained");
-    node.wait_for_plugins(&["bridge", PLUGIN]).await;
-    let text = node.primary("10-net.conflist", "other");
-    node.wait_for_plugins(&["other", PLUGIN]).await;
-    let earlier = node.primary("05-net.conflist", "bridge");
-    node.wait_for_plugins(&["bridge", PLUGIN]).await;
-    node.until("out of the other", || {
+    node.wait_for_plugins(&["bridge", PLUGIN_NAME]).await;
+    let text = node.write_primary_conf("10-net.conflist", "other");
+    node.wait_for_plugins(&["other", PLUGIN_NAME]).await;
+    let earlier = node.write_primary_conf("05-net.conflist", "bridge");
+    node.wait_for_plugins(&["bridge", PLUGIN_NAME]).await;
+    node.wait_until("out of the other", || {
         node.read("10-net.conflist").as_deref() == Some(text.as_str())
     })
     .await;
-    node.until("counted", || node.count("SUCCESS") >= 3).await;
+    node.wait_until("counted", || node.installs_metric("SUCCESS") >= 3)
+        .await;
     installation.remove(true).await;
     assert!(!node.path("bin/ambit-cni").exists());
     assert_eq!(node.read("05-net.conflist").unwrap(), earlier);
@@ -227,10 +231,11 @@ async fn chained_it_is_back_after_each_rewriting_and_leaves_no_trace() {
 #[tokio::test]
 async fn an_agent_that_follows_finds_all_in_order() {
     let node = TestNode::new();
-    node.primary("10-net.conflist", "bridge");
+    node.write_primary_conf("10-net.conflist", "bridge");
     drop(node.start("auto"));
     let installation = node.start("auto");
-    node.until("ready", || node.metrics.ready.get() == 1).await;
+    node.wait_until("ready", || node.metrics.ready.get() == 1)
+        .await;
     let own = node.read("02-ambit-cni.conflist");
     let members = r#"{"version":1,"namespaces":{"shop":true}}"#;
     fs::write(node.path("run/membership.tmp"), members).unwrap();
@@ -239,15 +244,15 @@ async fn an_agent_that_follows_finds_all_in_order() {
         node.path("run/membership.json"),
     )
     .unwrap();
-    node.until("copied", || {
+    node.wait_until("copied", || {
         node.read("ambit-cni.membership").as_deref() == Some(members)
     })
     .await;
     // An upgrade: the plugin is another, the configuration the same.
     drop(installation);
-    node.program("source", PLUGIN, "a newer plugin");
+    node.write_program("source", PLUGIN_NAME, "a newer plugin");
     let _installation = node.start("auto");
-    node.until("replaced", || {
+    node.wait_until("replaced", || {
         fs::read_to_string(node.path("bin/ambit-cni")).unwrap() == "a newer plugin"
     })
     .await;
@@ -257,18 +262,21 @@ async fn an_agent_that_follows_finds_all_in_order() {
 #[tokio::test]
 async fn failed_installation_is_reported_and_retried() {
     let node = TestNode::new();
-    node.primary("10-net.conflist", "bridge");
+    node.write_primary_conf("10-net.conflist", "bridge");
     fs::remove_dir_all(node.path("bin")).unwrap();
     let _installation = node.start("auto");
-    node.until("counted", || node.count("COPY_BINARIES_FAILURE") > 0)
-        .await;
+    node.wait_until("counted", || {
+        node.installs_metric("COPY_BINARIES_FAILURE") > 0
+    })
+    .await;
     assert!(!node.readiness.is_ready());
     assert!(
         node.read("02-ambit-cni.conflist").is_none(),
         "not before the plugin is there"
     );
     fs::create_dir(node.path("bin")).unwrap();
-    node.until("healed", || node.readiness.is_ready()).await;
+    node.wait_until("healed", || node.readiness.is_ready())
+        .await;
 }
 
 #[tokio::test]
@@ -277,15 +285,15 @@ async fn a_quarrel_is_not_fought_for_ever() {
     let installation = node.start("chained");
     let rewritten = std::cell::Cell::new(0);
     // Somebody who undoes each change at once.
-    node.until("given up", || {
+    node.wait_until("given up", || {
         if node.effective_plugins() != ["bridge"] {
-            node.primary("05-cilium.conflist", "bridge");
+            node.write_primary_conf("05-cilium.conflist", "bridge");
             rewritten.set(rewritten.get() + 1);
         }
-        !node.readiness.is_ready() && node.count("SUCCESS") >= 6
+        !node.readiness.is_ready() && node.installs_metric("SUCCESS") >= 6
     })
     .await;
-    assert!(node.count("SUCCESS") < 10, "{rewritten:?}");
+    assert!(node.installs_metric("SUCCESS") < 10, "{rewritten:?}");
     drop(installation);
 }
 
@@ -293,7 +301,7 @@ async fn a_quarrel_is_not_fought_for_ever() {
 fn the_nodes_directory_is_the_mounted_one_without_its_mount() {
     let desired = |flags: &[&str]| {
         let flags = Flags::try_parse_from([&["test"], flags].concat()).unwrap();
-        let desired = flags.install.desired(Path::new("/run"), &[]);
+        let desired = flags.install.desired_config(Path::new("/run"), &[]);
         desired.entry.net_dir.to_str().unwrap().to_owned()
     };
     assert_eq!(desired(&[]), "/etc/cni/net.d");

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Time without changes after which they count anew.
+/// Time without changes after which the count of successive changes restarts.
 const BURST_WINDOW: Duration = Duration::from_secs(10);
-/// Number of successive changes without delay, since a starting CNI writes its configuration several times.
+/// Number of successive changes without delay: a starting CNI writes its configuration several times.
 const MAX_BURST: u32 = 5;
 /// Initial and maximum delay of further changes.
 const THROTTLE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -12,7 +12,7 @@ const THROTTLE_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::
 /// Rate limit of changes to the network configurations.
 #[derive(Debug, Default)]
 pub struct Throttle {
-    last: Option<Instant>,
+    last_change: Option<Instant>,
     burst_length: u32,
 }
 
@@ -21,18 +21,18 @@ impl Throttle {
     pub fn next_allowed(&self) -> Option<Instant> {
         let quarrel = self.burst_length.checked_sub(MAX_BURST)?;
         let pause = THROTTLE_DELAY.0 * 2u32.saturating_pow(quarrel.min(10));
-        Some(self.last? + pause.min(THROTTLE_DELAY.1))
+        Some(self.last_change? + pause.min(THROTTLE_DELAY.1))
     }
 
     /// Counts a change. Returns true when changes begin to be delayed.
     pub fn record_change(&mut self, now: Instant) -> bool {
-        let pause = self.next_allowed().zip(self.last);
+        let pause = self.next_allowed().zip(self.last_change);
         let pause = pause.map_or(Duration::ZERO, |(until, last)| until - last);
         let calm = self
-            .last
+            .last_change
             .is_none_or(|last| now > last + pause + BURST_WINDOW);
         self.burst_length = if calm { 1 } else { self.burst_length + 1 };
-        self.last = Some(now);
+        self.last_change = Some(now);
         self.burst_length == MAX_BURST
     }
 }

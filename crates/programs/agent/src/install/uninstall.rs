@@ -31,9 +31,9 @@ pub enum DaemonSetLookup {
 /// Decision whether to uninstall the plugin, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UninstallDecision {
-    /// The plugin stays for the next agent.
+    /// The plugin stays installed for the next agent, for this reason.
     Keep(String),
-    /// The plugin is uninstalled.
+    /// The plugin is uninstalled, for this reason.
     Remove(String),
 }
 

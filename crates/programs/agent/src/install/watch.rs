@@ -2,13 +2,13 @@
 
 use std::{path::Path, sync::Arc};
 
-use ambit_cni_conf::{PLUGIN, directory::is_candidate};
+use ambit_cni_conf::{PLUGIN_NAME, directory::is_candidate};
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
 
 use crate::membership;
 
-/// Watch on directories, which ends when dropped.
+/// Inotify watch on directories; ends when dropped.
 #[derive(Debug)]
 pub(super) struct DirectoryWatch(
     #[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>,
@@ -44,7 +44,7 @@ fn is_relevant(event: &Event) -> bool {
             || event.paths.iter().any(|path| {
                 let name = path.file_name().and_then(|name| name.to_str());
                 name.is_some_and(|name| {
-                    name == PLUGIN || name == membership::FILE_NAME || is_candidate(name)
+                    name == PLUGIN_NAME || name == membership::FILE_NAME || is_candidate(name)
                 })
             }))
 }

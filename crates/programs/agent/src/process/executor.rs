@@ -33,7 +33,7 @@ use crate::{
 
 pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 
-/// Maximum steps that block a thread concurrently.
+/// Maximum number of steps that are carried out concurrently, each on a blocking thread.
 const PARALLEL_STEPS: usize = 8;
 
 /// Carries out the effects of the enrolment state machine.
@@ -123,7 +123,7 @@ impl<A: Actions> Executor<A> {
     }
 
     pub(super) fn prune_status(&self, keep: BTreeSet<PodName>) {
-        if let Err(error) = self.status.prune(&keep) {
+        if let Err(error) = self.status.prune_annotations(&keep) {
             tracing::warn!(error = %ErrorChain(&error), "stale status is left");
         }
     }

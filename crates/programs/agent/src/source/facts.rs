@@ -12,10 +12,10 @@ use super::{
     probe_ports::{ProbedContainer, probe_ports},
 };
 
-/// Annotation by which kubelet gives the cgroup name of a static pod on its mirror pod.
+/// Annotation of a mirror pod by which kubelet gives the cgroup name of the static pod.
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// Domains of the annotations that enrolment reads.
-const KEPT_LABEL_DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
+const KEPT_ANNOTATION_DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 
 /// Fields of a pod's spec that enrolment reads.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -48,7 +48,7 @@ struct PodIp {
 pub(super) fn view_of_pod(pod: &Pod) -> Option<PodView> {
     let spec = pod.spec.as_ref();
     let status = pod.status.as_ref();
-    view(
+    view_of_parts(
         &pod.metadata,
         &PodSpecFields {
             host_network: spec.and_then(|spec| spec.host_network),
@@ -79,7 +79,7 @@ pub(super) fn view_of_pod(pod: &Pod) -> Option<PodView> {
 }
 
 /// Extracts the attributes of a pod; `None` without a UID, since kubelet runs no such pod.
-pub(super) fn view(
+pub(super) fn view_of_parts(
     metadata: &ObjectMeta,
     spec: &PodSpecFields,
     status: &PodStatus,
@@ -113,7 +113,11 @@ pub(super) fn view(
         reported: RedirectionStatus::from_annotation(annotation(REDIRECTION).map(String::as_str)),
         unchanged: is_unchanged(metadata),
         annotations: annotations
-            .filter(|(key, _)| KEPT_LABEL_DOMAINS.iter().any(|domain| key.contains(domain)))
+            .filter(|(key, _)| {
+                KEPT_ANNOTATION_DOMAINS
+                    .iter()
+                    .any(|domain| key.contains(domain))
+            })
             .filter(|(key, _)| *key != REDIRECTION)
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect::<Labels>(),
@@ -161,7 +165,7 @@ mod tests {
             pod_ip: Some("::ffff:10.0.0.1".to_owned()),
             ..PodStatus::default()
         };
-        let view = view(&metadata, &PodSpecFields::default(), &status).unwrap();
+        let view = view_of_parts(&metadata, &PodSpecFields::default(), &status).unwrap();
         assert_eq!(view.probe_ports, Some(Vec::new()));
         assert_eq!(
             (&*view.uid, &*view.name.service_account),

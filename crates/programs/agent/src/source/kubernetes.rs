@@ -31,9 +31,9 @@ use last_known::LastKnown;
 /// Timeout for the API server's initial lists, after which the agent uses the last known state.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum interval between writes of the state file.
-const WRITE_PAUSE: Duration = Duration::from_secs(1);
+const MIN_WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Removes the state file when the agent is uninstalled, since no agent follows.
+/// Removes the file with the last known pods and namespaces when the agent is uninstalled, since no agent follows.
 pub fn remove_last_known(run_dir: &Path) {
     last_known::remove(run_dir);
 }
@@ -63,7 +63,7 @@ impl KubernetesSource {
             pods: ObjectWatch::new("pods", pods, of_node, |pod: &SlimPod| {
                 let nothing = PodStatus::default();
                 let status = pod.status.as_ref().unwrap_or(&nothing);
-                facts::view(&pod.metadata, &pod.spec, status)
+                facts::view_of_parts(&pod.metadata, &pod.spec, status)
             }),
             namespaces: ObjectWatch::new(
                 "namespaces",
@@ -87,7 +87,7 @@ impl KubernetesSource {
         let now = Instant::now();
         if self.write_at.is_some_and(|at| at <= now) {
             self.write_at = None;
-            self.no_write_before = now + WRITE_PAUSE;
+            self.no_write_before = now + MIN_WRITE_INTERVAL;
             self.file.write(&self.progress.current);
         }
     }
@@ -95,17 +95,17 @@ impl KubernetesSource {
 
 impl PodSource for KubernetesSource {
     async fn next(&mut self) -> Option<Vec<SourceEvent>> {
-        if let Some(record) = self.progress.record() {
+        if let Some(record) = self.progress.take_record_event() {
             return Some(vec![record]);
         }
         loop {
             let list_deadline = self.list_deadline;
             let waiting = self.progress.can_restore_earlier();
             let write_at = self.write_at;
-            let troubled = self.progress.trouble.is_some();
+            let troubled = self.progress.watch_error.is_some();
             let events = tokio::select! {
-                event = self.namespaces.next() => self.progress.namespaces(event),
-                event = self.pods.next() => self.progress.pods(event),
+                event = self.namespaces.next() => self.progress.on_namespace_event(event),
+                event = self.pods.next() => self.progress.on_pod_event(event),
                 () = tokio::time::sleep_until(list_deadline), if waiting => {
                     self.progress.restore_earlier("no answer yet")
                 }
@@ -115,55 +115,55 @@ impl PodSource for KubernetesSource {
                 self.write_at = Some(self.no_write_before);
             }
             self.write_if_due();
-            if !events.is_empty() || troubled != self.progress.trouble.is_some() {
+            if !events.is_empty() || troubled != self.progress.watch_error.is_some() {
                 return Some(events);
             }
         }
     }
 
-    fn trouble(&self) -> Option<&str> {
-        self.progress.trouble.as_deref()
+    fn outdated_reason(&self) -> Option<&str> {
+        self.progress.watch_error.as_deref()
     }
 }
 
-/// State of the events that were sent, and of the API server's lists that must confirm them.
+/// Progress of the watches: events that were sent, and lists of the API server that must confirm restored objects.
 #[derive(Debug)]
 struct WatchProgress {
     current: LastKnown,
-    /// State of the previous agent; taken when it is restored or not needed any more.
-    earlier: Option<LastKnown>,
+    /// State of the previous agent, from its file; taken when it is restored, or not needed any more.
+    earlier_state: Option<LastKnown>,
     /// Pods restored from the previous agent's state that no list of the API server has confirmed yet.
     unconfirmed_pods: BTreeSet<PodUid>,
     unconfirmed_namespaces: BTreeSet<ArcStr>,
     pods_listed: bool,
     namespaces_listed: bool,
     synced: bool,
-    trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] was sent, or the previous agent left no state.
-    recorded: bool,
+    watch_error: Option<String>,
+    /// Whether [`SourceEvent::Recorded`] was sent, or is not needed because the previous agent left no state.
+    is_record_sent: bool,
 }
 
 impl WatchProgress {
     fn new(before: Option<LastKnown>) -> Self {
         Self {
             current: LastKnown::default(),
-            recorded: before.is_none(),
-            earlier: before,
+            is_record_sent: before.is_none(),
+            earlier_state: before,
             unconfirmed_pods: BTreeSet::new(),
             unconfirmed_namespaces: BTreeSet::new(),
             pods_listed: false,
             namespaces_listed: false,
             synced: false,
-            trouble: None,
+            watch_error: None,
         }
     }
 
-    /// Returns the record event with the previous agent's state, on the first call only.
-    fn record(&mut self) -> Option<SourceEvent> {
-        if std::mem::replace(&mut self.recorded, true) {
+    /// Returns [`SourceEvent::Recorded`] with the previous agent's state, on the first call only.
+    fn take_record_event(&mut self) -> Option<SourceEvent> {
+        if std::mem::replace(&mut self.is_record_sent, true) {
             return None;
         }
-        let before = self.earlier.as_ref()?;
+        let before = self.earlier_state.as_ref()?;
         Some(SourceEvent::Recorded(EarlierObjects {
             namespaces: before.namespaces.clone(),
             pods: before.pods.keys().cloned().collect(),
@@ -175,24 +175,27 @@ impl WatchProgress {
     }
 
     fn can_restore_earlier(&self) -> bool {
-        !self.synced && self.earlier.is_some()
+        !self.synced && self.earlier_state.is_some()
     }
 
-    fn pods(&mut self, event: WatchEvent<PodView>) -> Vec<SourceEvent> {
+    fn on_pod_event(&mut self, event: WatchEvent<PodView>) -> Vec<SourceEvent> {
         match event {
-            WatchEvent::Listing => Vec::new(),
+            WatchEvent::ListStarted => Vec::new(),
             WatchEvent::Object(_, view) => {
                 self.unconfirmed_pods.remove(&view.uid);
-                vec![self.pod(view)]
+                vec![self.record_pod(view)]
             }
             WatchEvent::Removed(ObjectId { uid, .. }) => {
-                vec![self.pod_gone(uid.to_ascii_lowercase().into())]
+                vec![self.record_pod_removal(uid.to_ascii_lowercase().into())]
             }
-            WatchEvent::Listed => {
+            WatchEvent::ListCompleted => {
                 self.pods_listed = true;
                 let gone = std::mem::take(&mut self.unconfirmed_pods);
-                let mut events: Vec<_> = gone.into_iter().map(|uid| self.pod_gone(uid)).collect();
-                self.listed(&mut events);
+                let mut events: Vec<_> = gone
+                    .into_iter()
+                    .map(|uid| self.record_pod_removal(uid))
+                    .collect();
+                self.on_list_complete(&mut events);
                 events
             }
             WatchEvent::Unavailable(why) => {
@@ -202,23 +205,23 @@ impl WatchProgress {
         }
     }
 
-    fn namespaces(&mut self, event: WatchEvent<Labels>) -> Vec<SourceEvent> {
+    fn on_namespace_event(&mut self, event: WatchEvent<Labels>) -> Vec<SourceEvent> {
         match event {
-            WatchEvent::Listing => Vec::new(),
+            WatchEvent::ListStarted => Vec::new(),
             WatchEvent::Object(id, labels) => {
                 let name = ArcStr::from(&*id.name);
                 self.unconfirmed_namespaces.remove(&name);
-                vec![self.namespace(name, labels)]
+                vec![self.record_namespace(name, labels)]
             }
-            WatchEvent::Removed(id) => vec![self.namespace_gone(ArcStr::from(&*id.name))],
-            WatchEvent::Listed => {
+            WatchEvent::Removed(id) => vec![self.record_namespace_removal(ArcStr::from(&*id.name))],
+            WatchEvent::ListCompleted => {
                 self.namespaces_listed = true;
                 let gone = std::mem::take(&mut self.unconfirmed_namespaces);
                 let mut events: Vec<_> = gone
                     .into_iter()
-                    .map(|name| self.namespace_gone(name))
+                    .map(|name| self.record_namespace_removal(name))
                     .collect();
-                self.listed(&mut events);
+                self.on_list_complete(&mut events);
                 events
             }
             WatchEvent::Unavailable(why) => {
@@ -228,10 +231,10 @@ impl WatchProgress {
         }
     }
 
-    fn listed(&mut self, events: &mut Vec<SourceEvent>) {
+    fn on_list_complete(&mut self, events: &mut Vec<SourceEvent>) {
         if self.pods_listed && self.namespaces_listed {
-            self.trouble = None;
-            self.earlier = None;
+            self.watch_error = None;
+            self.earlier_state = None;
             if !std::mem::replace(&mut self.synced, true) {
                 events.push(SourceEvent::Synced);
             }
@@ -240,7 +243,7 @@ impl WatchProgress {
 
     fn on_disconnected(&mut self, why: String) -> Vec<SourceEvent> {
         let events = self.restore_earlier(&why);
-        self.trouble = Some(why);
+        self.watch_error = Some(why);
         events
     }
 
@@ -249,7 +252,7 @@ impl WatchProgress {
         if self.synced {
             return Vec::new();
         }
-        let Some(before) = self.earlier.take() else {
+        let Some(before) = self.earlier_state.take() else {
             return Vec::new();
         };
         tracing::warn!(
@@ -261,13 +264,13 @@ impl WatchProgress {
         for (name, labels) in before.namespaces {
             if !self.current.namespaces.contains_key(&name) {
                 self.unconfirmed_namespaces.insert(name.clone());
-                events.push(self.namespace(name, labels));
+                events.push(self.record_namespace(name, labels));
             }
         }
         for (uid, view) in before.pods {
             if !self.current.pods.contains_key(&uid) {
                 self.unconfirmed_pods.insert(uid);
-                events.push(self.pod(view));
+                events.push(self.record_pod(view));
             }
         }
         self.synced = true;
@@ -275,22 +278,22 @@ impl WatchProgress {
         events
     }
 
-    fn pod(&mut self, view: PodView) -> SourceEvent {
+    fn record_pod(&mut self, view: PodView) -> SourceEvent {
         self.current.pods.insert(view.uid.clone(), view.clone());
         SourceEvent::Pod(view)
     }
 
-    fn pod_gone(&mut self, uid: PodUid) -> SourceEvent {
+    fn record_pod_removal(&mut self, uid: PodUid) -> SourceEvent {
         self.current.pods.remove(&uid);
         SourceEvent::PodGone(uid)
     }
 
-    fn namespace(&mut self, name: ArcStr, labels: Labels) -> SourceEvent {
+    fn record_namespace(&mut self, name: ArcStr, labels: Labels) -> SourceEvent {
         self.current.namespaces.insert(name.clone(), labels.clone());
         SourceEvent::Namespace(name, labels)
     }
 
-    fn namespace_gone(&mut self, name: ArcStr) -> SourceEvent {
+    fn record_namespace_removal(&mut self, name: ArcStr) -> SourceEvent {
         self.current.namespaces.remove(&name);
         SourceEvent::NamespaceGone(name)
     }

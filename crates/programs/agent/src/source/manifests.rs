@@ -16,7 +16,7 @@ use super::{PodSource, SourceEvent, facts};
 #[derive(Debug)]
 pub struct ManifestSource {
     dirs: ManifestDirs,
-    view: NodeView,
+    node_view: NodeView,
 }
 
 impl ManifestSource {
@@ -27,7 +27,7 @@ impl ManifestSource {
     pub fn open(directories: Vec<PathBuf>, node: &str) -> Result<Self, OpenError> {
         Ok(Self {
             dirs: ManifestDirs::open(directories)?,
-            view: NodeView::new(node),
+            node_view: NodeView::new(node),
         })
     }
 }
@@ -35,7 +35,7 @@ impl ManifestSource {
 impl PodSource for ManifestSource {
     async fn next(&mut self) -> Option<Vec<SourceEvent>> {
         let change = self.dirs.next_change().await?;
-        Some(self.view.translate(change))
+        Some(self.node_view.translate(change))
     }
 }
 
@@ -43,7 +43,7 @@ impl PodSource for ManifestSource {
 #[derive(Debug)]
 struct NodeView {
     node: String,
-    /// UIDs of this node's pods by object, since a pod may be recreated with another UID.
+    /// UIDs of this node's pods by name, since a pod may be recreated with another UID.
     pods: BTreeMap<ObjectKey, PodUid>,
     problems: BTreeSet<ManifestProblem>,
     synced: bool,
@@ -91,7 +91,10 @@ impl NodeView {
                 let on_node = |pod: &&Arc<Pod>| {
                     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node)
                 };
-                match Some(&pod).filter(on_node).and_then(|pod| view(pod, &key)) {
+                match Some(&pod)
+                    .filter(on_node)
+                    .and_then(|pod| pod_view(pod, &key))
+                {
                     Some(view) => {
                         let before = self.pods.insert(key, view.uid.clone());
                         if let Some(before) = before.filter(|before| *before != view.uid) {
@@ -102,7 +105,7 @@ impl NodeView {
                     None => self.on_deleted(&key, events),
                 }
             }
-            ObjectEvent::Applied { .. } | ObjectEvent::Refused { .. } => {}
+            ObjectEvent::Applied { .. } | ObjectEvent::Invalid { .. } => {}
             ObjectEvent::Deleted(key) => match key.kind {
                 ambit_k8s_api::Kind::Namespace => {
                     events.push(SourceEvent::NamespaceGone(key.name));
@@ -128,7 +131,7 @@ impl NodeView {
 }
 
 /// Extracts the attributes of a pod, with the namespace of `key`, since a manifest may omit it.
-fn view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
+fn pod_view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
     let mut view = facts::view_of_pod(pod)?;
     view.name.namespace = key.namespace.clone();
     view.name.name = key.name.clone();

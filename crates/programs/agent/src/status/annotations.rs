@@ -13,8 +13,8 @@ use crate::source::RedirectionStatus;
 
 /// Initial and maximum retry delay after a failed write.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Delay after a write, since events about older versions of the object may still arrive, and to avoid a race with
-/// other writers.
+/// Delay after a write of an annotation: events about older versions of the pod may still arrive, and other controllers
+/// may write the annotation too.
 const SETTLE_DELAY: Duration = Duration::from_secs(2);
 /// Maximum concurrent writes of annotations.
 const MAX_CONCURRENT_WRITES: usize = 8;
@@ -37,21 +37,21 @@ pub(super) enum WriteOutcome {
 }
 
 #[derive(Debug)]
-struct PodEntry {
+struct AnnotationState {
     pod: PodName,
     desired: Option<RedirectionStatus>,
     observed: Option<RedirectionStatus>,
-    writing: bool,
+    is_writing: bool,
     /// Whether the last write failed.
-    failed: bool,
+    has_failed: bool,
     not_before: Option<Instant>,
-    pause: Duration,
+    retry_delay: Duration,
 }
 
 /// Desired and observed status annotations of this node's pods.
 #[derive(Debug, Default)]
 pub(super) struct PodAnnotations {
-    pods: BTreeMap<PodUid, PodEntry>,
+    pods: BTreeMap<PodUid, AnnotationState>,
 }
 
 impl PodAnnotations {
@@ -64,7 +64,7 @@ impl PodAnnotations {
         let entry = self.entry(uid, pod);
         entry.desired = Some(status);
         entry.not_before = None;
-        entry.pause = RETRY_DELAY.0;
+        entry.retry_delay = RETRY_DELAY.0;
     }
 
     /// Records the value of a pod's annotation as observed by the source.
@@ -75,9 +75,9 @@ impl PodAnnotations {
     /// Retries failed writes at once, since the API server responds again.
     pub(super) fn retry_now(&mut self) {
         for entry in self.pods.values_mut() {
-            if entry.failed {
+            if entry.has_failed {
                 entry.not_before = None;
-                entry.pause = RETRY_DELAY.0;
+                entry.retry_delay = RETRY_DELAY.0;
             }
         }
     }
@@ -86,32 +86,32 @@ impl PodAnnotations {
         self.pods.remove(uid);
     }
 
-    fn entry(&mut self, uid: PodUid, pod: PodName) -> &mut PodEntry {
-        self.pods.entry(uid).or_insert(PodEntry {
+    fn entry(&mut self, uid: PodUid, pod: PodName) -> &mut AnnotationState {
+        self.pods.entry(uid).or_insert(AnnotationState {
             pod,
             desired: None,
             observed: None,
-            writing: false,
-            failed: false,
+            is_writing: false,
+            has_failed: false,
             not_before: None,
-            pause: RETRY_DELAY.0,
+            retry_delay: RETRY_DELAY.0,
         })
     }
 
     /// Returns the writes that are due now, and marks them as in flight.
     pub(super) fn take_due_patches(&mut self, now: Instant) -> Vec<AnnotationPatch> {
         let mut room =
-            MAX_CONCURRENT_WRITES - self.pods.values().filter(|entry| entry.writing).count();
+            MAX_CONCURRENT_WRITES - self.pods.values().filter(|entry| entry.is_writing).count();
         let mut patches = Vec::new();
         for (uid, entry) in &mut self.pods {
-            let Some(status) = entry.pending() else {
+            let Some(status) = entry.pending_write() else {
                 continue;
             };
             if room == 0 || entry.not_before.is_some_and(|at| at > now) {
                 continue;
             }
             room -= 1;
-            entry.writing = true;
+            entry.is_writing = true;
             patches.push(AnnotationPatch {
                 uid: uid.clone(),
                 pod: entry.pod.clone(),
@@ -121,9 +121,12 @@ impl PodAnnotations {
         patches
     }
 
-    /// Returns when [`Self::due`] may return writes without a new event.
+    /// Returns the time at which [`Self::take_due_patches`] may return writes without a new event.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let waiting = self.pods.values().filter(|entry| entry.pending().is_some());
+        let waiting = self
+            .pods
+            .values()
+            .filter(|entry| entry.pending_write().is_some());
         waiting.filter_map(|entry| entry.not_before).min()
     }
 
@@ -136,12 +139,12 @@ impl PodAnnotations {
         let Some(entry) = self.pods.get_mut(&patch.uid) else {
             return;
         };
-        entry.writing = false;
-        entry.failed = outcome == WriteOutcome::Failed;
+        entry.is_writing = false;
+        entry.has_failed = outcome == WriteOutcome::Failed;
         match outcome {
             WriteOutcome::Done => {
                 entry.observed = Some(patch.status);
-                entry.pause = RETRY_DELAY.0;
+                entry.retry_delay = RETRY_DELAY.0;
                 if entry.desired == Some(patch.status) {
                     entry.not_before = Some(now + SETTLE_DELAY);
                 }
@@ -150,17 +153,17 @@ impl PodAnnotations {
                 self.pods.remove(&patch.uid);
             }
             WriteOutcome::Failed => {
-                entry.not_before = Some(now + entry.pause);
-                entry.pause = (entry.pause * 2).min(RETRY_DELAY.1);
+                entry.not_before = Some(now + entry.retry_delay);
+                entry.retry_delay = (entry.retry_delay * 2).min(RETRY_DELAY.1);
             }
         }
     }
 }
 
-impl PodEntry {
-    fn pending(&self) -> Option<RedirectionStatus> {
+impl AnnotationState {
+    fn pending_write(&self) -> Option<RedirectionStatus> {
         self.desired
-            .filter(|desired| !self.writing && self.observed != Some(*desired))
+            .filter(|desired| !self.is_writing && self.observed != Some(*desired))
     }
 }
 

@@ -22,24 +22,24 @@ use tokio::sync::mpsc;
 use super::annotations::{AnnotationPatch, PodAnnotations, WriteOutcome};
 use crate::source::RedirectionStatus;
 
-/// Reason of the events on pods that cannot be enrolled.
+/// Reason of the Kubernetes events on pods that cannot be enrolled.
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
-/// Reason of the events on pods that could not be enrolled before, and are now.
+/// Reason of the Kubernetes events on pods that are enrolled after an earlier failure.
 pub const ENROLLED: &str = "AmbitEnrolled";
 /// Time after which the same failure of a pod is reported again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum length of an event's note, which the API server limits.
-const MAX_NOTE_CHARS: usize = 1000;
+/// Maximum length of an event's note in bytes, below the limit of the API server.
+const MAX_NOTE_BYTES: usize = 1000;
 /// Timeout of one write, which is then retried.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 enum WriterCommand {
-    Desire(PodUid, PodName, RedirectionStatus),
-    Observed(PodUid, PodName, RedirectionStatus),
-    Gone(PodUid),
-    Hasten,
-    Report(PodUid, PodName, Option<String>),
+    SetDesired(PodUid, PodName, RedirectionStatus),
+    SetObserved(PodUid, PodName, RedirectionStatus),
+    RemovePod(PodUid),
+    RetryNow,
+    ReportFailure(PodUid, PodName, Option<String>),
 }
 
 /// Handle of the task that writes annotations and events.
@@ -54,34 +54,34 @@ impl ApiStatus {
             controller: "ambit-agent".to_owned(),
             instance: Some(node.to_owned()),
         };
-        let writer = Writer {
+        let writer = StatusWriter {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             annotations: PodAnnotations::default(),
-            reported: BTreeMap::new(),
+            reported_failures: BTreeMap::new(),
         };
         spawn("status", writer.run(orders));
         Self(sender)
     }
 
     pub(super) fn set_desired(&self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
-        self.send_command(WriterCommand::Desire(uid, pod, status));
+        self.send_command(WriterCommand::SetDesired(uid, pod, status));
     }
 
     pub(super) fn set_observed(&self, uid: PodUid, pod: PodName, status: RedirectionStatus) {
-        self.send_command(WriterCommand::Observed(uid, pod, status));
+        self.send_command(WriterCommand::SetObserved(uid, pod, status));
     }
 
     pub(super) fn remove_pod(&self, uid: PodUid) {
-        self.send_command(WriterCommand::Gone(uid));
+        self.send_command(WriterCommand::RemovePod(uid));
     }
 
     pub(super) fn retry_now(&self) {
-        self.send_command(WriterCommand::Hasten);
+        self.send_command(WriterCommand::RetryNow);
     }
 
     pub(super) fn report(&self, uid: PodUid, pod: PodName, failure: Option<String>) {
-        self.send_command(WriterCommand::Report(uid, pod, failure));
+        self.send_command(WriterCommand::ReportFailure(uid, pod, failure));
     }
 
     fn send_command(&self, order: WriterCommand) {
@@ -90,15 +90,15 @@ impl ApiStatus {
     }
 }
 
-struct Writer {
+struct StatusWriter {
     client: Client,
     recorder: Recorder,
     annotations: PodAnnotations,
-    /// Failure last reported by an event for each pod, with the time.
-    reported: BTreeMap<PodUid, (String, Instant)>,
+    /// Failure of each pod that was last reported by an event, with the time.
+    reported_failures: BTreeMap<PodUid, (String, Instant)>,
 }
 
-impl Writer {
+impl StatusWriter {
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<WriterCommand>) {
         let (done, mut outcomes) = mpsc::unbounded_channel();
         loop {
@@ -125,33 +125,33 @@ impl Writer {
 
     fn handle_command(&mut self, order: WriterCommand) {
         match order {
-            WriterCommand::Desire(uid, pod, status) => {
+            WriterCommand::SetDesired(uid, pod, status) => {
                 self.annotations.set_desired(uid, pod, status)
             }
-            WriterCommand::Observed(uid, pod, status) => {
+            WriterCommand::SetObserved(uid, pod, status) => {
                 self.annotations.set_observed(uid, pod, status)
             }
-            WriterCommand::Gone(uid) => {
+            WriterCommand::RemovePod(uid) => {
                 self.annotations.remove_pod(&uid);
-                self.reported.remove(&uid);
+                self.reported_failures.remove(&uid);
             }
-            WriterCommand::Hasten => self.annotations.retry_now(),
-            WriterCommand::Report(uid, pod, failure) => self.report(&uid, &pod, failure),
+            WriterCommand::RetryNow => self.annotations.retry_now(),
+            WriterCommand::ReportFailure(uid, pod, failure) => self.report(&uid, &pod, failure),
         }
     }
 
     fn report(&mut self, uid: &PodUid, pod: &PodName, failure: Option<String>) {
         let now = Instant::now();
         let event = if let Some(text) = failure {
-            let before = self.reported.get(uid);
+            let before = self.reported_failures.get(uid);
             if before.is_some_and(|(last, at)| *last == text && now < *at + REPEAT_INTERVAL) {
                 return;
             }
             let note = format!("{text}. {}", advice(&text));
-            self.reported.insert(uid.clone(), (text, now));
+            self.reported_failures.insert(uid.clone(), (text, now));
             build_event(EventType::Warning, ENROLMENT_FAILED, note)
         } else {
-            if self.reported.remove(uid).is_none() {
+            if self.reported_failures.remove(uid).is_none() {
                 return;
             }
             let note = "the pod is in the mesh now".to_owned();
@@ -179,7 +179,7 @@ impl Writer {
 }
 
 fn build_event(type_: EventType, reason: &str, mut note: String) -> Event {
-    let end = note.floor_char_boundary(MAX_NOTE_CHARS);
+    let end = note.floor_char_boundary(MAX_NOTE_BYTES);
     note.truncate(end);
     Event {
         type_,

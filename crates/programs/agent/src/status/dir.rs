@@ -48,7 +48,7 @@ impl StatusDir {
         Ok(Self { dir, node })
     }
 
-    /// Writes or removes a pod's status. Blocks.
+    /// Writes or removes the status manifest of a pod. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -59,7 +59,7 @@ impl StatusDir {
         status: RedirectionStatus,
     ) -> Result<(), StatusError> {
         let path = self.dir.join(file_name(pod));
-        let header = format!("{}, pod uid {uid}", self.header());
+        let header = format!("{}, pod uid {uid}", self.header_line());
         let Some(value) = status.annotation_value() else {
             let removed = if first_line(&path).is_some_and(|line| line == header) {
                 remove(&path)
@@ -75,7 +75,7 @@ impl StatusDir {
             .map_err(|source| StatusError { path, source })
     }
 
-    /// Removes the status of all pods of this node except those to `keep`. Blocks.
+    /// Removes the status manifests of all pods of this node, except for the pods in `keep`. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be read or written.
@@ -85,7 +85,7 @@ impl StatusDir {
             path: self.dir.clone(),
             source,
         };
-        let ours = format!("{}, ", self.header());
+        let ours = format!("{}, ", self.header_line());
         for entry in fs::read_dir(&self.dir).map_err(failed)?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if !keep.contains(&name)
@@ -97,7 +97,7 @@ impl StatusDir {
         Ok(())
     }
 
-    fn header(&self) -> String {
+    fn header_line(&self) -> String {
         format!("# Written by ambit-agent on node {}", self.node)
     }
 }

@@ -17,9 +17,9 @@ use crate::{
     },
 };
 
-const CREATED: &str = "2026-01-01T10:00:00Z";
+const CREATED_AT: &str = "2026-01-01T10:00:00Z";
 
-/// Client and server socket of a connection.
+/// Client socket and server socket of one TCP connection.
 struct ConnectionPair(TcpStream, TcpStream);
 
 impl ConnectionPair {
@@ -29,11 +29,14 @@ impl ConnectionPair {
 
     fn open_at(client: &Namespace, server: &Namespace, ip: &str, port: u16) -> Self {
         let listener = server
-            .within(|| TcpListener::bind((ip, port)))
+            .run_inside(|| TcpListener::bind((ip, port)))
             .unwrap()
             .unwrap();
         let to = listener.local_addr().unwrap();
-        let near = client.within(|| TcpStream::connect(to)).unwrap().unwrap();
+        let near = client
+            .run_inside(|| TcpStream::connect(to))
+            .unwrap()
+            .unwrap();
         // A server that goes on listening: its port is one by which connections come in.
         let (far, _) = listener.accept().unwrap();
         std::mem::forget(listener);
@@ -43,7 +46,7 @@ impl ConnectionPair {
         Self(near, far)
     }
 
-    fn talk(&mut self) -> std::io::Result<()> {
+    fn exchange_bytes(&mut self) -> std::io::Result<()> {
         let Self(near, far) = self;
         near.write_all(b"hello")?;
         far.read_exact(&mut [0; 5])?;
@@ -52,7 +55,7 @@ impl ConnectionPair {
     }
 
     #[track_caller]
-    fn until_closed(&mut self) {
+    fn wait_until_closed(&mut self) {
         for end in [&mut self.0, &mut self.1] {
             let error = end.read(&mut [0]).unwrap_err();
             let reset = [ErrorKind::ConnectionReset, ErrorKind::ConnectionAborted];
@@ -65,15 +68,15 @@ impl ConnectionPair {
 struct OpenConnections {
     outbound: ConnectionPair,
     inbound: ConnectionPair,
-    /// Connection from the node to the pod's probe port.
+    /// Connection from the node to the probe port of the pod.
     from_node: ConnectionPair,
-    from_node_elsewhere: ConnectionPair,
-    within: ConnectionPair,
+    from_node_other_port: ConnectionPair,
+    within_pod: ConnectionPair,
 }
 
 impl OpenConnections {
-    /// Opens the connections; `peer` is another pod of the node.
-    fn of(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
+    /// Opens all connections of `pod`; `peer` is another pod of the node.
+    fn open(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
         let node = &cluster.node.namespace;
         let run = |namespace: &Namespace, words: &[&str]| {
             let output = namespace.run(words[0], &words[1..]).unwrap();
@@ -93,8 +96,8 @@ impl OpenConnections {
             outbound: ConnectionPair::open(&pod.namespace, of_peer, &peer.ip),
             inbound: ConnectionPair::open(of_peer, &pod.namespace, &pod.ip),
             from_node: ConnectionPair::open_at(node, &pod.namespace, &pod.ip, 8080),
-            from_node_elsewhere: ConnectionPair::open(node, &pod.namespace, &pod.ip),
-            within: ConnectionPair::open(&pod.namespace, &pod.namespace, &pod.ip),
+            from_node_other_port: ConnectionPair::open(node, &pod.namespace, &pod.ip),
+            within_pod: ConnectionPair::open(&pod.namespace, &pod.namespace, &pod.ip),
         }
     }
 
@@ -104,27 +107,27 @@ impl OpenConnections {
             &mut self.outbound,
             &mut self.inbound,
             &mut self.from_node,
-            &mut self.from_node_elsewhere,
-            &mut self.within,
+            &mut self.from_node_other_port,
+            &mut self.within_pod,
         ] {
-            pair.talk().unwrap();
+            pair.exchange_bytes().unwrap();
         }
     }
 
     #[track_caller]
-    fn until_closed(&mut self) {
-        self.outbound.until_closed();
-        self.inbound.until_closed();
-        self.from_node_elsewhere.until_closed();
+    fn wait_until_closed(&mut self) {
+        self.outbound.wait_until_closed();
+        self.inbound.wait_until_closed();
+        self.from_node_other_port.wait_until_closed();
         // A probe that was under way, and what never leaves the pod.
-        self.from_node.talk().unwrap();
-        self.within.talk().unwrap();
+        self.from_node.exchange_bytes().unwrap();
+        self.within_pod.exchange_bytes().unwrap();
     }
 }
 
 impl Cluster {
-    fn closed(&self) -> Option<String> {
-        let (_, metrics) = self.node.http("127.0.0.1:15014", "/metrics");
+    fn closed_connections_metric(&self) -> Option<String> {
+        let (_, metrics) = self.node.http_get("127.0.0.1:15014", "/metrics");
         let name = "ambit_agent_earlier_connections_total{result=\"closed\"} ";
         let mut lines = metrics.lines();
         lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
@@ -138,7 +141,7 @@ impl Cluster {
             PODS,
             json!({
                 "metadata": {"namespace": "shop", "name": pod.name, "uid": pod.uid,
-                    "creationTimestamp": CREATED,
+                    "creationTimestamp": CREATED_AT,
                     "labels": {"istio.io/dataplane-mode": "ambient"},
                     "managedFields": [{"manager": "m", "operation": "Update", "apiVersion": "v1",
                         "time": labelled_at, "fieldsType": "FieldsV1", "fieldsV1": fields}]},
@@ -149,7 +152,7 @@ impl Cluster {
         );
     }
 
-    fn outside(&self) -> Pod {
+    fn pod_outside_mesh(&self) -> Pod {
         let peer = self.node.create_pod_network("peer");
         self.server
             .put(NAMESPACES, json!({"metadata": {"name": "outside"}}));
@@ -158,7 +161,7 @@ impl Cluster {
 }
 
 #[track_caller]
-fn until_captured(cluster: &Cluster, pod: &Pod) {
+fn wait_until_captured(cluster: &Cluster, pod: &Pod) {
     until("captured", || {
         cluster.annotation(pod).as_deref() == Some("enabled") && pod.is_redirected()
     });
@@ -167,16 +170,21 @@ fn until_captured(cluster: &Cluster, pod: &Pod) {
 #[test]
 fn connections_opened_after_a_boot_without_plugin_are_closed() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
-    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
-    cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
-    let mut open = OpenConnections::of(&cluster, &pod, &peer);
+    cluster.label_namespace(true);
+    let (pod, peer) = (
+        cluster.node.create_pod_network("web"),
+        cluster.pod_outside_mesh(),
+    );
+    cluster.publish_pod(&pod, true, &json!({REDIRECTION: "enabled"}));
+    let mut open = OpenConnections::open(&cluster, &pod, &peer);
     open.assert_all_open();
     let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
-    until_captured(&cluster, &pod);
-    open.until_closed();
-    until("counted", || cluster.closed().as_deref() == Some("3"));
+    wait_until_captured(&cluster, &pod);
+    open.wait_until_closed();
+    until("counted", || {
+        cluster.closed_connections_metric().as_deref() == Some("3")
+    });
     until("logged", || {
         cluster.node.log().contains("closed plaintext connections")
     });
@@ -185,7 +193,7 @@ fn connections_opened_after_a_boot_without_plugin_are_closed() {
 #[test]
 fn connections_of_opted_in_pods_without_agent_are_closed() {
     let mut cluster = Cluster::new();
-    cluster.label(false);
+    cluster.label_namespace(false);
     let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
     let record = cluster.node.path("run/last-known.json");
@@ -195,48 +203,56 @@ fn connections_of_opted_in_pods_without_agent_are_closed() {
         cluster.node.create_pod_network("made-so"),
         cluster.node.create_pod_network("later"),
     );
-    let (peer, other_peer) = (cluster.outside(), cluster.outside());
-    let mut open = OpenConnections::of(&cluster, &made_so, &peer);
-    let mut of_later = OpenConnections::of(&cluster, &later, &other_peer);
-    cluster.publish_opted_in(&made_so, CREATED);
+    let (peer, other_peer) = (cluster.pod_outside_mesh(), cluster.pod_outside_mesh());
+    let mut open = OpenConnections::open(&cluster, &made_so, &peer);
+    let mut of_later = OpenConnections::open(&cluster, &later, &other_peer);
+    cluster.publish_opted_in(&made_so, CREATED_AT);
     cluster.publish_opted_in(&later, "2026-01-01T10:00:01Z");
     cluster.start_agent();
     for pod in [&made_so, &later] {
-        until_captured(&cluster, pod);
+        wait_until_captured(&cluster, pod);
     }
-    open.until_closed();
+    open.wait_until_closed();
     // This one may have run before it was labelled.
     of_later.assert_all_open();
-    until("counted", || cluster.closed().as_deref() == Some("3"));
+    until("counted", || {
+        cluster.closed_connections_metric().as_deref() == Some("3")
+    });
 }
 
 #[test]
 fn connections_from_before_the_label_survive_the_next_agent() {
     let mut cluster = Cluster::new();
-    cluster.label(false);
-    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
-    cluster.publish(&pod, true, &json!({}));
-    let mut open = OpenConnections::of(&cluster, &pod, &peer);
+    cluster.label_namespace(false);
+    let (pod, peer) = (
+        cluster.node.create_pod_network("web"),
+        cluster.pod_outside_mesh(),
+    );
+    cluster.publish_pod(&pod, true, &json!({}));
+    let mut open = OpenConnections::open(&cluster, &pod, &peer);
     let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
-    cluster.label(true);
-    until_captured(&cluster, &pod);
+    cluster.label_namespace(true);
+    wait_until_captured(&cluster, &pod);
     open.assert_all_open();
     cluster.node.kill_agent();
     cluster.start_agent();
-    let captured = |cluster: &Cluster| cluster.status()["captured"].as_u64() == Some(1);
+    let captured = |cluster: &Cluster| cluster.agent_status()["captured"].as_u64() == Some(1);
     until("looked at again", || captured(&cluster));
     open.assert_all_open();
-    assert_eq!(cluster.closed(), None);
+    assert_eq!(cluster.closed_connections_metric(), None);
 }
 
 #[test]
 fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
     let mut cluster = Cluster::new();
-    cluster.label(true);
-    let (pod, peer) = (cluster.node.create_pod_network("web"), cluster.outside());
-    cluster.publish(&pod, true, &json!({REDIRECTION: "enabled"}));
-    let mut open = OpenConnections::of(&cluster, &pod, &peer);
+    cluster.label_namespace(true);
+    let (pod, peer) = (
+        cluster.node.create_pod_network("web"),
+        cluster.pod_outside_mesh(),
+    );
+    cluster.publish_pod(&pod, true, &json!({REDIRECTION: "enabled"}));
+    let mut open = OpenConnections::open(&cluster, &pod, &peer);
     let rules = "add table ip nat; add chain ip nat OUTPUT { type nat hook output priority -100; }; \
         add chain ip nat ISTIO_OUTPUT; add rule ip nat OUTPUT counter jump ISTIO_OUTPUT; \
         add rule ip nat ISTIO_OUTPUT ip daddr 10.99.0.1 tcp flags syn counter redirect to :15001; \
@@ -246,11 +262,11 @@ fn a_pod_taken_over_from_istios_agent_keeps_everything_but_its_rules() {
     assert!(output.status.success(), "{output:?}");
     let _proxy = FakeProxy::start(cluster.node.zds_socket());
     cluster.start_agent();
-    until_captured(&cluster, &pod);
+    wait_until_captured(&cluster, &pod);
     assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
     open.assert_all_open();
-    assert_eq!(cluster.closed(), None);
-    cluster.label(false);
+    assert_eq!(cluster.closed_connections_metric(), None);
+    cluster.label_namespace(false);
     until("unenrolled", || cluster.annotation(&pod).is_none());
     assert!(!pod.rules().contains("ISTIO"), "{}", pod.rules());
     open.assert_all_open();

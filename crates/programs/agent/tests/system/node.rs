@@ -9,10 +9,10 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use ambit_netlab::{Link, Namespace, connect};
+use ambit_netlab::{Link, Namespace, connect_by_veth};
 use ambit_netplan::{HostSpec, ProbePorts, RedirectionSpec};
 use ambit_sys::redirection;
-pub use ambit_testkit::until_blocking as until;
+pub use ambit_testkit::wait_until_blocking as until;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -56,7 +56,7 @@ impl Node {
         self.path("zds.sock")
     }
 
-    /// Starts an agent that reads manifests and waits until it is ready.
+    /// Starts an agent that reads manifests, with the further arguments `more`, and waits until it is ready.
     pub fn start_agent(&mut self, more: &[&str]) {
         self.args = more.iter().map(|arg| (*arg).to_owned()).collect();
         let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
@@ -93,7 +93,7 @@ impl Node {
             );
         self.agent = Some(self.namespace.spawn(&mut command).unwrap());
         until("the agent is ready", || {
-            self.http(health, "/readyz").0 == 200
+            self.http_get(health, "/readyz").0 == 200
         });
     }
 
@@ -126,24 +126,24 @@ impl Node {
     }
 
     /// Sends a GET request over TCP within the node; returns status 0 without a response.
-    pub fn http(&self, address: &str, path: &str) -> (u16, String) {
+    pub fn http_get(&self, address: &str, path: &str) -> (u16, String) {
         let stream = self
             .namespace
-            .within(|| std::net::TcpStream::connect(address))
+            .run_inside(|| std::net::TcpStream::connect(address))
             .unwrap();
         stream.map_or((0, String::new()), |stream| {
-            exchange(
+            exchange_http(
                 stream,
                 &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
             )
         })
     }
 
-    /// Sends a request to the plugin's socket.
-    pub fn plugin(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    /// Sends a request to the agent's socket for the CNI plugin.
+    pub fn plugin_request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let stream = UnixStream::connect(self.path("run/pluginevent.sock")).unwrap();
         let length = body.len();
-        exchange(
+        exchange_http(
             stream,
             &format!(
                 "{method} {path} HTTP/1.1\r\nHost: unix\r\nContent-Type: application/json\r\n\
@@ -152,18 +152,18 @@ impl Node {
         )
     }
 
-    pub fn cmdadd(&self, pod: &Pod) -> (u16, String) {
+    pub fn post_cmdadd(&self, pod: &Pod) -> (u16, String) {
         let body = format!(
             r#"{{"Netns":"{}","PodName":"{}","PodNamespace":"shop","IPs":[{{"Interface":null,"Address":{{"IP":"{}","Mask":"////AA=="}},"Gateway":""}}]}}"#,
             pod.namespace.path(),
             pod.name,
             pod.ip
         );
-        self.plugin("POST", "/cmdadd", &body)
+        self.plugin_request("POST", "/cmdadd", &body)
     }
 
-    /// Writes the manifest of namespace `shop`, in the mesh or not.
-    pub fn label(&self, ambient: bool) {
+    /// Writes the manifest of the namespace `shop`, with or without the label that makes its pods mesh pods.
+    pub fn label_namespace(&self, ambient: bool) {
         let labels = if ambient {
             "{istio.io/dataplane-mode: ambient}"
         } else {
@@ -172,10 +172,10 @@ impl Node {
         let text = format!(
             "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, labels: {labels}}}\n"
         );
-        self.write("shop.yaml", &text);
+        self.write_manifest("shop.yaml", &text);
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub fn write_manifest(&self, name: &str, text: &str) {
         let temporary = self.path("manifests").join(format!("{name}.tmp"));
         fs::write(&temporary, text).unwrap();
         fs::rename(temporary, self.path("manifests").join(name)).unwrap();
@@ -188,7 +188,7 @@ impl Node {
         let uid = format!("uid-{}-{number}", std::process::id());
         let (ip, veth) = (format!("10.7.{number}.2"), format!("veth{number}"));
         let namespace = Namespace::new(name, &[("AMBIT_POD_UID", &uid)]).unwrap();
-        connect(
+        connect_by_veth(
             Link {
                 namespace: &self.namespace,
                 interface: &veth,
@@ -230,7 +230,7 @@ impl Node {
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: shop\n  uid: {uid}\n\
              {labels}spec: {{nodeName: n1, serviceAccountName: sa, containers: [{{name: main, readinessProbe: {{tcpSocket: {{port: 8080}}}}}}]}}\n{status}"
         );
-        self.write(&format!("pod-{name}.yaml"), &text);
+        self.write_manifest(&format!("pod-{name}.yaml"), &text);
     }
 
     pub fn running_pod(&self, name: &str) -> Pod {
@@ -239,7 +239,7 @@ impl Node {
         pod
     }
 
-    pub fn forget_pod(&self, pod: &Pod) {
+    pub fn remove_pod_manifest(&self, pod: &Pod) {
         fs::remove_file(
             self.path("manifests")
                 .join(format!("pod-{}.yaml", pod.name)),
@@ -309,7 +309,7 @@ impl Pod {
     }
 }
 
-fn exchange(mut stream: impl std::io::Read + std::io::Write, request: &str) -> (u16, String) {
+fn exchange_http(mut stream: impl std::io::Read + std::io::Write, request: &str) -> (u16, String) {
     // A server that refuses early may close before it has read everything.
     stream.write_all(request.as_bytes()).ok();
     let mut bytes = Vec::new();

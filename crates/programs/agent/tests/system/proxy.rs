@@ -29,7 +29,7 @@ pub struct ProxyRecord {
 
 /// Running scripted proxy, which ends when dropped.
 pub struct FakeProxy {
-    pub seen: Arc<Mutex<ProxyRecord>>,
+    pub record: Arc<Mutex<ProxyRecord>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -49,14 +49,14 @@ impl FakeProxy {
             });
         });
         Self {
-            seen,
+            record: seen,
             stop: Some(stop),
             thread: Some(thread),
         }
     }
 
     pub fn serves(&self, uid: &str) -> Option<NetnsId> {
-        self.seen
+        self.record
             .lock()
             .unwrap()
             .serves

@@ -53,7 +53,7 @@ fn redact_value(value: &mut Value) {
     }
 }
 
-/// Redacts the values of a Wasm plugin's environment variables (`vmConfig.env`).
+/// Redacts, in the object `of`, the values of a Wasm plugin's environment variables (`vmConfig.env`).
 fn redact_environment(of: &mut Value) {
     let all = of.get_mut("env").and_then(Value::as_array_mut);
     for value in all

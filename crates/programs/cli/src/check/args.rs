@@ -15,8 +15,8 @@ Any failure of the command itself: 2 for its arguments, 3 for what does not exis
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct CheckArgs {
-    /// Namespaces to check as if they were in the mesh, besides those that are; with --from, manifests to check in place
-    /// of the cluster: files, directories, or - for standard input
+    /// Namespaces to check as if they were in the mesh, besides those that are; with --from, manifests to check in
+    /// place of the cluster: files, directories, or - for standard input
     #[arg(value_name = "NAMESPACE|FILE")]
     pub(super) subjects: Vec<String>,
     #[command(flatten)]

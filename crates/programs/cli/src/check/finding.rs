@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum FindingLevel {
-    /// The mesh does not work, or traffic is lost.
+    /// The mesh does not work, or loses traffic.
     Error,
     /// A part of the mesh may not work.
     Warning,
@@ -19,9 +19,9 @@ pub(crate) enum FindingLevel {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub(crate) level: FindingLevel,
-    /// Subject of the finding: an object, or the cluster.
+    /// Object that the finding is about, or the cluster.
     pub(crate) about: String,
-    /// Problem or fact in words.
+    /// Text that describes the problem or fact.
     pub(crate) finding: String,
     /// How to solve the problem; empty if there is nothing to do.
     pub(crate) advice: String,

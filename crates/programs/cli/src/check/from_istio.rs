@@ -16,7 +16,7 @@ use crate::{
 /// Exit code if an object works differently with Ambit than with Istio, or has no effect.
 const DIFFERENCES_EXIT_CODE: u8 = 5;
 
-/// Effects of an Istio mesh's objects with Ambit, for the output.
+/// Effects that an Istio mesh's objects would have with Ambit, as the command prints them.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ConversionReport {
@@ -28,7 +28,7 @@ struct ConversionReport {
     unused_kinds: Vec<String>,
 }
 
-/// Number of objects by the worst outcome of each.
+/// Number of objects by the most severe outcome of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Summary {
     works: usize,

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use ambit_cni_conf::{ConfFile, PLUGIN, directory};
+use ambit_cni_conf::{ConfFile, PLUGIN_NAME, directory};
 
 use super::{
     finding::{Finding, FindingLevel},
@@ -60,7 +60,7 @@ fn read_node_state() -> NodeState {
         kernel,
         modules,
         cni: directory::read(Path::new(CNI_DIRECTORY)).ok(),
-        plugin: Path::new("/opt/cni/bin").join(PLUGIN).exists(),
+        plugin: Path::new("/opt/cni/bin").join(PLUGIN_NAME).exists(),
         inotify_instances: read("/proc/sys/fs/inotify/max_user_instances")
             .trim()
             .parse()

@@ -25,8 +25,8 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// Reports an installation whose platform value does not match the nodes: its CNI directories may be ones that the
-/// runtime does not use.
+/// Reports an installation whose `platform` value does not match the nodes: the runtime may use other CNI
+/// directories.
 fn check_platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;
@@ -168,7 +168,7 @@ fn check_network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether the version in an image's tag is older than `parse_version`; false for tags that are no versions.
+/// Whether the version in an image's tag is older than `version`; false for tags that are no versions.
 fn is_older_than(image: &str, version: (u64, u64)) -> bool {
     let tag = image
         .rsplit_once(':')

@@ -21,7 +21,7 @@ use super::{
 const MIN_KUBERNETES_MINOR: u64 = 28;
 /// Oldest kernel whose nftables has one table for both address families; on older ones, iptables is used.
 const MIN_NFTABLES_KERNEL: (u64, u64) = (5, 2);
-/// Oldest kernel with the required network namespaces, packet marks and transparent sockets.
+/// Oldest kernel that supports the network namespaces, packet marks and transparent sockets that Ambit needs.
 const MIN_KERNEL: (u64, u64) = (4, 18);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
@@ -107,7 +107,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Parses the major and minor version of a kernel or an image's tag.
+/// Parses the major and minor version in a kernel release or an image's tag.
 pub(super) fn parse_version(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.split(['.', '-', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -174,7 +174,7 @@ fn check_gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
     for definition in found {
         let about = format!("definition {}", name(definition));
-        match gateway_api::find_problem(definition) {
+        match gateway_api::find_crd_problem(definition) {
             Some(gateway_api::CrdProblem::NotServed(served)) => findings.push(Finding::new(
                 FindingLevel::Error,
                 about,

@@ -38,7 +38,7 @@ const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
 const HEADERS: [&str; 2] = ["x-one", "x-two"];
 const HEADER_VALUES: [&str; 2] = ["1", "2"];
 
-/// Semantics of a path prefix match.
+/// Semantics of path prefixes in route matches.
 #[derive(Clone, Copy, PartialEq)]
 enum Prefixes {
     /// Prefix by characters, as in VirtualServices: `/a` matches `/ab`.
@@ -201,7 +201,7 @@ fn chosen_rule(table: &RouteTable, request: &Request) -> Option<usize> {
         host: "reviews",
         headers: &headers,
     }) {
-        RouteDecision::Rule(rule, _) => Some(rule.index),
+        RouteDecision::Rule(rule, _) => Some(rule.rule_index),
         RouteDecision::NoMatchingRule => None,
         RouteDecision::NoRoutes => panic!("there is a route"),
     }

@@ -55,7 +55,7 @@ impl DashboardApi {
         };
         let listening = feed.clone();
         spawn("dashboard events", async move {
-            listening.listen(&place).await;
+            listening.read_flow_events(&place).await;
         });
         Arc::new(Self {
             source,
@@ -64,9 +64,9 @@ impl DashboardApi {
         })
     }
 
-    /// Passes a flow event to the feed, as if a proxy had sent it.
+    /// Adds a flow event to the dashboard's data, as if a proxy had sent it.
     #[cfg(test)]
-    pub(super) fn receive(&self, received: crate::flows::FlowUpdate) {
+    pub(super) fn receive_flow_event(&self, received: crate::flows::FlowUpdate) {
         self.feed.receive(received);
     }
 
@@ -92,8 +92,8 @@ impl DashboardApi {
         match path {
             "/api/traffic" => json(200, &self.feed.traffic(number("after")).await),
             "/api/mesh" => json(200, &self.feed.mesh(number("after")).await),
-            "/api/about" => self.run_query(|source| Ok(about(source))).await,
-            "/api/health" => self.run_query(health).await,
+            "/api/about" => self.run_query(|source| Ok(dashboard_info(source))).await,
+            "/api/health" => self.run_query(mesh_health).await,
             "/api/pods" => {
                 let namespace = text("namespace");
                 self.run_query(move |source| pods::list_pods(source, &namespace))
@@ -101,7 +101,7 @@ impl DashboardApi {
             }
             "/api/waypoint" => {
                 let (namespace, name) = (text("namespace"), text("name"));
-                self.run_query(move |source| records(source, &namespace, &name))
+                self.run_query(move |source| waypoint_records(source, &namespace, &name))
                     .await
             }
             "/api/explain" => {
@@ -117,7 +117,7 @@ impl DashboardApi {
             "/api/rehearse" => {
                 let policies = String::from_utf8_lossy(request.body()).into_owned();
                 let enforce = is_set("enforceDryRun");
-                self.run_query(move |source| rehearse(source, &policies, enforce))
+                self.run_query(move |source| rehearse_policies(source, &policies, enforce))
                     .await
             }
             _ => not_found(),
@@ -182,8 +182,8 @@ impl ExplainQuery {
     }
 }
 
-/// Returns the name of the lab or cluster, and the version of this program.
-fn about(source: &Source) -> Value {
+/// Returns the name of the lab or cluster that the dashboard shows, and the version of this program.
+fn dashboard_info(source: &Source) -> Value {
     let name = match source.lab_name() {
         Some(lab) => format!("lab {lab}"),
         None => source.target.describe(),
@@ -193,7 +193,7 @@ fn about(source: &Source) -> Value {
 
 /// Returns the state of nodes and control plane, the rollout, and problems of objects. Unavailable parts are null, with
 /// the reason in `troubles`.
-fn health(source: &Source) -> Result<Value, CliError> {
+fn mesh_health(source: &Source) -> Result<Value, CliError> {
     let mut troubles = Vec::new();
     let problems = problems::fetch_problems(&source.control_plane());
     let problems = problems
@@ -217,7 +217,7 @@ fn health(source: &Source) -> Result<Value, CliError> {
     }))
 }
 
-fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliError> {
+fn waypoint_records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliError> {
     let place = WaypointScope::of(source);
     let found = place.list_waypoints(true)?;
     let is_one =
@@ -229,7 +229,7 @@ fn records(source: &Source, namespace: &str, name: &str) -> Result<Value, CliErr
     waypoint::sections(&place, gateway)
 }
 
-fn rehearse(
+fn rehearse_policies(
     source: &Source,
     policies: &str,
     enforce: bool,

@@ -1,5 +1,5 @@
-//! Live data of the page: traffic from flow events, and the mesh's state from dumps. Each is one current value with a
-//! version. Pages long-poll for a newer version than they have, so a slow page delays only itself.
+//! Live data of the dashboard's page: traffic from flow events, and the mesh's state from dumps. Each is one current
+//! value with a version. Pages long-poll for a newer version than they have, so a slow page delays only itself.
 
 use std::{
     collections::BTreeMap,
@@ -28,20 +28,20 @@ use crate::{
 };
 
 /// Interval at which the mesh's state is read from the node proxies.
-const READ_INTERVAL: Duration = Duration::from_secs(3);
+const MESH_READ_INTERVAL: Duration = Duration::from_secs(3);
 /// Timeout of one read of the mesh's state.
-const READ_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time after a page's last poll for which the mesh is still read.
+const MESH_READ_TIMEOUT: Duration = Duration::from_secs(6);
+/// Time after a page's last poll during which the mesh's state is still read.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
 /// Timeout of a page's long poll, after which it gets a response without changes.
 const POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before flow events are subscribed to again.
+/// Pause before the dashboard subscribes to flow events again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of proxies in the list of those whose flow events cannot be read.
 const MAX_SILENT_PROXIES: usize = 64;
 const SILENT_PROXY_EXPIRY: Duration = Duration::from_secs(15);
-/// Timeout of a long poll while some edge has recent traffic, whose rates change without new events.
-const RATES_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout of a long poll while an edge of the traffic graph has recent traffic: its rates change without new events.
+const RATES_POLL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Live data of the dashboard, and the time of the pages' last poll.
 pub(super) struct Feed {
@@ -51,7 +51,7 @@ pub(super) struct Feed {
     /// Time of a page's last poll, in milliseconds after the start.
     polled_at: AtomicU64,
     /// Proxies whose flow events cannot be read, with the reason and the time of the failure.
-    silent: Mutex<BTreeMap<String, (String, Instant)>>,
+    silent_proxies: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
 /// Latest state of the mesh that could be read, and the error if a later read failed.
@@ -61,7 +61,7 @@ struct MeshState {
     mesh: Option<Arc<Mesh>>,
     /// Error of the latest read; `None` if it succeeded.
     error: Option<String>,
-    read: Option<Instant>,
+    read_at: Option<Instant>,
 }
 
 /// Response to a page's poll for traffic.
@@ -92,11 +92,11 @@ impl Feed {
             traffic: watch::Sender::new(Traffic::default()),
             mesh: watch::Sender::new(MeshState::default()),
             polled_at: AtomicU64::new(0),
-            silent: Mutex::default(),
+            silent_proxies: Mutex::default(),
         }
     }
 
-    /// Adds a flow event to the traffic, or notes that a proxy's stream began or ended.
+    /// Adds a flow event to the traffic, or records that a proxy's event stream began or ended.
     pub(super) fn receive(&self, received: FlowUpdate) {
         let now = self.started.elapsed();
         let item = match received {
@@ -111,11 +111,11 @@ impl Feed {
     }
 
     fn mark_reachable(&self, proxy: &str) {
-        self.silent.lock().remove(proxy);
+        self.silent_proxies.lock().remove(proxy);
     }
 
     fn mark_silent(&self, proxy: String, why: String) {
-        let mut silent = self.silent.lock();
+        let mut silent = self.silent_proxies.lock();
         if silent.len() < MAX_SILENT_PROXIES || silent.contains_key(&proxy) {
             silent.insert(proxy, (why, Instant::now()));
         }
@@ -123,18 +123,18 @@ impl Feed {
 
     /// Returns the proxies whose flow events could not be read lately, with the reason.
     fn silent_proxies(&self) -> Vec<String> {
-        let mut silent = self.silent.lock();
+        let mut silent = self.silent_proxies.lock();
         silent.retain(|_, (_, since)| since.elapsed() < SILENT_PROXY_EXPIRY);
         let line = |(proxy, (why, _)): (&String, &(String, Instant))| format!("{proxy} ({why})");
         silent.iter().map(line).collect()
     }
 
-    /// Reads the flow events of all proxies while a page polls.
-    pub(super) async fn listen(&self, target: &FlowTarget) {
+    /// Reads the flow events of all proxies while a page polls the dashboard.
+    pub(super) async fn read_flow_events(&self, target: &FlowTarget) {
         loop {
-            if self.is_watched() {
+            if self.has_recent_poll() {
                 match flows::subscribe(target, Filter::default()).await {
-                    Ok(received) => self.drain(received).await,
+                    Ok(received) => self.receive_while_watched(received).await,
                     Err(error) => {
                         self.mark_silent("the mesh".to_owned(), mesh::one_line_error(&error))
                     }
@@ -144,9 +144,9 @@ impl Feed {
         }
     }
 
-    async fn drain(&self, mut received: mpsc::Receiver<FlowUpdate>) {
+    async fn receive_while_watched(&self, mut received: mpsc::Receiver<FlowUpdate>) {
         self.mark_reachable("the mesh");
-        while self.is_watched() {
+        while self.has_recent_poll() {
             match timeout_at(Instant::now() + RECONNECT_PAUSE, received.recv()).await {
                 Ok(Some(received)) => self.receive(received),
                 Ok(None) => return,
@@ -156,7 +156,7 @@ impl Feed {
         }
     }
 
-    /// Waits for an event with a number other than `after`, or for changed rates, and returns the traffic.
+    /// Waits until the number of the latest event differs from `after` or rates have changed, and returns the traffic.
     pub(super) async fn traffic(&self, after: u64) -> TrafficResponse {
         self.record_poll();
         let begin = Instant::now();
@@ -170,7 +170,7 @@ impl Feed {
                     break;
                 }
                 if traffic.is_active(self.started.elapsed()) {
-                    end = begin + RATES_INTERVAL;
+                    end = begin + RATES_POLL_TIMEOUT;
                 }
             }
             if timeout_at(end, changes.changed()).await.is_err() {
@@ -186,7 +186,7 @@ impl Feed {
         }
     }
 
-    /// Waits until the version of the mesh's state differs from `parse_version`, and returns the state.
+    /// Waits until the version of the mesh's state differs from `version`, and returns the state.
     pub(super) async fn mesh(&self, version: u64) -> MeshResponse {
         self.record_poll();
         let mut changes = self.mesh.subscribe();
@@ -199,7 +199,7 @@ impl Feed {
         MeshResponse {
             version: state.version,
             error: state.error,
-            age_seconds: state.read.map(|read| read.elapsed().as_secs()),
+            age_seconds: state.read_at.map(|read| read.elapsed().as_secs()),
             mesh: state.mesh.filter(|_| state.version != version),
         }
     }
@@ -207,14 +207,18 @@ impl Feed {
     /// Reads the mesh's state repeatedly while a page polls.
     pub(super) async fn read_mesh(&self, source: &Source) {
         loop {
-            if self.is_watched() {
-                let found = timeout_at(Instant::now() + READ_TIMEOUT, mesh::gather(source)).await;
+            if self.has_recent_poll() {
+                let found =
+                    timeout_at(Instant::now() + MESH_READ_TIMEOUT, mesh::gather(source)).await;
                 self.set_mesh(match found {
                     Ok(found) => found.map_err(|error| mesh::one_line_error(&error)),
-                    Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
+                    Err(_) => Err(format!(
+                        "no answer within {} s",
+                        MESH_READ_TIMEOUT.as_secs()
+                    )),
                 });
             }
-            tokio::time::sleep(READ_INTERVAL).await;
+            tokio::time::sleep(MESH_READ_INTERVAL).await;
         }
     }
 
@@ -222,7 +226,7 @@ impl Feed {
         self.mesh.send_if_modified(|state| {
             let (mesh, error) = match found {
                 Ok(mesh) => {
-                    state.read = Some(Instant::now());
+                    state.read_at = Some(Instant::now());
                     (Some(Arc::new(mesh)), None)
                 }
                 Err(error) => (state.mesh.clone(), Some(error)),
@@ -241,7 +245,7 @@ impl Feed {
         self.polled_at.store(now, Ordering::Relaxed);
     }
 
-    fn is_watched(&self) -> bool {
+    fn has_recent_poll(&self) -> bool {
         let polled_at = Duration::from_millis(self.polled_at.load(Ordering::Relaxed));
         self.started.elapsed().saturating_sub(polled_at) < MAX_IDLE_TIME
     }

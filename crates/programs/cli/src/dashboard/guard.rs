@@ -22,11 +22,11 @@ pub(super) struct RequestGuard {
 /// Reason for which the dashboard refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestRefusal {
-    /// `Host` is not the dashboard's, as after DNS rebinding.
+    /// The `Host` header is not the dashboard's, as after DNS rebinding.
     Host,
-    /// The request comes from a page of another origin.
+    /// The request comes from a page of another origin, by its headers `Origin` and `Sec-Fetch-Site`.
     Origin,
-    /// The access token is missing or wrong.
+    /// The access token is missing in the request, or wrong.
     Token,
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CliError, ErrorKind,
     dump::{
-        CertificateEntry, Dump, Entries, PodEntry, PolicyEntry, ServiceEntry, WorkloadEntry,
+        CertificateEntry, Dump, DumpEntries, PodEntry, PolicyEntry, ServiceEntry, WorkloadEntry,
         non_empty_or,
     },
     source::{CONFIG_DUMP_PATH, Source},
@@ -28,14 +28,14 @@ const MAX_WORKLOADS: usize = 10_000;
 #[serde(rename_all = "camelCase")]
 pub(super) struct Mesh {
     workloads: Vec<Workload>,
-    /// Number of workloads beyond [`MAX_WORKLOADS`].
+    /// Number of workloads that are not in the response because of [`MAX_WORKLOADS`].
     left_out: usize,
     services: Vec<Service>,
     waypoints: Vec<Waypoint>,
     policies: Vec<Policy>,
     certificates: Vec<Certificate>,
     nodes: Vec<Node>,
-    /// Components that could not be queried, with the reason.
+    /// Components of the mesh that could not be queried, with the reason.
     troubles: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ struct Node {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct NodeDump {
-    certificates: Entries<CertificateEntry>,
+    certificates: DumpEntries<CertificateEntry>,
     workload_state: BTreeMap<String, PodEntry>,
 }
 
@@ -279,7 +279,7 @@ impl Workload {
 
 impl Service {
     fn from_entry(entry: &ServiceEntry, names: &BTreeMap<&str, String>) -> Self {
-        let endpoints = entry.endpoints.iter().flat_map(Entries::parsed);
+        let endpoints = entry.endpoints.iter().flat_map(DumpEntries::parsed);
         let endpoints = endpoints.filter_map(|one| names.get(one.workload_uid.as_str()));
         Self {
             name: entry.name.clone(),

@@ -158,7 +158,7 @@ async fn waiting_page_gets_a_denial_at_once() {
     let waiting = ask(address, "GET /api/traffic?after=0", &own, "");
     let begin = std::time::Instant::now();
     let (response, ()) = tokio::join!(waiting, async {
-        api.receive(FlowUpdate::Item(serde_json::from_str(denial).unwrap()));
+        api.receive_flow_event(FlowUpdate::Item(serde_json::from_str(denial).unwrap()));
     });
     assert!(begin.elapsed() < Duration::from_secs(1));
     assert!(response.contains(r#""policy":"shop/deny""#), "{response}");

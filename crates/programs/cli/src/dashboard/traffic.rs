@@ -46,11 +46,11 @@ pub(super) struct Traffic {
     refusals: VecDeque<NumberedEvent>,
     other_events: VecDeque<NumberedEvent>,
     /// Number of the latest event.
-    latest: u64,
-    /// Numbers of events that proxies did not send.
-    lost: LostEvents,
-    /// Number of edges that were evicted because of the limit.
-    forgotten: u64,
+    latest_number: u64,
+    /// Numbers of flow events that proxies did not send.
+    lost_events: LostEvents,
+    /// Number of edges that were evicted because of [`MAX_EDGES`].
+    evicted_edges: u64,
 }
 
 #[derive(Debug)]
@@ -131,7 +131,7 @@ impl Traffic {
             });
             edge.add(&flow, number == 0, now);
         }
-        self.latest += 1;
+        self.latest_number += 1;
         let (events, most) = if flow.event.is_refusal() {
             (&mut self.refusals, MAX_REFUSALS)
         } else {
@@ -141,20 +141,20 @@ impl Traffic {
             events.pop_front();
         }
         events.push_back(NumberedEvent {
-            number: self.latest,
+            number: self.latest_number,
             flow,
         });
     }
 
-    /// Counts events that a proxy did not send.
+    /// Counts flow events that a proxy did not send: `sampled` ordinary events, and `refusals`.
     pub(super) fn add_lost(&mut self, sampled: u64, refusals: u64) {
-        self.lost.sampled = self.lost.sampled.saturating_add(sampled);
-        self.lost.refusals = self.lost.refusals.saturating_add(refusals);
+        self.lost_events.sampled = self.lost_events.sampled.saturating_add(sampled);
+        self.lost_events.refusals = self.lost_events.refusals.saturating_add(refusals);
     }
 
     /// Returns the number of the latest event.
     pub(super) fn latest(&self) -> u64 {
-        self.latest
+        self.latest_number
     }
 
     /// Whether some edge had traffic within the window, so that its rates still change without new events.
@@ -175,12 +175,12 @@ impl Traffic {
         let mut events: Vec<_> = all.filter(|one| one.number > after).cloned().collect();
         events.sort_by_key(|one| one.number);
         TrafficView {
-            latest: self.latest,
+            latest: self.latest_number,
             window_seconds: counters::WINDOW_LENGTH.as_secs(),
             edges,
             events,
-            lost: self.lost,
-            forgotten: self.forgotten,
+            lost: self.lost_events,
+            forgotten: self.evicted_edges,
         }
     }
 
@@ -193,13 +193,13 @@ impl Traffic {
         let idle = edges.min_by_key(|(_, edge)| edge.last_seen);
         if let Some(key) = idle.map(|(key, _)| key.clone()) {
             self.edges.remove(&key);
-            self.forgotten += 1;
+            self.evicted_edges += 1;
         }
     }
 }
 
 impl TrafficEdge {
-    /// Adds a flow event to this edge. `has_transport` is whether the event's transport is that of this edge.
+    /// Adds a flow event to this edge. `has_transport` is whether the event's transport describes this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;

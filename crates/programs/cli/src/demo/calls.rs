@@ -11,7 +11,7 @@ use super::{
     lab::{Demo, MAX_LOG_DELAY, PLAINTEXT_MARKER},
     pods::{BATCH, FRONTEND, LEDGER, ORDERS, REPORTS, pod, pod_name},
 };
-use crate::{CliError, access_log::AccessLine, explain, labs};
+use crate::{CliError, access_log::AccessLogLine, explain, labs};
 
 /// Names of the lab's nodes.
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -23,7 +23,7 @@ const SERVER_PORT: u16 = 8080;
 pub(super) struct ExpectedCall {
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
-    path: CallTransport,
+    transport: CallTransport,
     allowed: bool,
 }
 
@@ -48,7 +48,7 @@ impl CallTransport {
     }
 }
 
-const fn call(
+const fn expected_call(
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
     path: CallTransport,
@@ -57,33 +57,33 @@ const fn call(
     ExpectedCall {
         from,
         to,
-        path,
+        transport: path,
         allowed,
     }
 }
 
 pub(super) const CALLS_BEFORE_POLICIES: [ExpectedCall; 8] = [
-    call(FRONTEND, ORDERS, CallTransport::Hbone, true),
-    call(ORDERS, LEDGER, CallTransport::Hbone, true),
-    call(FRONTEND, LEDGER, CallTransport::Hbone, false),
-    call(BATCH, FRONTEND, CallTransport::Plaintext, true),
-    call(BATCH, ORDERS, CallTransport::Plaintext, false),
-    call(BATCH, LEDGER, CallTransport::Plaintext, false),
-    call(FRONTEND, REPORTS, CallTransport::Plaintext, true),
-    call(BATCH, REPORTS, CallTransport::Outside, true),
+    expected_call(FRONTEND, ORDERS, CallTransport::Hbone, true),
+    expected_call(ORDERS, LEDGER, CallTransport::Hbone, true),
+    expected_call(FRONTEND, LEDGER, CallTransport::Hbone, false),
+    expected_call(BATCH, FRONTEND, CallTransport::Plaintext, true),
+    expected_call(BATCH, ORDERS, CallTransport::Plaintext, false),
+    expected_call(BATCH, LEDGER, CallTransport::Plaintext, false),
+    expected_call(FRONTEND, REPORTS, CallTransport::Plaintext, true),
+    expected_call(BATCH, REPORTS, CallTransport::Outside, true),
 ];
 
 pub(super) const CALLS_AFTER_POLICIES: [ExpectedCall; 4] = [
-    call(BATCH, FRONTEND, CallTransport::Hbone, true),
-    call(BATCH, ORDERS, CallTransport::Hbone, false),
-    call(FRONTEND, REPORTS, CallTransport::Hbone, true),
-    call(BATCH, REPORTS, CallTransport::Hbone, true),
+    expected_call(BATCH, FRONTEND, CallTransport::Hbone, true),
+    expected_call(BATCH, ORDERS, CallTransport::Hbone, false),
+    expected_call(FRONTEND, REPORTS, CallTransport::Hbone, true),
+    expected_call(BATCH, REPORTS, CallTransport::Hbone, true),
 ];
 
 /// Observed result of a call, with the decision that `ambit policy explain` predicts.
 struct CallResult {
     identity: Option<String>,
-    path: CallTransport,
+    transport: CallTransport,
     allowed: bool,
     response: String,
     explained: Option<explain::Report>,
@@ -102,7 +102,7 @@ impl CallResult {
             format!("{}/{}", call.from.0, call.from.1),
             format!("{}/{}", call.to.0, call.to.1),
             self.identity.clone().unwrap_or_else(|| "none".to_owned()),
-            self.path.describe().to_owned(),
+            self.transport.describe().to_owned(),
             if self.allowed { "allowed" } else { "DENIED" }.to_owned(),
             decided,
         ]
@@ -119,18 +119,18 @@ impl CallResult {
                 self.response
             ));
         }
-        if self.path != call.path {
+        if self.transport != call.transport {
             return Some(format!(
                 "{name}: expected {}, was {}",
-                call.path.describe(),
-                self.path.describe()
+                call.transport.describe(),
+                self.transport.describe()
             ));
         }
-        if self.identity.is_some() != (call.path == CallTransport::Hbone) {
+        if self.identity.is_some() != (call.transport == CallTransport::Hbone) {
             return Some(format!(
                 "{name}: identity {:?} over {}",
                 self.identity,
-                self.path.describe()
+                self.transport.describe()
             ));
         }
         let explained = self.explained.as_ref().map(|report| report.allowed);
@@ -166,7 +166,7 @@ impl Demo {
         let before = self.read_access_lines()?.map(|lines| lines.len());
         let url = format!("http://{}.{}/{PLAINTEXT_MARKER}", call.to.1, call.to.0);
         let output = self.http_get(client, &url)?;
-        let line = match call.path {
+        let line = match call.transport {
             CallTransport::Outside => None,
             CallTransport::Hbone | CallTransport::Plaintext => {
                 self.wait_for_access_line(client, call, before)?
@@ -193,7 +193,7 @@ impl Demo {
         let identity = line.as_ref().and_then(|line| line.field("src.identity"));
         Ok(CallResult {
             identity: identity.map(ToOwned::to_owned),
-            path,
+            transport: path,
             allowed: output.code == 0,
             response: output.stdout.trim().to_owned(),
             explained,
@@ -206,10 +206,10 @@ impl Demo {
         client: &PodStatus,
         call: &ExpectedCall,
         before: [usize; 2],
-    ) -> Result<Option<AccessLine>, CliError> {
+    ) -> Result<Option<AccessLogLine>, CliError> {
         let deadline = Instant::now() + MAX_LOG_DELAY;
         // A server in the mesh writes one; a client in the mesh, too.
-        let both = call.path == CallTransport::Hbone;
+        let both = call.transport == CallTransport::Hbone;
         loop {
             let lines = self.read_access_lines()?;
             let ours: Vec<_> = lines
@@ -234,7 +234,7 @@ impl Demo {
     }
 
     /// Reads the access log lines of each node's proxy.
-    fn read_access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
+    fn read_access_lines(&self) -> Result<[Vec<AccessLogLine>; 2], CliError> {
         let mut lines = [const { Vec::new() }; 2];
         for (node, lines) in NODES.into_iter().zip(&mut lines) {
             let source = LogSource::Daemon {
@@ -242,7 +242,7 @@ impl Demo {
                 node: Some(node.to_owned()),
             };
             let text = self.client.log_text(source).map_err(labs::client_error)?;
-            *lines = text.lines().filter_map(AccessLine::parse).collect();
+            *lines = text.lines().filter_map(AccessLogLine::parse).collect();
         }
         Ok(lines)
     }

@@ -14,7 +14,7 @@ use crate::{
     source::Source,
 };
 
-/// Text in every request, by which the capture recognizes plaintext.
+/// Text in every request of the demonstration, by which the packet capture recognizes plaintext.
 pub(super) const PLAINTEXT_MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 
 /// Timeout for pods to become ready, or to be captured.
@@ -71,8 +71,8 @@ impl Demo {
         Source::lab_node_proxy(&self.name, node).load_dump()
     }
 
-    /// Runs `each` on all `things` under a packet capture, prints the rows it returns and the traffic on the wire, and
-    /// returns the number of unexpected results.
+    /// Runs `each` on all `things` under a packet capture. Prints the rows that `each` returns and the captured
+    /// traffic, and returns the number of unexpected results.
     pub(super) fn with_packet_capture<T>(
         &self,
         status: &Status,

@@ -39,14 +39,14 @@ struct ExpectedRequest {
 }
 
 const REQUESTS: [ExpectedRequest; 5] = [
-    request(FRONTEND, "/items/", Some("catalog")),
-    request(FRONTEND, "/items/new/", Some("catalog-next")),
-    request(FRONTEND, "/prices/", None),
-    request(BATCH, "/items/", None),
-    request(BATCH, "/prices/", None),
+    expected_request(FRONTEND, "/items/", Some("catalog")),
+    expected_request(FRONTEND, "/items/new/", Some("catalog-next")),
+    expected_request(FRONTEND, "/prices/", None),
+    expected_request(BATCH, "/items/", None),
+    expected_request(BATCH, "/prices/", None),
 ];
 
-const fn request(
+const fn expected_request(
     from: (&'static str, &'static str),
     path: &'static str,
     server: Option<&'static str>,

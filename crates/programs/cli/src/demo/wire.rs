@@ -1,4 +1,4 @@
-//! Traffic that a packet capture saw on the wire between the nodes.
+//! Traffic that the demonstration's packet capture saw between the nodes.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     output::{format_table, print_line},
 };
 
-/// Prints the captured flows between pods, and returns a fault for each readable flow between two pods of the mesh.
+/// Prints the captured flows between pods, and returns a fault for each plaintext flow between two pods of the mesh.
 pub(super) fn print_captured_flows(
     status: &Status,
     reports: &[FlowReport],

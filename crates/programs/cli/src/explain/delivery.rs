@@ -13,7 +13,7 @@ use crate::dump::EndpointWaypoint;
 /// Decision of the server's policies on the connection from the waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Delivery {
+pub(crate) struct WaypointDelivery {
     /// SPIFFE identity of the waypoint.
     pub(crate) identity: String,
     pub(crate) allowed: bool,
@@ -24,10 +24,10 @@ pub(crate) struct Delivery {
     pub(crate) policies: Vec<PolicyReport>,
 }
 
-impl Delivery {
-    /// Evaluates the server's policies for each identity of its waypoint, and returns a refused one if any is refused;
-    /// `None` if the waypoint's identities are unknown.
-    pub(super) fn evaluate(
+impl WaypointDelivery {
+    /// Evaluates the server's policies for each identity of its waypoint, and returns the decision that refuses, if
+    /// there is one; `None` if the waypoint's identities are unknown.
+    pub(super) fn evaluate_delivery(
         attached: &EndpointWaypoint,
         workloads: &[Workload],
         policies: &PolicySet,

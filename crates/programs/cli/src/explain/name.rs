@@ -1,12 +1,12 @@
-//! Resolution of service names as a pod's resolver does it, with search domains.
+//! Resolves service names as a pod's DNS resolver does, with search domains.
 
 use std::borrow::Cow;
 
 use crate::dump::{Dump, ServiceEntry};
 
-/// Resolves `name` like a pod of the client's namespace: returns the host name of the service that it means and that
-/// has this port, or the name unchanged.
-pub(super) fn resolve<'a>(
+/// Resolves `name` like a pod in `namespace`: returns the host name of the service that the name means and that has
+/// `port`, or the name unchanged.
+pub(super) fn resolve_service_name<'a>(
     dump: &'a Dump,
     namespace: Option<&str>,
     name: &'a str,
@@ -72,7 +72,11 @@ mod tests {
             (Some("shop"), "shop/web", 80, "shop/web"),
             (Some("shop"), "10.0.0.1", 80, "10.0.0.1"),
         ] {
-            assert_eq!(resolve(&dump, namespace, name, port), expected, "{name}");
+            assert_eq!(
+                resolve_service_name(&dump, namespace, name, port),
+                expected,
+                "{name}"
+            );
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::{delivery::Delivery, policies::PolicyReport};
+use super::{delivery::WaypointDelivery, policies::PolicyReport};
 use crate::output::format_table;
 
 /// Predicted policy decision on a connection.
@@ -24,9 +24,9 @@ pub(crate) struct Report {
     /// Waypoint on the connection's path, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
-    /// Decision on the waypoint's own connection to the server, if its identity is known.
+    /// Decision on the waypoint's own connection to the server, if the waypoint's identity is known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) delivery: Option<Delivery>,
+    pub(crate) delivery: Option<WaypointDelivery>,
     /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
     pub(crate) allowed: bool,
     /// Policy that decides; `None` if the decision is a default.

@@ -29,7 +29,7 @@ fn dump() -> Dump {
     Dump::parse(DUMP.replace(r#", "shop/gone""#, "").as_bytes()).unwrap()
 }
 
-fn one(from: &str, to: &str, port: u16) -> Report {
+fn single_report(from: &str, to: &str, port: u16) -> Report {
     let mut reports = explain(&dump(), from, to, port, false).unwrap();
     assert_eq!(reports.len(), 1);
     reports.remove(0)
@@ -37,23 +37,23 @@ fn one(from: &str, to: &str, port: u16) -> Report {
 
 #[test]
 fn the_policy_that_decides_is_named() {
-    let report = one("shop/front", "shop/web", 80);
+    let report = single_report("shop/front", "shop/web", 80);
     assert!(report.allowed);
     assert_eq!(report.decided_by.as_deref(), Some("shop/only-front"));
     assert_eq!(report.destination.to_string(), "10.0.0.2:8080");
-    let report = one("shop/front-a-1", "10.0.0.2", 9090);
+    let report = single_report("shop/front-a-1", "10.0.0.2", 9090);
     assert_eq!(
         (report.allowed, report.decided_by.as_deref()),
         (false, Some("shop/no-metrics"))
     );
-    let report = one("batch", "web-a-1", 8080);
+    let report = single_report("batch", "web-a-1", 8080);
     assert_eq!((report.allowed, report.identity), (false, None));
 }
 
 #[test]
 fn the_address_decides_the_family_of_the_source() {
     assert_eq!(
-        one("spiffe://cluster.local/ns/shop/sa/front", "fd00::2", 8080)
+        single_report("spiffe://cluster.local/ns/shop/sa/front", "fd00::2", 8080)
             .destination
             .to_string(),
         "[fd00::2]:8080"
@@ -62,7 +62,7 @@ fn the_address_decides_the_family_of_the_source() {
 
 #[test]
 fn policies_are_not_enforced_outside_the_mesh() {
-    let report = one("shop/front", "batch", 1);
+    let report = single_report("shop/front", "batch", 1);
     assert!(report.allowed && !report.enforced);
 }
 
@@ -105,7 +105,7 @@ fn a_dump_that_is_none_is_refused() {
 
 #[test]
 fn words_for_people() {
-    insta::assert_snapshot!(format_report(&one("shop/front", "shop/web", 80)), @r"
+    insta::assert_snapshot!(format_report(&single_report("shop/front", "shop/web", 80)), @r"
     shop/front-a-1 as spiffe://cluster.local/ns/shop/sa/front
       -> shop/web-a-1 (10.0.0.2:8080)
     ALLOWED by shop/only-front: an ALLOW policy matches

@@ -19,9 +19,9 @@ const SERVICE_NAME: &str = "istiod";
 pub(crate) struct ControlPlane {
     cluster: ClusterApi,
     /// Namespace in which the mesh is installed.
-    mesh: String,
+    mesh_namespace: String,
     /// Client configuration with the user's credentials, from which each request takes a current token.
-    config: Config,
+    client_config: Config,
 }
 
 impl ControlPlane {
@@ -36,13 +36,13 @@ impl ControlPlane {
     ) -> Result<Self, CliError> {
         let control_plane = Self {
             cluster,
-            mesh,
-            config,
+            mesh_namespace: mesh,
+            client_config: config,
         };
         control_plane.fetch_token().await?;
         print_progress(&format!(
             "this user may not forward ports in the namespace {}: reading through the control plane",
-            control_plane.mesh
+            control_plane.mesh_namespace
         ));
         Ok(control_plane)
     }
@@ -52,13 +52,13 @@ impl ControlPlane {
             let what = "the user cannot be authenticated to the control plane";
             CliError::new(ErrorKind::Failed, what).with_source(error)
         };
-        let token = bearer_token(&self.config).await.map_err(|error| {
+        let token = bearer_token(&self.client_config).await.map_err(|error| {
             let hint = match &error {
                 TokenError::NoToken => {
                     "use a kubeconfig whose user has a token, such as one of `kubectl create token`"
                 }
                 TokenError::Impersonated(_) => "use a kubeconfig without impersonation",
-                TokenError::Failed(_) => "log in again",
+                TokenError::ProviderFailed(_) => "log in again",
             };
             cannot(error.into()).with_hint(hint)
         })?;
@@ -73,7 +73,7 @@ impl ControlPlane {
             let what = "the control plane cannot be reached through the API server";
             CliError::new(ErrorKind::Unreachable, what).with_source(error)
         };
-        let request = Request::get(self.uri(path).map_err(unreachable)?)
+        let request = Request::get(self.service_proxy_uri(path).map_err(unreachable)?)
             .header(USER_TOKEN_HEADER, self.fetch_token().await?)
             .body(Body::empty());
         let request = request.map_err(|error| unreachable(error.into()))?;
@@ -107,8 +107,8 @@ impl ControlPlane {
     }
 
     /// Builds the URI of a path on the control plane's port, through the API server's service proxy.
-    fn uri(&self, path: &str) -> Result<Uri, BoxError> {
-        let (mesh, port) = (&self.mesh, CONTROL_FLOWS_PORT_NAME);
+    fn service_proxy_uri(&self, path: &str) -> Result<Uri, BoxError> {
+        let (mesh, port) = (&self.mesh_namespace, CONTROL_FLOWS_PORT_NAME);
         let service = format!("/api/v1/namespaces/{mesh}/services/https:{SERVICE_NAME}:{port}");
         Ok(format!("{service}/proxy{path}").parse()?)
     }

@@ -87,7 +87,7 @@ mod tests {
         let ended = serde_json::to_string(&ended).unwrap();
         let expected = [
             "Item(Lost { sampled: 3, refusals: 0 })",
-            "Ended(\"pod a/b\", \"away\")",
+            "Disconnected(\"pod a/b\", \"away\")",
         ];
         assert_eq!(parsed_lines(&format!("\n{lost}\n{ended}\n\n")), expected);
     }

@@ -44,10 +44,10 @@ impl fmt::Display for Proxy {
 }
 
 /// Byte stream to an admin port, over any transport.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+pub(crate) trait AdminStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> AdminStream for T {}
 
-/// Proxies of a lab or cluster, and the way to reach them.
+/// Proxies of a lab or cluster, by the transport over which they are reached.
 pub(crate) enum Proxies {
     /// Proxies of the lab of this name.
     Lab(String),
@@ -58,7 +58,8 @@ pub(crate) enum Proxies {
 }
 
 impl Proxies {
-    /// Selects the lab or cluster, and in a cluster port forwarding or the control plane by the user's rights.
+    /// Connects to the lab or cluster `place`; in a cluster, the user's rights decide between port forwarding and the
+    /// control plane.
     pub(crate) async fn connect(place: &FlowTarget) -> Result<Self, CliError> {
         match place.target.lab_name(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
@@ -77,7 +78,7 @@ impl Proxies {
         }
     }
 
-    /// Lists the components to read: the running proxies, or the control plane in their place.
+    /// Lists the components whose events are read: the running proxies, or the control plane in their place.
     pub(crate) async fn list(&self) -> Result<Vec<Proxy>, CliError> {
         match self {
             Self::Lab(lab) => {
@@ -102,7 +103,7 @@ impl Proxies {
         if let Self::ControlPlane(control_plane) = self {
             return control_plane.request(path).await;
         }
-        let stream = self.dial(proxy).await?;
+        let stream = self.connect_to_admin_port(proxy).await?;
         reader::request(stream, path).await.map_err(|error| {
             let what = format!("{proxy} does not answer");
             CliError::new(ErrorKind::Unreachable, what).with_source(error)
@@ -110,7 +111,7 @@ impl Proxies {
     }
 
     /// Connects to the admin port of a proxy.
-    async fn dial(&self, proxy: &Proxy) -> Result<Box<dyn Stream>, CliError> {
+    async fn connect_to_admin_port(&self, proxy: &Proxy) -> Result<Box<dyn AdminStream>, CliError> {
         let not_there = || {
             let what = format!("{proxy} has no admin port");
             CliError::new(ErrorKind::NotFound, what)
@@ -159,7 +160,7 @@ async fn run_blocking<T: Send + 'static>(
     })?
 }
 
-impl reader::Proxies for Proxies {
+impl reader::ProxyConnector for Proxies {
     type Proxy = Proxy;
 
     async fn list(&self) -> Result<Vec<Proxy>, String> {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{CliError, ErrorKind};
 
-/// Minimum interval of redrawing.
+/// Minimum interval between two redraws of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows flows until the user ends the program, or the time `end`.
@@ -198,7 +198,7 @@ fn header(view: &FlowsView) -> String {
             view.lost_counts.0, view.lost_counts.1
         ));
     }
-    parts.extend(view.trouble.clone());
+    parts.extend(view.last_stream_error.clone());
     crate::output::escape_unprintable(&parts.join(" | "))
 }
 
@@ -213,7 +213,7 @@ fn footer(view: &FlowsView) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use ambit_flow::{Event as FlowEvent, Flow, Refusal, StreamItem};
+    use ambit_flow::{Flow, FlowEventKind as FlowEvent, Refusal, StreamItem};
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::{super::text::tests::flow, *};

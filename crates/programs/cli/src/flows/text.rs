@@ -146,7 +146,7 @@ pub(crate) fn format_details(flow: &Flow) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use ambit_flow::{Event, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName};
+    use ambit_flow::{FlowEventKind, Refusal, Reporter, ReporterKind, RequestSummary, ServiceName};
 
     use super::*;
 
@@ -176,7 +176,7 @@ pub(crate) mod tests {
             bytes_to_server: 12,
             bytes_to_client: 34,
             duration_ms: 1.25,
-            ..Flow::new(Event::Opened, reporter)
+            ..Flow::new(FlowEventKind::Opened, reporter)
         }
     }
 
@@ -191,7 +191,7 @@ pub(crate) mod tests {
             "12:34:56.789 opened   shop/web -> shop/orders (mTLS)  [12/34 bytes, 1.2ms]"
         );
         let refused = Flow {
-            event: Event::Refused,
+            event: FlowEventKind::Refused,
             count: 3,
             transport: Transport::Plaintext,
             source: Peer {
@@ -210,7 +210,7 @@ pub(crate) mod tests {
              [12/34 bytes, 1.2ms]"
         );
         let request = Flow {
-            event: Event::Request,
+            event: FlowEventKind::Request,
             waypoint: Some("shop/waypoint".to_owned()),
             service: Some(ServiceName {
                 name: "orders".to_owned(),

@@ -1,4 +1,5 @@
-//! State of the screen: stored flows, filter, order and selection. Handles events and keys; draws nothing.
+//! State of the screen of `ambit flows`: stored flows, filter, order and selection. Handles events and keys; draws
+//! nothing.
 
 use std::collections::VecDeque;
 
@@ -8,20 +9,20 @@ use super::{follow::FlowUpdate, text::FlowRow};
 
 /// Maximum number of stored flows; at the limit the oldest is dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
-/// Maximum length of the filter text, in bytes.
-const MAX_FILTER_CHARS: usize = 128;
+/// Maximum length of the filter text that the user types, in bytes.
+const MAX_FILTER_BYTES: usize = 128;
 
 /// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SortOrder {
-    /// By arrival, latest last.
+    /// By time of arrival, latest last.
     #[default]
     Time,
     From,
     To,
     /// By duration, longest first.
     Duration,
-    /// By bytes in both directions, most first.
+    /// By bytes sent in both directions, most first.
     Bytes,
 }
 
@@ -73,19 +74,19 @@ pub(super) struct FlowsView {
     pub(super) only_refused: bool,
     pub(super) only_plaintext: bool,
     pub(super) filter: String,
-    /// Whether the user is typing a filter, so that keys edit it.
+    /// Whether the user is typing a filter, so that keys edit the filter.
     pub(super) is_typing: bool,
     pub(super) order: SortOrder,
     /// Index of the selected row among the visible ones; `None` if the user selected none.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,
-    /// Numbers of events and of refusals that proxies did not send.
+    /// Numbers of ordinary flow events, and of refusals, that proxies did not send.
     pub(super) lost_counts: (u64, u64),
     /// Names of the proxies that are being read.
     pub(super) connected_proxies: Vec<String>,
     /// Latest error of a proxy's stream.
-    pub(super) trouble: Option<String>,
+    pub(super) last_stream_error: Option<String>,
 }
 
 impl FlowsView {
@@ -100,14 +101,14 @@ impl FlowsView {
                 }
             },
             FlowUpdate::Connected(proxy) => {
-                self.trouble = None;
+                self.last_stream_error = None;
                 if !self.connected_proxies.contains(&proxy) {
                     self.connected_proxies.push(proxy);
                 }
             }
             FlowUpdate::Disconnected(proxy, why) => {
                 self.connected_proxies.retain(|one| *one != proxy);
-                self.trouble = Some(format!("{proxy}: {why}"));
+                self.last_stream_error = Some(format!("{proxy}: {why}"));
             }
         }
     }
@@ -162,8 +163,8 @@ impl FlowsView {
         self.paused_flows.len()
     }
 
-    /// Returns the index of the selected row among `visible_count` rows; if none is selected, that of the latest flow or the
-    /// first row.
+    /// Returns the index of the selected row among `visible_count` rows. If the user selected none, it is the latest
+    /// flow in order of time, and the first row in other orders.
     pub(super) fn selected(&self, visible_count: usize) -> Option<usize> {
         let last = visible_count.checked_sub(1)?;
         let latest = match self.order {
@@ -213,7 +214,7 @@ impl FlowsView {
                 self.filter.clear();
             }
             Key::Backspace => drop(self.filter.pop()),
-            Key::Char(character) if self.filter.len() < MAX_FILTER_CHARS => {
+            Key::Char(character) if self.filter.len() < MAX_FILTER_BYTES => {
                 self.filter.push(character)
             }
             _ => {}
@@ -245,7 +246,7 @@ impl FlowsView {
 
 #[cfg(test)]
 mod tests {
-    use ambit_flow::Event;
+    use ambit_flow::FlowEventKind;
 
     use super::{super::text::tests::flow, *};
 
@@ -253,7 +254,12 @@ mod tests {
         view.receive(FlowUpdate::Item(Box::new(StreamItem::Flow(Box::new(flow)))));
     }
 
-    fn named(owner: &str, event: Event, transport: Transport, milliseconds: f64) -> Flow {
+    fn named_flow(
+        owner: &str,
+        event: FlowEventKind,
+        transport: Transport,
+        milliseconds: f64,
+    ) -> Flow {
         let mut flow = flow();
         flow.source.owner = Some(owner.to_owned());
         flow.event = event;
@@ -265,16 +271,16 @@ mod tests {
     fn view() -> FlowsView {
         let mut view = FlowsView::default();
         for flow in [
-            named("b", Event::Opened, Transport::Hbone, 1.0),
-            named("c", Event::Refused, Transport::Plaintext, 3.0),
-            named("a", Event::Closed, Transport::Plaintext, 2.0),
+            named_flow("b", FlowEventKind::Opened, Transport::Hbone, 1.0),
+            named_flow("c", FlowEventKind::Refused, Transport::Plaintext, 3.0),
+            named_flow("a", FlowEventKind::Closed, Transport::Plaintext, 2.0),
         ] {
             receive(&mut view, flow);
         }
         view
     }
 
-    fn clients(view: &FlowsView) -> Vec<&str> {
+    fn visible_clients(view: &FlowsView) -> Vec<&str> {
         let shown = view.visible_flows();
         shown
             .iter()
@@ -282,7 +288,7 @@ mod tests {
             .collect()
     }
 
-    fn press(view: &mut FlowsView, keys: &str) {
+    fn press_keys(view: &mut FlowsView, keys: &str) {
         for key in keys.chars() {
             let key = match key {
                 '\n' => Key::Enter,
@@ -297,42 +303,42 @@ mod tests {
     #[test]
     fn order_follows_its_key() {
         let mut view = view();
-        assert_eq!(clients(&view), ["b", "c", "a"]);
-        press(&mut view, "s");
-        assert_eq!(clients(&view), ["a", "b", "c"]);
-        press(&mut view, "ss");
-        assert_eq!(clients(&view), ["c", "a", "b"]);
-        press(&mut view, "ss");
-        assert_eq!(clients(&view), ["b", "c", "a"]);
+        assert_eq!(visible_clients(&view), ["b", "c", "a"]);
+        press_keys(&mut view, "s");
+        assert_eq!(visible_clients(&view), ["a", "b", "c"]);
+        press_keys(&mut view, "ss");
+        assert_eq!(visible_clients(&view), ["c", "a", "b"]);
+        press_keys(&mut view, "ss");
+        assert_eq!(visible_clients(&view), ["b", "c", "a"]);
     }
 
     #[test]
     fn filters_narrow_and_widen() {
         let mut view = view();
-        press(&mut view, "/shop/C\n");
-        assert_eq!(clients(&view), ["c"]);
-        press(&mut view, "\u{1b}");
-        assert_eq!(clients(&view).len(), 3);
-        press(&mut view, "t");
-        assert_eq!(clients(&view), ["c", "a"]);
-        press(&mut view, "d");
-        assert_eq!(clients(&view), ["c"]);
-        press(&mut view, "/x\u{8}q\n");
+        press_keys(&mut view, "/shop/C\n");
+        assert_eq!(visible_clients(&view), ["c"]);
+        press_keys(&mut view, "\u{1b}");
+        assert_eq!(visible_clients(&view).len(), 3);
+        press_keys(&mut view, "t");
+        assert_eq!(visible_clients(&view), ["c", "a"]);
+        press_keys(&mut view, "d");
+        assert_eq!(visible_clients(&view), ["c"]);
+        press_keys(&mut view, "/x\u{8}q\n");
         assert_eq!(view.filter, "q");
-        assert_eq!(clients(&view), [""; 0]);
+        assert_eq!(visible_clients(&view), [""; 0]);
     }
 
     #[test]
     fn events_during_a_pause_are_shown_after_it() {
         let mut view = view();
-        press(&mut view, "p");
+        press_keys(&mut view, "p");
         receive(
             &mut view,
-            named("late", Event::Opened, Transport::Hbone, 0.0),
+            named_flow("late", FlowEventKind::Opened, Transport::Hbone, 0.0),
         );
-        assert_eq!((clients(&view).len(), view.paused_count()), (3, 1));
-        press(&mut view, "p");
-        assert_eq!(clients(&view), ["b", "c", "a", "late"]);
+        assert_eq!((visible_clients(&view).len(), view.paused_count()), (3, 1));
+        press_keys(&mut view, "p");
+        assert_eq!(visible_clients(&view), ["b", "c", "a", "late"]);
     }
 
     #[test]
@@ -343,9 +349,9 @@ mod tests {
         assert_eq!(view.selected(3), Some(1));
         receive(
             &mut view,
-            named("late", Event::Opened, Transport::Hbone, 0.0),
+            named_flow("late", FlowEventKind::Opened, Transport::Hbone, 0.0),
         );
-        assert_eq!(clients(&view).len(), 3);
+        assert_eq!(visible_clients(&view).len(), 3);
         view.handle_key(Key::Home);
         view.handle_key(Key::Up);
         assert_eq!(view.selected(3), Some(0));
@@ -380,10 +386,10 @@ mod tests {
         let mut view = FlowsView::default();
         view.receive(FlowUpdate::Connected("a".to_owned()));
         view.receive(FlowUpdate::Disconnected("a".to_owned(), "broke".to_owned()));
-        assert_eq!(view.trouble.as_deref(), Some("a: broke"));
+        assert_eq!(view.last_stream_error.as_deref(), Some("a: broke"));
         assert!(view.connected_proxies.is_empty());
         view.receive(FlowUpdate::Connected("a".to_owned()));
-        assert_eq!(view.trouble, None);
+        assert_eq!(view.last_stream_error, None);
     }
 
     #[test]

@@ -37,7 +37,12 @@ fn dump() -> Dump {
 #[test]
 fn workloads_as_a_table() {
     let dump = dump();
-    let rows = |namespace| workload_rows(&parsed(&filter_by_namespace(&dump.workloads, namespace)));
+    let rows = |namespace| {
+        workload_rows(&parsed_entries(&filter_by_namespace(
+            &dump.workloads,
+            namespace,
+        )))
+    };
     insta::assert_snapshot!(rows(None), @r"
     NAMESPACE  NAME    ADDRESS           NODE  PROTOCOL  STATUS   SERVICE ACCOUNT  WAYPOINT
     shop       cart-1  10.0.0.2,fd00::2  n1    HBONE     Healthy  cart             None
@@ -50,11 +55,11 @@ fn every_question_has_a_row() {
     let dump = dump();
     for (text, expected) in [
         (
-            service_rows(&parsed(&filter_by_namespace(&dump.services, None))),
+            service_rows(&parsed_entries(&filter_by_namespace(&dump.services, None))),
             "80>8080",
         ),
         (
-            policy_rows(&parsed(&filter_by_namespace(&dump.policies, None))),
+            policy_rows(&parsed_entries(&filter_by_namespace(&dump.policies, None))),
             "only-front",
         ),
         (
@@ -87,7 +92,7 @@ fn named_target_ports_are_those_of_the_endpoints() {
         let dump = json!({"workloads": [], "services": [
             {"name": "a", "namespace": "b", "ports": {"80": 0}, "endpoints": endpoints}]});
         let dump = Dump::parse(dump.to_string().as_bytes()).unwrap();
-        let rows = service_rows(&parsed(&filter_by_namespace(&dump.services, None)));
+        let rows = service_rows(&parsed_entries(&filter_by_namespace(&dump.services, None)));
         let ports = rows.lines().nth(1).unwrap().split_whitespace().nth(2);
         assert_eq!(ports, Some(expected), "{rows}");
     }

@@ -44,14 +44,14 @@ const BUILT_IN_KINDS: [(&str, &str); 10] = [
 /// Name of the Deployment of Ambit's control plane, by which an installation is recognized.
 const CONTROL_PLANE_DEPLOYMENT: &str = "ambit-control";
 /// Maximum depth of subdirectories that are read below a directory named on the command line.
-const MAX_DEPTH: usize = 16;
+const MAX_DIRECTORY_DEPTH: usize = 16;
 
 /// Reads the objects of manifests in files and directories; `-` is standard input.
 pub(crate) fn read_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
     let mut files = Vec::new();
     for path in paths {
         match path.is_dir() {
-            true => manifests_below(path, MAX_DEPTH, &mut files)?,
+            true => manifests_below(path, MAX_DIRECTORY_DEPTH, &mut files)?,
             false => files.push(path.clone()),
         }
     }
@@ -96,15 +96,15 @@ pub(crate) async fn read_cluster(
     cluster: &ClusterApi,
     mesh_namespace: &str,
 ) -> Result<Mesh, CliError> {
-    let mut reader = Reader {
+    let mut reader = ClusterReader {
         cluster,
         mesh: Mesh::default(),
     };
     for (version, kind) in BUILT_IN_KINDS {
-        reader.list(version, kind, (None, None)).await?;
+        reader.list_objects(version, kind, (None, None)).await?;
     }
-    for (version, kind, plural) in reader.definitions().await? {
-        let found = reader.list(&version, &kind, (None, None)).await?;
+    for (version, kind, plural) in reader.list_definitions().await? {
+        let found = reader.list_objects(&version, &kind, (None, None)).await?;
         let group = version.split_once('/').map_or("", |(group, _)| group);
         let is_known = Kind::from_api_version(Some(&version), &kind).is_some();
         if found == Some(0) && !is_known && replacement_for(group, &kind).is_none() {
@@ -115,11 +115,13 @@ pub(crate) async fn read_cluster(
         }
     }
     let of_revisions = (Some(mesh_namespace), Some("istio.io/rev"));
-    reader.list("v1", "ConfigMap", of_revisions).await?;
+    reader.list_objects("v1", "ConfigMap", of_revisions).await?;
     for (namespace, name) in named_config_maps(&reader.mesh, mesh_namespace) {
-        reader.get("v1", "ConfigMap", &namespace, &name).await?;
+        reader
+            .get_object("v1", "ConfigMap", &namespace, &name)
+            .await?;
     }
-    let control = reader.get(
+    let control = reader.get_object(
         "apps/v1",
         "Deployment",
         mesh_namespace,
@@ -151,15 +153,15 @@ fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, Str
     names
 }
 
-/// Reads the objects of a cluster, and collects them with notes on what is forbidden.
-struct Reader<'a> {
+/// Reader of a cluster's objects, which collects them and notes what the user may not read.
+struct ClusterReader<'a> {
     cluster: &'a ClusterApi,
     mesh: Mesh,
 }
 
-impl Reader<'_> {
-    /// Reads the objects of a kind, and returns their number; `None` if the user may not list them.
-    async fn list(
+impl ClusterReader<'_> {
+    /// Reads all objects of a kind into the mesh, and returns their number; `None` if the user may not list them.
+    async fn list_objects(
         &mut self,
         version: &str,
         kind: &str,
@@ -179,7 +181,7 @@ impl Reader<'_> {
     }
 
     /// Reads one object unless it has been read before, and returns whether it exists.
-    async fn get(
+    async fn get_object(
         &mut self,
         version: &str,
         kind: &str,
@@ -207,7 +209,7 @@ impl Reader<'_> {
     }
 
     /// Returns API version, kind and plural name of every kind of Istio's and the Gateway API's groups that has a CRD.
-    async fn definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
+    async fn list_definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
         let found = self
             .cluster
             .list_typed::<CustomResourceDefinition>(None, None)
@@ -226,7 +228,7 @@ impl Reader<'_> {
         Ok(of_mesh.filter_map(served_version).collect())
     }
 
-    /// Returns the result of a request to the API server; if it is forbidden, notes this and returns `None`.
+    /// Returns the result of a request to the API server; for a forbidden request, adds a note and returns `None`.
     fn unless_forbidden<T>(
         &mut self,
         result: Result<T, ClusterError>,

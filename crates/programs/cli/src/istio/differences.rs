@@ -92,14 +92,14 @@ impl MeshContext {
         }
     }
 
-    /// Whether [`Self::effects_of_value`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
+    /// Whether [`Self::effects_of`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
     /// its class is redundant.
     pub(super) fn reports_gateway_class(&self, namespace: &str, name: &str) -> bool {
         let mut all = self.lapsing_gateways.iter();
         all.any(|(of, one)| (of.as_str(), one.as_str()) == (namespace, name))
     }
 
-    /// Returns the differences between Istio and Ambit in the meaning of one object.
+    /// Returns the effects of one object whose meaning differs between Istio and Ambit.
     pub(super) fn effects_of(&self, value: &Value) -> Vec<Effect> {
         let Some((group, kind)) = group_and_kind(value) else {
             return Vec::new();
@@ -199,8 +199,8 @@ impl MeshContext {
 }
 
 impl MeshContext {
-    /// Returns differences of a VirtualService with `exportTo`, or with hosts of another namespace: a waypoint applies
-    /// it in place of the sidecars of the clients.
+    /// Returns differences of a VirtualService with `exportTo`, or with hosts of another namespace: in Ambit a waypoint
+    /// applies it, in Istio the sidecars of the clients.
     fn virtual_service_differences(
         &self,
         service: &TypedObject<VirtualServiceSpec>,

@@ -1,9 +1,9 @@
-//! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and replacements of
-//! the others. Labels that the control plane reads are checked by its own code, not here.
+//! Labels and annotations of Istio on namespaces, services and workloads: which of them Ambit follows, and what
+//! replaces the others. Labels that the control plane reads are checked by its own code, not here.
 
 use ambit_k8s_api::{
     Object, ObjectMeta,
-    enablement::{SIDECAR_STATUS, has_sidecar},
+    enablement::{SIDECAR_STATUS_ANNOTATION, has_sidecar},
     labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, GATEWAY_MANAGED, GATEWAY_NAME},
 };
 use kube::core::TypeMeta;
@@ -24,7 +24,7 @@ use LabelLocation::{Namespace, Service, Workload};
 
 /// Rule for a label or annotation of Istio.
 struct LabelRule {
-    place: LabelLocation,
+    location: LabelLocation,
     /// Name of the label or annotation; if it ends with a slash, the prefix of names.
     key: &'static str,
     /// Value of the label or annotation; `None` matches any value.
@@ -42,7 +42,7 @@ const fn rule(
     advice: &'static str,
 ) -> LabelRule {
     LabelRule {
-        place,
+        location: place,
         key,
         value,
         outcome,
@@ -54,15 +54,15 @@ const fn rule(
 /// Placeholder in advice, replaced by the object's name.
 const NAME_PLACEHOLDER: &str = "{name}";
 const ENROLL_ADVICE: &str = "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`), and restart pods with sidecars";
-const NOT_INJECTED: &str = "no sidecars are injected";
-const SIDECAR_SETTING: &str = "it is a setting of sidecars";
+const NO_INJECTION_EFFECT: &str = "no sidecars are injected";
+const SIDECAR_SETTING_EFFECT: &str = "it is a setting of sidecars";
 const REMOVE_ADVICE: &str = "remove it";
 const CAPTURES_ALL_PORTS: &str = "the node proxy captures all ports";
-const BYPASS: &str =
+const BYPASS_INBOUND_ADVICE: &str =
     "ambient.istio.io/bypass-inbound-capture=true leaves all inbound connections uncaptured";
-const OUTBOUND: &str =
+const OUTBOUND_CAPTURE_EFFECT: &str =
     "all outbound connections are captured; those to addresses outside of the mesh pass unchanged";
-const SIDECAR_RESOURCES: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
+const SIDECAR_RESOURCES_ADVICE: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
 
 /// Rules for labels and annotations; the first one that matches applies.
 const RULES: &[LabelRule] = &[
@@ -70,7 +70,7 @@ const RULES: &[LabelRule] = &[
         Namespace,
         ("istio-injection", Some("enabled")),
         Lapses,
-        NOT_INJECTED,
+        NO_INJECTION_EFFECT,
         ENROLL_ADVICE,
     ),
     rule(
@@ -154,12 +154,12 @@ const RULES: &[LabelRule] = &[
         Workload,
         ("sidecar.istio.io/inject", None),
         Lapses,
-        NOT_INJECTED,
+        NO_INJECTION_EFFECT,
         "label the pods istio.io/dataplane-mode=ambient",
     ),
     rule(
         Workload,
-        (SIDECAR_STATUS, None),
+        (SIDECAR_STATUS_ANNOTATION, None),
         Lapses,
         "pods with a sidecar are not captured, and the sidecar depends on Istio's control plane",
         "turn off the injection, and restart the pods (`kubectl rollout restart`)",
@@ -168,7 +168,7 @@ const RULES: &[LabelRule] = &[
         Workload,
         ("istio.io/rev", None),
         Lapses,
-        NOT_INJECTED,
+        NO_INJECTION_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
@@ -182,42 +182,42 @@ const RULES: &[LabelRule] = &[
         Workload,
         ("inject.istio.io/", None),
         Lapses,
-        NOT_INJECTED,
+        NO_INJECTION_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyCPU", None),
         Lapses,
-        SIDECAR_SETTING,
-        SIDECAR_RESOURCES,
+        SIDECAR_SETTING_EFFECT,
+        SIDECAR_RESOURCES_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyCPULimit", None),
         Lapses,
-        SIDECAR_SETTING,
-        SIDECAR_RESOURCES,
+        SIDECAR_SETTING_EFFECT,
+        SIDECAR_RESOURCES_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyMemory", None),
         Lapses,
-        SIDECAR_SETTING,
-        SIDECAR_RESOURCES,
+        SIDECAR_SETTING_EFFECT,
+        SIDECAR_RESOURCES_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/proxyMemoryLimit", None),
         Lapses,
-        SIDECAR_SETTING,
-        SIDECAR_RESOURCES,
+        SIDECAR_SETTING_EFFECT,
+        SIDECAR_RESOURCES_ADVICE,
     ),
     rule(
         Workload,
         ("sidecar.istio.io/logLevel", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         "`ambit log-level` sets the level of a node proxy or waypoint",
     ),
     rule(
@@ -231,14 +231,14 @@ const RULES: &[LabelRule] = &[
         Workload,
         ("sidecar.istio.io/extraStatTags", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         "use tagOverrides of a Telemetry with targetRefs",
     ),
     rule(
         Workload,
         ("sidecar.istio.io/", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
@@ -246,7 +246,7 @@ const RULES: &[LabelRule] = &[
         ("traffic.sidecar.istio.io/excludeInboundPorts", None),
         Lapses,
         CAPTURES_ALL_PORTS,
-        BYPASS,
+        BYPASS_INBOUND_ADVICE,
     ),
     rule(
         Workload,
@@ -260,13 +260,13 @@ const RULES: &[LabelRule] = &[
         ("traffic.sidecar.istio.io/includeInboundPorts", None),
         Lapses,
         CAPTURES_ALL_PORTS,
-        BYPASS,
+        BYPASS_INBOUND_ADVICE,
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/kubevirtInterfaces", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         "use the annotation istio.io/reroute-virtual-interfaces",
     ),
     rule(
@@ -276,28 +276,28 @@ const RULES: &[LabelRule] = &[
             Some("*"),
         ),
         Works,
-        OUTBOUND,
+        OUTBOUND_CAPTURE_EFFECT,
         "",
     ),
     rule(
         Workload,
         ("traffic.sidecar.istio.io/", None),
         Lapses,
-        OUTBOUND,
+        OUTBOUND_CAPTURE_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("proxy.istio.io/config", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         "numTrustedProxies belongs in the same annotation of a waypoint's Gateway; remove the rest",
     ),
     rule(
         Workload,
         ("proxy.istio.io/", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
@@ -311,14 +311,14 @@ const RULES: &[LabelRule] = &[
         Workload,
         ("readiness.status.sidecar.istio.io/", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         REMOVE_ADVICE,
     ),
     rule(
         Workload,
         ("status.sidecar.istio.io/", None),
         Lapses,
-        SIDECAR_SETTING,
+        SIDECAR_SETTING_EFFECT,
         REMOVE_ADVICE,
     ),
 ];
@@ -337,8 +337,8 @@ pub(crate) struct LabelEffect {
     pub(crate) advice: String,
 }
 
-/// Returns the labels and annotations with a rule of an object given as JSON. A pod's count as those of the workload
-/// that owns it.
+/// Returns the labels and annotations of an object in JSON for which there is a rule. Those of a pod are attributed to
+/// the workload that owns the pod.
 pub(super) fn effects_of_value(value: &Value) -> Vec<LabelEffect> {
     let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
         TypeMeta::deserialize(value),
@@ -413,7 +413,7 @@ struct JobSpec {
     template: PodTemplate,
 }
 
-/// Returns the labels and annotations with a rule of a parsed object.
+/// Returns the labels and annotations of a parsed object for which there is a rule.
 pub(crate) fn effects_of_object(object: &Object) -> Vec<LabelEffect> {
     let key = object.key();
     let (place, template) = match object {
@@ -468,12 +468,16 @@ fn label_effects(
             if with_sidecar && list == "annotations" && key == "istio.io/rev" {
                 continue;
             }
-            let mut rules = RULES.iter().filter(|rule| rule.place == place);
+            let mut rules = RULES.iter().filter(|rule| rule.location == place);
             let Some(rule) = rules.find(|rule| matches_label(rule, key, value)) else {
                 continue;
             };
             // Of a pod alone: its template cannot have it.
-            let prefix = if key == SIDECAR_STATUS { "" } else { prefix };
+            let prefix = if key == SIDECAR_STATUS_ANNOTATION {
+                ""
+            } else {
+                prefix
+            };
             let dot = if prefix.is_empty() { "" } else { "." };
             let advice = match rule.advice {
                 ENROLL_ADVICE if is_ambient(metadata) => REMOVE_ADVICE,

@@ -19,7 +19,7 @@ pub(super) fn run_checks(
     let applied = || {
         objects.iter().filter_map(|event| match event {
             ObjectEvent::Applied { object, origin } => Some((object, origin)),
-            ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
+            ObjectEvent::Invalid { .. } | ObjectEvent::Deleted(_) => None,
         })
     };
     let pods = PodsByNamespace::new(applied().filter_map(|(object, _)| match object {
@@ -58,10 +58,10 @@ pub(super) fn run_checks(
     problems
 }
 
-/// Path of the field, and the message.
+/// Path of a field in an object, and the message about it.
 type FieldMessage = (String, String);
 
-/// Pods of all objects, by namespace.
+/// Pods among the evaluated objects, by namespace.
 #[derive(Default)]
 struct PodsByNamespace<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
 

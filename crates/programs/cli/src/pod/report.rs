@@ -18,13 +18,13 @@ pub(crate) struct Report {
     /// Name of the pod, `namespace/name`.
     pod: String,
     node: String,
-    /// Actual membership, derived from all sources.
+    /// Actual membership in the mesh, derived from labels, agent, annotation and node proxy.
     #[serde(rename = "verdict")]
     mesh_state: MeshState,
-    /// Desired membership, by labels and the agents' settings.
+    /// Desired membership in the mesh, by labels and the agents' settings.
     #[serde(rename = "wanted")]
     membership: Membership,
-    /// State by the agent's status annotation on the pod.
+    /// Capture state by the agent's status annotation on the pod.
     annotation: CaptureState,
     /// State of the pod in the node's agent, or the reason why it is unknown.
     agent: Result<AgentPod, String>,
@@ -51,11 +51,11 @@ pub(crate) struct ProxyState {
     waypoint: Option<String>,
 }
 
-/// Membership of a pod in the mesh, by all sources.
+/// Actual membership of a pod in the mesh, derived from labels, agent, annotation and node proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum MeshState {
-    /// The pod is in the mesh, according to all sources.
+    /// The pod is in the mesh, and agent, annotation and node proxy confirm it.
     In,
     /// The pod should be in the mesh, and is not captured yet.
     NotYet,
@@ -63,7 +63,7 @@ pub(crate) enum MeshState {
     Leaving,
     /// The pod is outside the mesh, as desired.
     Out,
-    /// The sources disagree, or one does not respond.
+    /// Agent, annotation and node proxy disagree, or one of them does not respond.
     Unclear,
 }
 

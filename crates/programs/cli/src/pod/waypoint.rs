@@ -14,7 +14,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WaypointBinding {
-    /// Waypoint as `namespace/name`; `None` if the pod is called directly.
+    /// Name of the waypoint, `namespace/name`; `None` if the pod is called directly.
     pub(super) waypoint: Option<String>,
     /// Reason of the binding in words.
     pub(super) why: String,

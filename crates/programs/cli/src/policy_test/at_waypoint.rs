@@ -10,8 +10,8 @@ use super::{
     readings::{self, CallSource},
 };
 
-/// Policies of one waypoint, in two readings each, since records lack some fields of requests: `most` allows as much as
-/// the unknown values could allow, `least` as little.
+/// Policies of one waypoint, in two interpretations, since records lack some fields of requests: `permissive` allows as
+/// much as the unknown values could allow, `restrictive` as little.
 pub(super) struct WaypointPolicies {
     source: CallSource,
     permissive: l7::Policies,
@@ -28,7 +28,7 @@ impl WaypointPolicies {
         }
     }
 
-    /// Adds a policy in both readings.
+    /// Adds a policy to both interpretations: as if unrecorded fields matched, and as if they did not.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
         let reading = |matches| readings::waypoint_policy(policy, self.source, matches);
@@ -107,7 +107,7 @@ impl WaypointPolicies {
         names
     }
 
-    /// Returns the names of the policies whose two readings differ.
+    /// Returns the names of the policies whose two interpretations differ.
     fn ambiguous_policies(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.restrictive, scope).collect();
         let differ = in_scope(&self.permissive, scope).filter(|policy| !least.contains(policy));

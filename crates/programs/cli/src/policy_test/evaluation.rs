@@ -20,17 +20,17 @@ use ambit_model::{
 
 use super::{
     at_waypoint::WaypointPolicies,
-    counted::{CountedCalls, Counter},
+    counted_calls::{CallCounter, CountedCalls},
     decision::CallDecision,
     observed::{ObservedCall, Observer, Request, WaypointCall},
     readings::{self, CallSource},
     report::{CallRow, Report},
 };
 
-/// The mesh with the current policies and with the rehearsed ones; both decide about recorded calls.
+/// Mesh with the current policies, and with the rehearsed ones added; both decide about recorded calls.
 pub(crate) struct PolicyTest {
     current: PolicyMesh,
-    proposed: PolicyMesh,
+    rehearsed: PolicyMesh,
     /// Problems that the control plane's code has with the policies to rehearse.
     notes: Vec<String>,
 }
@@ -67,7 +67,7 @@ impl PolicyTest {
         records.update(index.flush());
         let rehearsed = |event: &ObjectEvent| match event {
             ObjectEvent::Applied { object, .. } => Some(object.key()),
-            ObjectEvent::Refused { .. } | ObjectEvent::Deleted(_) => None,
+            ObjectEvent::Invalid { .. } | ObjectEvent::Deleted(_) => None,
         };
         let keys: BTreeSet<ObjectKey> = policies.iter().filter_map(rehearsed).collect();
         let problems = index.problems();
@@ -78,7 +78,7 @@ impl PolicyTest {
         });
         Self {
             current: now,
-            proposed: PolicyMesh::new(&records),
+            rehearsed: PolicyMesh::new(&records),
             notes: notes.collect(),
         }
     }
@@ -92,18 +92,18 @@ impl PolicyTest {
         };
         for seen in lines {
             let row = CallRow {
-                from: self.proposed.describe_client(seen),
-                to: self.proposed.describe_server(seen),
+                from: self.rehearsed.describe_client(seen),
+                to: self.rehearsed.describe_server(seen),
                 what: describe_call(seen),
                 times: 1,
                 ..CallRow::default()
             };
-            report.add(row, self.current.decide(seen), self.proposed.decide(seen));
+            report.add(row, self.current.decide(seen), self.rehearsed.decide(seen));
         }
         let mut logged: BTreeMap<_, usize> = BTreeMap::new();
         for pair in lines
             .iter()
-            .filter_map(|seen| self.proposed.pair_of_observed(seen))
+            .filter_map(|seen| self.rehearsed.pair_of_observed(seen))
         {
             *logged.entry(pair).or_default() += 1;
         }
@@ -122,8 +122,10 @@ impl PolicyTest {
                 from,
                 to,
                 what: match one.counter {
-                    Counter::Pod | Counter::WaypointConnections => "connections, by metrics",
-                    Counter::WaypointRequests => "requests, by metrics",
+                    CallCounter::PodConnections | CallCounter::WaypointConnections => {
+                        "connections, by metrics"
+                    }
+                    CallCounter::WaypointRequests => "requests, by metrics",
                 }
                 .to_owned(),
                 times,
@@ -131,7 +133,7 @@ impl PolicyTest {
             };
             let (now, then) = (
                 self.current.decide_counted(one),
-                self.proposed.decide_counted(one),
+                self.rehearsed.decide_counted(one),
             );
             report.add(row, now, then);
         }
@@ -151,14 +153,14 @@ fn describe_parties(counted: &CountedCalls) -> (String, String) {
         None => format!("{} (plaintext)", named(&counted.source_workload)),
     };
     let service = counted.service.as_ref();
-    let to = match service.filter(|_| counted.counter != Counter::Pod) {
+    let to = match service.filter(|_| counted.counter != CallCounter::PodConnections) {
         Some((namespace, _, name)) => format!("{namespace}/{name}"),
         None => named(&counted.destination_workload),
     };
     (from, to)
 }
 
-/// Returns an AuthorizationPolicy without its dry-run annotation; other objects unchanged.
+/// Returns an AuthorizationPolicy without its dry-run annotation, and any other object unchanged.
 fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     let mut event = event.clone();
     if let ObjectEvent::Applied {
@@ -176,7 +178,7 @@ fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
 
 fn describe_call(call: &ObservedCall) -> String {
     match &call.observer {
-        Observer::Pod => format!("port {}", call.to.port()),
+        Observer::NodeProxy => format!("port {}", call.to.port()),
         Observer::Waypoint(WaypointCall {
             request: Some(request),
             ..
@@ -191,14 +193,14 @@ struct MeshRecords {
     workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
     services: BTreeMap<NamespacedHostname, Arc<Service>>,
     policies: BTreeMap<PolicyKey, Arc<Authorization>>,
-    of_waypoints: BTreeMap<WaypointRecordKey, Arc<WaypointRecord>>,
+    waypoint_records: BTreeMap<WaypointRecordKey, Arc<WaypointRecord>>,
 }
 
 impl MeshRecords {
     fn update(&mut self, delta: Delta) {
         apply_changes(&mut self.workloads, delta.workloads);
         apply_changes(&mut self.policies, delta.policies);
-        apply_changes(&mut self.of_waypoints, delta.waypoint_records);
+        apply_changes(&mut self.waypoint_records, delta.waypoint_records);
         for (name, record) in delta.services {
             match record {
                 Some(record) => self.services.insert(name, Arc::new(record.service.clone())),
@@ -207,9 +209,9 @@ impl MeshRecords {
         }
     }
 
-    /// Returns all waypoints' records of type `R`, with the waypoint of each.
-    fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
-        let all = self.of_waypoints.iter();
+    /// Returns the records of type `R` of all waypoints, each with its waypoint.
+    fn waypoint_records<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
+        let all = self.waypoint_records.iter();
         all.filter_map(|(key, record)| Some((&key.gateway, R::from_record(record)?)))
     }
 }
@@ -223,7 +225,7 @@ fn apply_changes<N: Ord, R>(records: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, 
     }
 }
 
-/// The records of a mesh with one set of policies, indexed for the evaluation of calls.
+/// Records of a mesh with one set of policies, indexed for the evaluation of calls.
 struct PolicyMesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
@@ -231,8 +233,8 @@ struct PolicyMesh {
     gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     waypoint_policies: BTreeMap<GatewayName, WaypointPolicies>,
-    /// Node proxies' policies for calls known only from metrics, which lack ports and addresses: a reading that allows
-    /// the most, and one that allows the least.
+    /// Node proxies' policies for calls known only from metrics, which lack ports and addresses: the interpretation
+    /// that allows the most, and the one that allows the least.
     metric_policies: [PolicySet; 2],
     metric_waypoint_policies: BTreeMap<GatewayName, WaypointPolicies>,
 }
@@ -250,7 +252,7 @@ impl PolicyMesh {
         }
         let at_waypoints = |knowledge: CallSource| {
             let mut all = BTreeMap::<_, WaypointPolicies>::new();
-            for (gateway, policy) in records.of_waypoints::<HttpPolicy>() {
+            for (gateway, policy) in records.waypoint_records::<HttpPolicy>() {
                 let at = all.entry(gateway.clone());
                 at.or_insert_with(|| WaypointPolicies::new(knowledge))
                     .insert(policy);
@@ -262,9 +264,9 @@ impl PolicyMesh {
             let workload = Arc::clone(workload);
             each.map(move |ip| (ip, Arc::clone(&workload)))
         };
-        let services = records.of_waypoints::<WaypointService>();
+        let services = records.waypoint_records::<WaypointService>();
         let services = services.map(|(gateway, one)| (gateway.clone(), one.service.clone()));
-        let settings = records.of_waypoints::<WaypointGateway>();
+        let settings = records.waypoint_records::<WaypointGateway>();
         let settings = settings.map(|(gateway, one)| (gateway.clone(), one.clone()));
         Self {
             by_address: records.workloads.values().flat_map(addresses).collect(),
@@ -287,7 +289,7 @@ impl PolicyMesh {
         match (&call.identity, self.pod(call.from.ip())) {
             (Some(identity), _) => identity.to_string(),
             (None, Some(pod))
-                if pod.protocol == Protocol::Hbone && call.observer != Observer::Pod =>
+                if pod.protocol == Protocol::Hbone && call.observer != Observer::NodeProxy =>
             {
                 pod.identity().to_string()
             }
@@ -305,7 +307,7 @@ impl PolicyMesh {
         }
     }
 
-    /// Returns the service that a call recorded by a waypoint was for.
+    /// Returns the service that was the destination of a call recorded by a waypoint.
     fn service(&self, call: &ObservedCall) -> Option<&Arc<Service>> {
         let Observer::Waypoint(at) = &call.observer else {
             return None;
@@ -324,13 +326,13 @@ impl PolicyMesh {
 
     fn decide(&self, call: &ObservedCall) -> CallDecision {
         match &call.observer {
-            Observer::Pod => self.decide_at_pod(call),
+            Observer::NodeProxy => self.decide_at_pod(call),
             Observer::Waypoint(at) => self.decide_at_waypoint(call, at),
         }
     }
 
-    /// Decides like the called pod's node proxy. A connection that bypasses the pod's waypoint is redirected to it, so
-    /// that only PeerAuthentication applies here.
+    /// Decides about a call like the node proxy of the called pod. A connection that bypasses the pod's waypoint is
+    /// redirected to the waypoint, so that only PeerAuthentication applies at the pod.
     fn decide_at_pod(&self, call: &ObservedCall) -> CallDecision {
         let Some(pod) = self.pod(call.to.ip()) else {
             return undecided_for_address("the pod that was called", call.to.ip());
@@ -351,7 +353,7 @@ impl PolicyMesh {
         decision_from_explanation(&explanation)
     }
 
-    /// Whether a connection from `source` bypasses the waypoint that the pod enforces.
+    /// Whether a connection from `source` bypasses the pod's enforced waypoint, and so must be redirected to it.
     fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
@@ -359,7 +361,7 @@ impl PolicyMesh {
         })
     }
 
-    /// Decides like the waypoint of the called service or pod.
+    /// Decides about a call like the waypoint of the called service or pod.
     fn decide_at_waypoint(&self, seen: &ObservedCall, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return undecided_for_address("the caller", seen.from.ip());

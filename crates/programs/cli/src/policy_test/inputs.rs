@@ -13,11 +13,11 @@ use ambit_k8s_api::{
 };
 use ambit_lab::LogSource;
 use ambit_manifests::Snapshot;
-use ambit_waypoint_objects::GATEWAY_NAME;
+use ambit_waypoint_objects::GATEWAY_NAME_LABEL;
 use serde_json::Value;
 
 use super::{
-    counted::CountedCalls,
+    counted_calls::CountedCalls,
     observed::{self, ObservedCall},
     proxies::ProxyResponses,
 };
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Kinds of objects that determine to which workloads policies apply.
-const WAYPOINT_TEST_KINDS: [Kind; 10] = [
+const POLICY_TEST_KINDS: [Kind; 10] = [
     Kind::Namespace,
     Kind::Node,
     Kind::Pod,
@@ -69,8 +69,8 @@ pub(super) struct InputSources<'a> {
 pub(super) struct PolicyTestInputs {
     pub(super) objects: Vec<ObjectEvent>,
     /// Calls from access logs and from dumps of open connections.
-    pub(super) lines: Vec<ObservedCall>,
-    pub(super) counted: Vec<CountedCalls>,
+    pub(super) observed_calls: Vec<ObservedCall>,
+    pub(super) counted_calls: Vec<CountedCalls>,
     /// Notes on proxies that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
@@ -123,13 +123,13 @@ impl PolicyTestInputs {
     }
 
     fn add_proxy_responses(&mut self, responses: ProxyResponses) {
-        self.lines.extend(responses.open);
-        self.counted.extend(responses.counted);
+        self.observed_calls.extend(responses.open_connections);
+        self.counted_calls.extend(responses.counted_calls);
         self.notes.extend(responses.notes);
     }
 
     fn add_log(&mut self, log: &str) {
-        self.lines
+        self.observed_calls
             .extend(log.lines().filter_map(observed::parse_line));
     }
 
@@ -184,7 +184,7 @@ impl PolicyTestInputs {
         let proxies =
             pod_access::list_pods(cluster, mesh_namespace, pod_access::NODE_PROXY_ADMIN.0).await?;
         let mut waypoints = Vec::new();
-        for kind in WAYPOINT_TEST_KINDS {
+        for kind in POLICY_TEST_KINDS {
             for value in list(cluster, kind).await? {
                 let event = to_event(&value)?;
                 if let ObjectEvent::Applied {
@@ -224,8 +224,8 @@ impl PolicyTestInputs {
     }
 }
 
-/// Returns the reference of the MeshConfig's ConfigMap, which is read by name: a list would read ConfigMaps of others,
-/// too.
+/// Returns the reference of the MeshConfig's ConfigMap. It is read by name, since a list would include unrelated
+/// ConfigMaps.
 fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     ObjectRef {
         api_version: "v1".to_owned(),
@@ -298,7 +298,7 @@ pub(crate) fn to_event(value: &Value) -> Result<ObjectEvent, CliError> {
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").with_source(error))
 }
 
-/// Converts an object's JSON to an event like [`event`], with the object's file and line.
+/// Converts an object's JSON to an event like [`to_event`], with the object's file and line.
 ///
 /// # Errors
 /// The control plane does not read the object's kind, or the object has no valid name.
@@ -312,7 +312,7 @@ pub(crate) fn to_event_with_origin(
             object,
             origin: origin.cloned(),
         },
-        Err(error) => ObjectEvent::Refused {
+        Err(error) => ObjectEvent::Invalid {
             key,
             error,
             value: Box::new(value.clone()),
@@ -323,13 +323,13 @@ pub(crate) fn to_event_with_origin(
 pub(crate) fn object_key(event: &ObjectEvent) -> ObjectKey {
     match event {
         ObjectEvent::Applied { object, .. } => object.key(),
-        ObjectEvent::Refused { key, .. } | ObjectEvent::Deleted(key) => key.clone(),
+        ObjectEvent::Invalid { key, .. } | ObjectEvent::Deleted(key) => key.clone(),
     }
 }
 
 fn is_waypoint(pod: &Pod) -> bool {
     let labels = pod.metadata.labels.as_ref();
-    labels.is_some_and(|labels| labels.contains_key(GATEWAY_NAME))
+    labels.is_some_and(|labels| labels.contains_key(GATEWAY_NAME_LABEL))
 }
 
 /// Lists the objects of a kind in the first API version that has any.
@@ -382,22 +382,22 @@ pub(crate) async fn load_settings(
     let is_set =
         |name: &str, to: &str| text(name).is_some_and(|text| text.eq_ignore_ascii_case(to));
     if is_set("AMBIT_WAYPOINT_ATTACHMENT", "labels") {
-        config.waypoint_attachment = WaypointAttachment::Labels;
+        config.waypoint_attachment = WaypointAttachment::LabelsOnly;
     }
     if is_set("AMBIT_WORKLOAD_WAYPOINTS", "istio") {
-        config.workload_waypoints = WorkloadWaypoints::Istio;
+        config.workload_waypoints = WorkloadWaypoints::CapturedClients;
     }
     if is_set("AMBIT_WAYPOINT_MISSING", "allow") {
-        config.waypoint_missing = WaypointMissing::Allow;
+        config.waypoint_missing = WaypointMissing::BypassWaypoint;
     }
     if is_set("AMBIT_WAYPOINT_BINDING", "ready") {
-        config.waypoint_binding = WaypointBinding::Ready;
+        config.waypoint_binding = WaypointBinding::WhenReady;
     }
     if is_set("AMBIT_REFERENCE_GRANTS", "ignored") {
         config.reference_grants = ReferenceGrants::Ignored;
     }
     if is_set("AMBIT_SERVICE_POLICY_SCOPE", "istio") {
-        config.service_policy_scope = ServicePolicyScope::Istio;
+        config.service_policy_scope = ServicePolicyScope::ServiceOnly;
     }
     config.registry_only = is_set("AMBIT_OUTBOUND_TRAFFIC_POLICY", "REGISTRY_ONLY");
     config.image_pull_secrets = is_set("AMBIT_IMAGE_PULL_SECRETS", "true");

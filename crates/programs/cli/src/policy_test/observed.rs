@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use ambit_model::Identity;
 use serde_json::{Map, Value};
 
-use crate::{access_log::AccessLine, dump::ConnectionsDump};
+use crate::{access_log::AccessLogLine, dump::ConnectionsDump};
 
 /// Suffix of values that a waypoint truncates in its access log.
 const TRUNCATED_SUFFIX: &str = "...";
@@ -27,7 +27,7 @@ pub(crate) struct ObservedCall {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Observer {
     /// Node proxy of the called pod.
-    Pod,
+    NodeProxy,
     /// Waypoint of the called service or pod.
     Waypoint(WaypointCall),
 }
@@ -95,7 +95,7 @@ pub(crate) fn parse_line(line: &str) -> Option<ObservedCall> {
             text.filter(|text| !text.is_empty() && *text != "-")
         });
     }
-    let line = AccessLine::parse(line)?;
+    let line = AccessLogLine::parse(line)?;
     from_node_proxy_log(|name| line.field(name))
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn open_connections(dump: &ConnectionsDump) -> Vec<ObservedCall> {
             identity,
             // The address of a redirection is not the called one.
             to: connection.original_dst.parse().ok()?,
-            observer: Observer::Pod,
+            observer: Observer::NodeProxy,
         })
     });
     connections.collect()
@@ -150,8 +150,8 @@ fn split_fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Parses the fields of a node proxy's line; `None` unless it is the destination's, which authorizes a connection and
-/// logs it when it ends or is refused.
+/// Parses the fields of a node proxy's log line; `None` unless the line is from the destination's proxy, which
+/// authorizes a connection and logs it when it ends or is refused.
 fn from_node_proxy_log<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {
@@ -170,7 +170,7 @@ fn from_node_proxy_log<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Ob
         from: field("src.addr")?.parse().ok()?,
         identity,
         to,
-        observer: Observer::Pod,
+        observer: Observer::NodeProxy,
     })
 }
 

@@ -7,7 +7,7 @@ use ambit_lab::{Client, LabNetns};
 use hyper::Method;
 
 use super::{
-    counted::{self, CountedCalls},
+    counted_calls::{self, CountedCalls},
     observed::{self, ObservedCall},
 };
 use crate::{
@@ -25,8 +25,8 @@ const METRICS_PORT: u16 = 15020;
 /// Open connections and counted calls of all queried proxies, with notes on those that did not respond.
 #[derive(Default)]
 pub(super) struct ProxyResponses {
-    pub(super) open: Vec<ObservedCall>,
-    pub(super) counted: Vec<CountedCalls>,
+    pub(super) open_connections: Vec<ObservedCall>,
+    pub(super) counted_calls: Vec<CountedCalls>,
     pub(super) notes: Vec<String>,
 }
 
@@ -34,7 +34,7 @@ impl ProxyResponses {
     /// Adds the open connections of a node proxy's dump.
     pub(super) fn add_dump(&mut self, proxy: &str, bytes: &[u8]) {
         match serde_json::from_slice::<ConnectionsDump>(bytes) {
-            Ok(dump) => self.open.extend(observed::open_connections(&dump)),
+            Ok(dump) => self.open_connections.extend(observed::open_connections(&dump)),
             Err(error) => self.notes.push(format!(
                 "note: the dump of {proxy} cannot be read ({error}): its open connections are not evaluated"
             )),
@@ -43,8 +43,10 @@ impl ProxyResponses {
 
     /// Adds the counted calls of a proxy's metrics, in Prometheus text format.
     pub(super) fn add_metrics(&mut self, bytes: &[u8]) {
-        self.counted
-            .extend(counted::parse_metrics(&String::from_utf8_lossy(bytes)));
+        self.counted_calls
+            .extend(counted_calls::parse_metrics(&String::from_utf8_lossy(
+                bytes,
+            )));
     }
 
     fn add_response(&mut self, proxy: &str, port: u16, response: Result<HttpResponse, CliError>) {

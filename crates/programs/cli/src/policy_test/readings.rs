@@ -1,5 +1,5 @@
-//! Two readings of a policy for calls of which some fields were not recorded: as if these fields matched, and as if
-//! they did not.
+//! Two interpretations of a policy for calls of which some fields were not recorded: as if these fields matched, and as
+//! if they did not.
 
 use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
 
@@ -47,7 +47,7 @@ impl CallSource {
         }
     }
 
-    /// Removes from a policy's `source` the fields that are not recorded.
+    /// Returns a policy's `source` without the fields that are not recorded.
     fn recorded_source(self, of: &HttpSource) -> HttpSource {
         let mut known = of.clone();
         known.request_principals.clear();

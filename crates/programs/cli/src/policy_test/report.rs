@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::decision::CallDecision;
 use crate::output::format_table;
 
-/// Group of recorded calls with the same peers, operation and decision.
+/// Recorded calls with the same peers, operation and decision, as a row of the report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CallRow {
@@ -24,15 +24,16 @@ pub(crate) struct CallRow {
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Calls that are not refused now, and would be.
+    /// Calls that the rehearsed policies would refuse, and the current ones do not.
     pub(crate) refused: Vec<CallRow>,
-    /// Calls that are refused now and would be allowed, with the policy that refuses them now.
+    /// Calls that the current policies refuse, and the rehearsed ones would allow; with the policy that refuses them
+    /// now.
     pub(crate) admitted: Vec<CallRow>,
     /// Calls about which the rehearsed policies cannot be evaluated, with the reason.
     pub(crate) undecided: Vec<CallRow>,
-    /// Number of calls that are refused now and would still be.
+    /// Number of calls that both the current and the rehearsed policies refuse.
     pub(crate) refused_already: usize,
-    /// Number of other calls that would be allowed.
+    /// Number of calls that the rehearsed policies allow, and the current ones do not refuse.
     pub(crate) allowed: usize,
     /// Notes on the rehearsed policies, and on sources that could not be read.
     pub(crate) notes: Vec<String>,
@@ -59,7 +60,7 @@ impl Report {
         }
     }
 
-    /// Merges rows that are equal, and adds up the numbers of their calls.
+    /// Merges equal rows, and adds up the numbers of their calls.
     pub(crate) fn count(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             let mut counted = BTreeMap::<_, usize>::new();
@@ -86,7 +87,7 @@ impl Report {
         }
     }
 
-    /// Sorts the rows by their number of calls, most first.
+    /// Sorts the report's rows by their number of calls, most first.
     pub(crate) fn sort(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             rows.sort_by_key(|row| std::cmp::Reverse(row.times));

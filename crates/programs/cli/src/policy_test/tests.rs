@@ -87,7 +87,7 @@ spec: {spec}
 }
 
 /// Formats a node proxy's access log line of a connection to the pod `db` that was allowed.
-fn to_db(source: &str) -> String {
+fn log_line_to_db(source: &str) -> String {
     let from = match source {
         "front" => "src.addr=10.0.0.3:1 src.identity=\"spiffe://cluster.local/ns/shop/sa/front\"",
         _ => "src.addr=10.0.0.4:1",
@@ -103,7 +103,7 @@ fn to_db(source: &str) -> String {
 }
 
 /// Formats a waypoint's access log line of a request to the service `web` that was forwarded.
-fn to_web(method: &str, path: &str) -> String {
+fn log_line_to_web(method: &str, path: &str) -> String {
     format!(
         "[2020-11-25T21:26:18.409Z] \"{method} {path} HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \"-\" \
          \"curl/8 (a b)\" \"84961386\" \"web:80\" \"10.0.0.1:8080\" inbound-vip|80|http|web.shop.svc.cluster.local \
@@ -121,7 +121,7 @@ fn rehearse(more: &str, policies: &str, lines: &[String]) -> Report {
 }
 
 /// Formats each row of refused calls as `from to what by xTIMES`.
-fn refused(report: &Report) -> Vec<String> {
+fn refused_rows(report: &Report) -> Vec<String> {
     let rows = report.refused.iter();
     rows.map(|row| {
         format!(
@@ -132,11 +132,15 @@ fn refused(report: &Report) -> Vec<String> {
     .collect()
 }
 
-const FRONT: &str = "spiffe://cluster.local/ns/shop/sa/front";
+const FRONT_IDENTITY: &str = "spiffe://cluster.local/ns/shop/sa/front";
 
 #[test]
 fn connections_that_a_policy_would_refuse_are_named_with_it() {
-    let lines = [to_db("front"), to_db("front"), to_db("batch")];
+    let lines = [
+        log_line_to_db("front"),
+        log_line_to_db("front"),
+        log_line_to_db("batch"),
+    ];
     let deny = policy(
         "no-front",
         "",
@@ -145,8 +149,10 @@ fn connections_that_a_policy_would_refuse_are_named_with_it() {
     );
     let report = rehearse("", &deny, &lines);
     assert_eq!(
-        refused(&report),
-        [format!("{FRONT} shop/db port 5432 shop/no-front x2")]
+        refused_rows(&report),
+        [format!(
+            "{FRONT_IDENTITY} shop/db port 5432 shop/no-front x2"
+        )]
     );
     assert_eq!(report.refused[0].why, "rule 2 of a DENY policy matches");
     assert_eq!((report.allowed, report.undecided.len()), (1, 0));
@@ -159,14 +165,14 @@ fn connections_that_a_policy_would_refuse_are_named_with_it() {
     );
     let report = rehearse("", &allow, &lines);
     assert_eq!(
-        refused(&report),
+        refused_rows(&report),
         ["out/batch (plaintext) shop/db port 5432 shop/only-front x1"]
     );
     // What is refused already is not the new policy's doing.
     let report = rehearse(&allow, &deny.replace("no-front", "again"), &lines);
     assert_eq!(
-        refused(&report),
-        [format!("{FRONT} shop/db port 5432 shop/again x2")]
+        refused_rows(&report),
+        [format!("{FRONT_IDENTITY} shop/db port 5432 shop/again x2")]
     );
     assert_eq!(report.refused_already, 1);
     // A policy that replaces one may admit.
@@ -188,7 +194,11 @@ apiVersion: security.istio.io/v1
 metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
 ";
-    let report = rehearse("", strict, &[to_db("front"), to_db("batch")]);
+    let report = rehearse(
+        "",
+        strict,
+        &[log_line_to_db("front"), log_line_to_db("batch")],
+    );
     assert_eq!(report.refused.len(), 1);
     assert_eq!(report.refused[0].from, "out/batch (plaintext)");
     assert_eq!(report.allowed, 1);
@@ -205,14 +215,16 @@ fn waypoint_requests_are_decided_by_path_method_and_caller() {
         ),
     );
     let lines = [
-        to_web("POST", "/admin/a?b=c"),
-        to_web("GET", "/admin/a"),
-        to_web("POST", "/shop"),
+        log_line_to_web("POST", "/admin/a?b=c"),
+        log_line_to_web("GET", "/admin/a"),
+        log_line_to_web("POST", "/shop"),
     ];
     let report = rehearse("", &deny, &lines);
     assert_eq!(
-        refused(&report),
-        [format!("{FRONT} shop/web POST /admin/a shop/no-admin x1")]
+        refused_rows(&report),
+        [format!(
+            "{FRONT_IDENTITY} shop/web POST /admin/a shop/no-admin x1"
+        )]
     );
     assert_eq!((report.allowed, report.undecided.len()), (2, 0));
 
@@ -235,19 +247,19 @@ fn json_logs_of_either_proxy_equal_their_text() {
         \"upstream_cluster\":\"inbound-vip|80|http|web.shop.svc.cluster.local\",\
         \"downstream_local_address\":\"10.96.0.1:80\",\"downstream_remote_address\":\"10.0.0.3:37652\",\
         \"requested_server_name\":null}";
-    let text = observed::parse_line(&to_web("GET", "/a?b=c"));
+    let text = observed::parse_line(&log_line_to_web("GET", "/a?b=c"));
     assert!(text.is_some());
     assert_eq!(observed::parse_line(waypoint), text);
     let node = "{\"level\":\"info\",\"scope\":\"access\",\"message\":\"connection complete\",\
         \"src.addr\":\"10.0.0.3:1\",\"src.identity\":\"spiffe://cluster.local/ns/shop/sa/front\",\
         \"dst.addr\":\"10.0.0.2:15008\",\"dst.hbone_addr\":\"10.0.0.2:5432\",\"direction\":\"inbound\",\
         \"bytes_sent\":1,\"duration\":\"1ms\"}";
-    let text = observed::parse_line(&to_db("front"));
+    let text = observed::parse_line(&log_line_to_db("front"));
     assert!(text.is_some());
     assert_eq!(observed::parse_line(node), text);
     // The caller's side of the same connection is not counted twice, nor what is no line of an access log.
     for line in [
-        to_db("front").replace("inbound", "outbound"),
+        log_line_to_db("front").replace("inbound", "outbound"),
         "{\"level\":\"info\"}".to_owned(),
         "[error] \"".to_owned(),
         String::new(),
@@ -267,7 +279,7 @@ fn unlogged_attributes_leave_only_dependent_calls_undecided() {
             &format!("{{{target}, action: {action}, rules: [{{{when}}}]}}"),
         )
     };
-    let line = [to_web("GET", "/a")];
+    let line = [log_line_to_web("GET", "/a")];
     for action in ["DENY", "ALLOW"] {
         let report = rehearse("", &header(action, "x-team"), &line);
         assert_eq!(report.refused, [], "{action}");
@@ -295,14 +307,14 @@ fn unlogged_attributes_leave_only_dependent_calls_undecided() {
     assert_eq!(refused.by, "CUSTOM policies");
     assert!(refused.why.contains("missing"), "{}", refused.why);
 
-    let gone = [to_db("front").replace("10.0.0.2", "10.0.0.99")];
+    let gone = [log_line_to_db("front").replace("10.0.0.2", "10.0.0.99")];
     let report = rehearse("", &header("DENY", "x-team"), &gone);
     assert!(
         report.undecided[0]
             .why
             .contains("10.0.0.99, is no pod that is known now")
     );
-    let cut = [to_web("GET", &format!("/{}...", "a".repeat(20)))];
+    let cut = [log_line_to_web("GET", &format!("/{}...", "a".repeat(20)))];
     let report = rehearse("", &header("DENY", "user-agent"), &cut);
     assert_eq!(
         report.undecided[0].why,
@@ -317,7 +329,9 @@ fn dry_run_policies_are_rehearsed_on_request() {
         "istio.io/dry-run: 'true'",
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
-    let lines: Vec<_> = observed::parse_line(&to_db("front")).into_iter().collect();
+    let lines: Vec<_> = observed::parse_line(&log_line_to_db("front"))
+        .into_iter()
+        .collect();
     let report = |enforce: bool| {
         let config = MeshConfig::default();
         PolicyTest::new(config, mesh(&dry), Vec::new(), enforce).report(&lines, &[])

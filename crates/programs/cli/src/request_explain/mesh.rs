@@ -16,13 +16,13 @@ use crate::{
 /// Maximum size of a query that admin servers accept, in bytes.
 const MAX_QUERY_BYTES: usize = 64 << 10;
 
-/// Lab or cluster whose proxies are queried.
+/// Client of the lab or cluster whose proxies are queried for their predictions.
 pub(super) struct MeshClient {
     lab: Option<String>,
     target: Target,
 }
 
-/// Pod that would send the request.
+/// Pod from which the request would be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Client {
     /// Pod of the client, `namespace/name`.
@@ -62,7 +62,7 @@ impl MeshClient {
         })
     }
 
-    /// Queries a node's proxy for its prediction.
+    /// Queries the proxy of a node for its prediction.
     pub(super) fn query_node_proxy(
         &self,
         node: &str,
@@ -80,7 +80,7 @@ impl MeshClient {
         )
     }
 
-    /// Queries a waypoint's pod for its prediction.
+    /// Queries a pod of a waypoint for its prediction.
     pub(super) fn query_waypoint(
         &self,
         pod: &str,

@@ -1,4 +1,4 @@
-//! Predicted result of a request.
+//! Report on the predicted result of a request.
 
 use ambit_mesh_json::explain::{HttpQuery, Step, StepResult};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(crate) struct Report {
     /// Pod of the client, `namespace/name`.
     pub(crate) from: String,
-    /// Destination as the flag `--to` has it.
+    /// Destination of the request, as the flag `--to` has it.
     pub(crate) to: String,
     /// Method of the request.
     pub(crate) method: String,
@@ -52,7 +52,7 @@ pub(crate) enum FinalResponseKind {
     Response,
     /// The connection is reset or cannot be opened.
     Reset,
-    /// The result is open: the request was not followed to its end.
+    /// The result is unknown: the request was not followed to its end.
     Open,
 }
 

@@ -1,4 +1,4 @@
-//! Text of a predicted result.
+//! Formats the predicted result of a request as text.
 
 use ambit_mesh_json::explain::{Step, StepKind, StepResult};
 

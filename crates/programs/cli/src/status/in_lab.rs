@@ -1,4 +1,5 @@
-//! Responses of all components of a lab's mesh. The lab's processes are represented as pods, like a cluster's.
+//! Queries all components of a lab's mesh for their status. The lab's processes are represented as pods, like a
+//! cluster's.
 
 use std::net::SocketAddr;
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     debug_pages::{AgentStatus, XdsClient},
-    dump::{CertificateEntry, Entries, ProxyDump},
+    dump::{CertificateEntry, DumpEntries, ProxyDump},
     output::format_table,
     problems::Problem,
 };
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) struct PodResponse<T> {
     /// Pod of the component that was queried.
     pub(crate) pod: Pod,
-    /// Parsed response, or the reason why there is none.
+    /// Parsed response of the pod, or the reason why there is none.
     pub(crate) answer: Result<T, String>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct NodeReport {
     pub(crate) certificates: Option<Certificates>,
     /// State of the proxy's xDS stream at the control plane: SYNCED, STALE, ERROR, not connected, or unknown.
     pub(crate) xds: String,
-    /// How often something else changed redirection rules of the node's pods and the agent repaired them.
+    /// Number of times that another program changed redirection rules of the node's pods and the agent repaired them.
     pub(crate) drifts: i64,
     /// Number of pods that BPF programs capture.
     pub(crate) captured_by_bpf: usize,
@@ -312,7 +312,7 @@ fn add_agent_status(
 
 fn summarize_certificates(
     node: &str,
-    entries: &Entries<CertificateEntry>,
+    entries: &DumpEntries<CertificateEntry>,
     problems: &mut Vec<String>,
 ) -> Certificates {
     let mut certificates = Certificates::default();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ambit_flow::{Event, Flow, Peer, ReporterKind, StreamItem};
+use ambit_flow::{Flow, FlowEventKind, Peer, ReporterKind, StreamItem};
 use serde_json::Value;
 
 use crate::dump::{Connection, PodEntry};
@@ -15,10 +15,10 @@ pub(super) const MAX_PATHS: usize = 20;
 /// Port at the end of an address that is a waypoint's HBONE tunnel.
 const TUNNEL_PORT: &str = ":15008";
 
-/// Client, in a form that an AuthorizationPolicy can match.
+/// Client of observed traffic, in a form that an AuthorizationPolicy can match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ClientMatcher {
-    /// Principal: the SPIFFE identity without `spiffe://`.
+    /// SPIFFE identity of the client without `spiffe://`, as policies name it.
     Principal(String),
     /// IP address of a client without an identity.
     Address(String),
@@ -56,7 +56,7 @@ pub(super) struct Observations {
     pub(super) refused: BTreeMap<(String, String), u64>,
     /// Pods that were called by their own address through a waypoint.
     pub(super) directly_called_pods: BTreeSet<String>,
-    /// Numbers of flow events and of refusals that proxies did not send.
+    /// Numbers of ordinary flow events, and of refusals, that proxies did not send.
     pub(super) lost: (u64, u64),
     /// Proxies whose stream of flow events was interrupted.
     pub(super) interrupted: BTreeSet<String>,
@@ -86,8 +86,8 @@ impl Observations {
                 self.lost.1 += refusals;
             }
             StreamItem::Flow(flow) => match (flow.event, flow.reporter.kind) {
-                (Event::Refused, _) => self.add_refusal(flow),
-                (Event::Failed, _) | (_, ReporterKind::Source) => {}
+                (FlowEventKind::Refused, _) => self.add_refusal(flow),
+                (FlowEventKind::Failed, _) | (_, ReporterKind::Source) => {}
                 // The waypoint decides what a pod's proxy passes on to it.
                 (_, ReporterKind::Destination) if flow.waypoint.is_some() => {}
                 (_, ReporterKind::Destination) => {

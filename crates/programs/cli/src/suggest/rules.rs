@@ -109,7 +109,7 @@ pub(super) fn suggest(
     suggestions
 }
 
-/// Adds notes on traffic that the observation may have missed.
+/// Adds notes about traffic that the observation may have missed.
 fn add_gap_notes(observations: &Observations, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
@@ -370,7 +370,7 @@ fn is_attached_to(spec: &AuthorizationPolicySpec, service: &PolicyTargetReferenc
     all.any(|target| target.kind == service.kind && target.name == service.name)
 }
 
-/// Whether a policy's selector matches all pods that a suggestion's selector requires labels of.
+/// Whether a policy's selector matches all pods that the selector of a suggestion matches.
 fn is_selected(spec: &AuthorizationPolicySpec, scope: &AuthorizationPolicySpec) -> bool {
     let suggestion = selected_labels(scope.selector.as_ref());
     let mut policy = selected_labels(spec.selector.as_ref())

@@ -1,4 +1,4 @@
-//! Gateways of waypoints: manifests, and observed state.
+//! Gateways of waypoints: builds their manifests, and reads their observed state.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ impl GatewayObject {
         (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
 
-    /// Whether the Gateway has the class of Ambit's waypoints.
+    /// Whether the Gateway has the GatewayClass of Ambit's waypoints.
     pub(crate) fn is_waypoint(&self) -> bool {
         self.class() == GATEWAY_CLASS
     }

@@ -1,4 +1,4 @@
-//! Waypoints of a cluster, through its API server.
+//! Manages the waypoints of a cluster through its API server.
 
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
         let what = format!("the Gateway {namespace}/{name} exists and is no waypoint");
         return Err(CliError::new(ErrorKind::Failed, what).with_hint("--name gives another name"));
     }
-    migrate(&cluster, args).await?;
+    migrate_policies(&cluster, args).await?;
     let applied = cluster.apply(&args.spec.manifest(), false).await;
     applied.map_err(|error| {
         cluster_error(error).with_hint(
@@ -115,7 +115,7 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     })?;
     print_line(&format!("waypoint {namespace}/{name} applied"))?;
     if args.enroll_namespace {
-        enroll(&cluster, &of, namespace, name).await?;
+        enroll_namespace(&cluster, &of, namespace, name).await?;
     }
     if args.wait {
         wait_until_programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
@@ -126,7 +126,7 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
 
 /// Migrates the policies that the waypoint makes ineffective, by copies and changed rules. The Gateway is applied after
 /// that, so that no request is wrongly allowed or rejected in between.
-async fn migrate(cluster: &ClusterApi, args: &ApplyArgs) -> Result<(), CliError> {
+async fn migrate_policies(cluster: &ClusterApi, args: &ApplyArgs) -> Result<(), CliError> {
     let policies = policy_test::list(cluster, Kind::AuthorizationPolicy).await?;
     if policies.is_empty() {
         return Ok(());
@@ -139,13 +139,13 @@ async fn migrate(cluster: &ClusterApi, args: &ApplyArgs) -> Result<(), CliError>
     let settings =
         policy_test::load_settings(cluster, &args.spec.place.target.mesh_namespace).await?;
     for (moot, migration) in args.migrations(&policies, &services, &settings.trust_domain)? {
-        for policy in &migration.added {
+        for policy in &migration.added_policies {
             cluster
                 .apply(&manifest::to_manifest(policy), false)
                 .await
                 .map_err(cluster_error)?;
         }
-        if let Some(rules) = migration.rules {
+        if let Some(rules) = migration.changed_rules {
             let (namespace, name) = moot.policy.split_once('/').unwrap_or_default();
             let policy = ObjectRef::for_kind::<AuthorizationPolicy>(Some(namespace), name);
             let patch = json!({"spec": {"rules": manifest::to_manifest(&rules)}});
@@ -180,7 +180,7 @@ fn check_no_other_waypoint(
     }
 }
 
-async fn enroll(
+async fn enroll_namespace(
     cluster: &ClusterApi,
     of: &Namespace,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! Waypoints of a lab: one manifest for each in the lab's directory.
+//! Manages the waypoints of a lab by one manifest for each in the lab's directory.
 
 use std::{
     fs,
@@ -52,7 +52,7 @@ fn manifest_file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf
     Ok(PathBuf::from(status.manifests).join(name))
 }
 
-/// Writes the manifest of a waypoint into the lab's directory, after those of migrated policies.
+/// Writes the manifest of a waypoint into the lab's directory, after the manifests of migrated policies.
 pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
     let (namespace, name) = (args.spec.place.namespace(), &args.spec.name);
     if args.enroll_namespace {
@@ -68,7 +68,7 @@ pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
         let what = format!("the Gateway {namespace}/{name} is in another manifest of the lab");
         return Err(CliError::new(ErrorKind::Failed, what).with_hint("change it there"));
     }
-    migrate(&client, &path, args)?;
+    migrate_policies(&client, &path, args)?;
     write_manifest(&path, &args.spec.manifest())?;
     if args.wait {
         wait_until_programmed(&client, namespace, name, args.waypoint_timeout)?;
@@ -92,7 +92,7 @@ fn write_manifest(path: &Path, object: &Value) -> Result<(), CliError> {
 
 /// Writes, beside the waypoint's manifest, copies of the policies that the waypoint makes ineffective; an error if a
 /// policy's own manifest would have to be changed.
-fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
+fn migrate_policies(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
     let objects = client.objects().map_err(client_error)?;
     let policies: Vec<_> = values_of_kind(&objects, Kind::AuthorizationPolicy)
         .cloned()
@@ -100,13 +100,16 @@ fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), Cli
     let services = objects_of_kind(&objects);
     let migrations = args.migrations(&policies, &services, DEFAULT_TRUST_DOMAIN)?;
     // A manifest may say anything else, too, and is the user's to change.
-    if let Some((moot, _)) = migrations.iter().find(|(_, one)| one.rules.is_some()) {
+    if let Some((moot, _)) = migrations
+        .iter()
+        .find(|(_, one)| one.changed_rules.is_some())
+    {
         let why = "in a lab, its manifest has to be changed so that it spares the waypoint";
         return Err(unmigratable_error(&moot.policy, why));
     }
     for policy in migrations
         .iter()
-        .flat_map(|(_, migration)| &migration.added)
+        .flat_map(|(_, migration)| &migration.added_policies)
     {
         let metadata = &policy.metadata;
         let [namespace, name] =

@@ -1,11 +1,11 @@
-//! Selection of the layer 4 policies to migrate, since a waypoint makes them ineffective.
+//! Selects the layer 4 policies to migrate, since a waypoint makes them ineffective.
 
 use ambit_k8s_api::Service;
 use serde_json::Value;
 
 use super::{
     args::{ApplyArgs, ServedTraffic},
-    moot::{self, MootPolicy, PolicyMigration},
+    ineffective_policies::{self, IneffectivePolicy, PolicyMigration},
 };
 use crate::{CliError, ErrorKind, install::print_progress};
 
@@ -17,21 +17,21 @@ impl ApplyArgs {
         policies: &[Value],
         services: &[Service],
         trust_domain: &str,
-    ) -> Result<Vec<(MootPolicy, PolicyMigration)>, CliError> {
+    ) -> Result<Vec<(IneffectivePolicy, PolicyMigration)>, CliError> {
         if self.spec.serves == Some(ServedTraffic::None) {
             return Ok(Vec::new());
         }
-        let waypoint = moot::Waypoint {
+        let waypoint = ineffective_policies::Waypoint {
             trust_domain,
             root_namespace: &self.spec.place.target.mesh_namespace,
             namespace: self.spec.place.namespace(),
             name: &self.spec.name,
         };
-        let found = moot::find_moot_policies(policies, services, &waypoint);
+        let found = ineffective_policies::find_ineffective_policies(policies, services, &waypoint);
         if found.is_empty() {
             return Ok(Vec::new());
         }
-        let lines: Vec<_> = found.iter().map(MootPolicy::format_line).collect();
+        let lines: Vec<_> = found.iter().map(IneffectivePolicy::format_line).collect();
         let what = format!(
             "pods of the namespace {} will see the waypoint as the caller, and layer 4 policies name callers:\n{}",
             waypoint.namespace,

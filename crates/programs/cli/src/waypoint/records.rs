@@ -15,7 +15,7 @@ use super::{
 use crate::{
     CliError, ErrorKind,
     cluster::block_on,
-    dump::{Entries, ServiceEntry, WorkloadEntry, non_empty_or},
+    dump::{DumpEntries, ServiceEntry, WorkloadEntry, non_empty_or},
     output::{self, format_table},
     source::{CONFIG_DUMP_PATH, require_ok},
 };
@@ -33,7 +33,7 @@ pub(crate) struct RecordsArgs {
     list: ListArgs,
 }
 
-/// Kind of a waypoint's records, as one command shows it.
+/// Kind of a waypoint's records that a command shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecordSection {
     Routes,
@@ -46,13 +46,13 @@ pub(super) enum RecordSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WaypointDump {
-    workloads: Entries<WorkloadEntry>,
-    services: Entries<ServiceEntry>,
-    /// Records that only waypoints receive.
+    workloads: DumpEntries<WorkloadEntry>,
+    services: DumpEntries<ServiceEntry>,
+    /// Records that the control plane sends to waypoints only.
     workload_state: Records,
 }
 
-/// The same part of a `/config_dump` as raw JSON, for JSON output.
+/// Records in a waypoint's `/config_dump` as raw JSON, for JSON output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RawDump {
@@ -490,7 +490,7 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for service in dump.services.parsed() {
         let name = format!("{}/{}", service.namespace, service.hostname);
-        for endpoint in service.endpoints.iter().flat_map(Entries::parsed) {
+        for endpoint in service.endpoints.iter().flat_map(DumpEntries::parsed) {
             let uid = endpoint.workload_uid.as_str();
             let workload = workloads.get(uid);
             let state = states.get(&(name.as_str(), uid));

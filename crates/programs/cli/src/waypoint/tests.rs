@@ -4,22 +4,22 @@ use serde_json::{Value, json};
 
 use super::{args::parse_waypoint_name, *};
 
-fn seen(name: &str, labels: Value, status: Value) -> GatewayObject {
+fn gateway_object(name: &str, labels: Value, status: Value) -> GatewayObject {
     GatewayObject::new(json!({
         "metadata": {"name": name, "namespace": "shop", "labels": labels, "generation": 2},
         "spec": {"gatewayClassName": "istio-waypoint"}, "status": status,
     }))
 }
 
-fn two() -> [GatewayObject; 2] {
+fn two_gateways() -> [GatewayObject; 2] {
     let programmed = json!({"conditions": [
         {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "made", "observedGeneration": 2},
         {"type": "Programmed", "status": "True", "reason": "Programmed", "message": "ready", "observedGeneration": 2},
     ]});
     let labels = json!({"istio.io/rev": "canary", "istio.io/waypoint-for": "all"});
     [
-        seen("a", labels, programmed),
-        seen("b", json!({}), Value::Null),
+        gateway_object("a", labels, programmed),
+        gateway_object("b", json!({}), Value::Null),
     ]
 }
 
@@ -27,15 +27,15 @@ fn two() -> [GatewayObject; 2] {
 fn lists_have_the_columns_that_istios_have() {
     insta::assert_snapshot!(format!(
         "{}\n\n{}\n\n{}",
-        format_list(&two(), true),
-        format_list(&two(), false),
-        format_conditions(&two(), true)
+        format_list(&two_gateways(), true),
+        format_list(&two_gateways(), false),
+        format_conditions(&two_gateways(), true)
     ));
 }
 
 #[test]
 fn foreign_waypoint_gateways_are_listed_with_their_class() {
-    let [ours, _] = two();
+    let [ours, _] = two_gateways();
     let foreign = |name: &str, labels: Value, protocol: &str| {
         GatewayObject::new(json!({
             "metadata": {"name": name, "namespace": "shop", "labels": labels},
@@ -61,7 +61,7 @@ fn conditions_include_parts_without_effect() {
     let of_ours = json!({"type": "ambit.io/Effective", "status": "False", "reason": "PartlyUsed",
         "message": "Pod evil carries the label"});
     let status = json!({"conditions": [of_ours]});
-    let text = format_conditions(&[seen("a", json!({}), status)], false);
+    let text = format_conditions(&[gateway_object("a", json!({}), status)], false);
     insta::assert_snapshot!(text, @"
     NAME  STATUS  TYPE                REASON      MESSAGE
     a     False   ambit.io/Effective  PartlyUsed  Pod evil carries the label
@@ -70,11 +70,11 @@ fn conditions_include_parts_without_effect() {
 
 #[test]
 fn only_the_current_generation_counts_as_programmed() {
-    let [mut a, b] = two();
+    let [mut a, b] = two_gateways();
     assert!(a.is_programmed() && !b.is_programmed());
     let programmed =
         json!({"conditions": [{"type": "Programmed", "status": "True", "observedGeneration": 1}]});
-    a = seen("a", json!({}), programmed);
+    a = gateway_object("a", json!({}), programmed);
     assert!(!a.is_programmed());
 }
 

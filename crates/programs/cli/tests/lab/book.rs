@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use ambit_testkit::documents::{repository_root, run_steps, steps_of_file};
+use ambit_testkit::documents::{parse_file_steps, repository_root, run_steps};
 
 use crate::support::{Lab, TIMEOUT};
 
@@ -21,7 +21,7 @@ const BOOK_PAGES: [&str; 7] = [
 fn run_page(page: &str) {
     assert!(BOOK_PAGES.contains(&page), "{page}");
     let lab = Lab::new();
-    let steps = steps_of_file(&format!("docs/src/{page}"), "lab");
+    let steps = parse_file_steps(&format!("docs/src/{page}"), "lab");
     run_steps(&steps, 2 * TIMEOUT, |command| lab.shell(command));
 }
 

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Output},
 };
 
-use crate::support::{Lab, ambit, pod};
+use crate::support::{Lab, ambit, pod_manifest};
 
 /// Copies `ambit` to the directory, without the mesh's other programs.
 fn copy_alone(directory: &Path) -> PathBuf {
@@ -49,7 +49,7 @@ fn missing_lab_tool_is_reported_with_the_remedy() {
     assert!(text.contains("has no ambit-lab-tool"), "{text}");
 
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", "[ambit-lab-tool, sleep]"));
+    lab.write("pod.yaml", &pod_manifest("a", "[ambit-lab-tool, sleep]"));
     let up = ["up", "MANIFESTS", "--no-mesh", "--wait", "0"];
     lab.run_program_ok(&ambit, &up);
     lab.wait_for("the remedy in the pod's log", |_| {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Lab, SLEEP_COMMAND, kill, pod, wait_until, wait_until_gone};
+use crate::support::{Lab, SLEEP_COMMAND, kill, pod_manifest, wait_until, wait_until_gone};
 
 /// Returns the mounts of the test's own mount namespace, to which a lab must add none.
 fn mounts() -> String {
@@ -13,7 +13,8 @@ fn mounts() -> String {
 fn down_leaves_no_process_no_mount_and_no_file() {
     let before = mounts();
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
+    lab.write("pod.yaml", &pod_manifest("a", SLEEP_COMMAND))
+        .up(&[]);
     let processes = lab.processes();
     assert!(processes.len() >= 3, "{processes:?}");
     assert_eq!(mounts(), before);
@@ -30,7 +31,7 @@ fn a_killed_lab_takes_everything_with_it() {
         let lab = Lab::new();
         // A process that left its group and session dies too.
         let stray = "[sh, -c, 'setsid sleep 1000 & exec ambit-lab-tool sleep']";
-        lab.write("pod.yaml", &pod("a", stray)).up(&[]);
+        lab.write("pod.yaml", &pod_manifest("a", stray)).up(&[]);
         let processes = lab.processes();
         let state = lab.state();
         let pid = find_process(victim, state.to_str().unwrap());
@@ -62,7 +63,7 @@ fn an_ordinary_user_has_labs_too() {
     let lab = Lab::unprivileged();
     lab.write(
         "pods.yaml",
-        &(pod("a", SLEEP_COMMAND) + &pod("b", "[ambit-lab-tool, serve]")),
+        &(pod_manifest("a", SLEEP_COMMAND) + &pod_manifest("b", "[ambit-lab-tool, serve]")),
     );
     lab.up(&["--ip-family", "dual"]);
     let processes = lab.processes();
@@ -78,7 +79,8 @@ fn an_ordinary_user_has_labs_too() {
 #[test]
 fn lab_names_are_unique_and_isolated() {
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
+    lab.write("pod.yaml", &pod_manifest("a", SLEEP_COMMAND))
+        .up(&[]);
     let again = lab.run(&["up", "MANIFESTS", "--no-mesh"]);
     assert!(String::from_utf8_lossy(&again.stderr).contains("is up already"));
     lab.up(&["--name", "other"]);

@@ -1,6 +1,6 @@
 //! Tests of `ambit lint` with a lab, and with manifests alone.
 
-use crate::support::{Lab, SLEEP_COMMAND, pod};
+use crate::support::{Lab, SLEEP_COMMAND, pod_manifest};
 
 const POLICY: &str = "
 apiVersion: security.istio.io/v1
@@ -14,7 +14,8 @@ spec:
 #[test]
 fn linted_manifests_fail_by_errors_or_warnings() {
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
+    lab.write("pod.yaml", &pod_manifest("a", SLEEP_COMMAND))
+        .up(&[]);
     let elsewhere = tempfile::tempdir().unwrap();
     let file = elsewhere.path().join("policy.yaml");
     let lint = |text: &str, flags: &[&str]| {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::support::{Lab, SLEEP_COMMAND, ambit, pod, service};
+use crate::support::{Lab, SLEEP_COMMAND, ambit, pod_manifest, service_manifest};
 
 fn binaries() {
     for name in [
@@ -54,15 +54,15 @@ fn commands_show_what_a_node_proxy_knows_and_does() {
     let lab = Lab::new();
     let meshed = "apiVersion: v1\nkind: Namespace\n\
                   metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n---\n";
-    let echo = pod("echo", "[ambit-lab-tool, echo, --port, '8080']");
+    let echo = pod_manifest("echo", "[ambit-lab-tool, echo, --port, '8080']");
     // Keeps a connection open, for some seconds at a time: an attempt that a busy machine delays, by a
     // lost DNS answer for instance, is followed by another.
-    let client = pod("client", "[timeout, '4', ambit-lab-tool, hold, 'echo:80']");
+    let client = pod_manifest("client", "[timeout, '4', ambit-lab-tool, hold, 'echo:80']");
     lab.write(
         "pods.yaml",
-        &(meshed.to_owned() + &echo + &client + &pod("idle", SLEEP_COMMAND)),
+        &(meshed.to_owned() + &echo + &client + &pod_manifest("idle", SLEEP_COMMAND)),
     );
-    lab.write("service.yaml", &service("echo", ""));
+    lab.write("service.yaml", &service_manifest("echo", ""));
     lab.run_ok(&["up", "MANIFESTS", "--nodes", "1"]);
     let in_lab = &["--lab", "default"];
     let show = |args: &[&str]| lab.command_ok(&[args, in_lab].concat());

@@ -2,12 +2,15 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::support::{Lab, SERVE_COMMAND, SLEEP_COMMAND, TIMEOUT, pod, service, wait_until};
+use crate::support::{
+    Lab, SERVE_COMMAND, SLEEP_COMMAND, TIMEOUT, pod_manifest, service_manifest, wait_until,
+};
 
 #[test]
 fn exec_returns_exit_code_and_output() {
     let lab = Lab::new();
-    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
+    lab.write("pod.yaml", &pod_manifest("a", SLEEP_COMMAND))
+        .up(&[]);
     assert_eq!(
         lab.exec("test/a", &["sh", "-c", "echo out; exit 7"]),
         (7, "out".into())
@@ -27,14 +30,15 @@ fn names_resolve_and_services_reach_ready_pods() {
         let lab = Lab::new();
         lab.write(
             "pods.yaml",
-            &(pod("client", SLEEP_COMMAND) + &pod("web", SERVE_COMMAND)),
+            &(pod_manifest("client", SLEEP_COMMAND) + &pod_manifest("web", SERVE_COMMAND)),
         );
         let both = ", ipFamilyPolicy: PreferDualStack";
         lab.write(
             "services.yaml",
-            &(service("web", both) + &service("none", both)),
+            &(service_manifest("web", both) + &service_manifest("none", both)),
         );
-        let headless = service("web", ", clusterIP: None").replace("name: web, n", "name: each, n");
+        let headless =
+            service_manifest("web", ", clusterIP: None").replace("name: web, n", "name: each, n");
         lab.write("headless.yaml", &headless);
         lab.up(&["--ip-family", family]);
         let get = |url: &str| lab.exec("client", &["ambit-lab-tool", "get", url]);
@@ -69,7 +73,7 @@ fn a_pod_reaches_itself_through_its_service() {
     let lab = Lab::new();
     lab.write(
         "web.yaml",
-        &(pod("web", SERVE_COMMAND) + &service("web", "")),
+        &(pod_manifest("web", SERVE_COMMAND) + &service_manifest("web", "")),
     )
     .up(&[]);
     // By the longer name: the short one is its own host name.
@@ -85,7 +89,7 @@ fn a_pod_reaches_itself_through_its_service() {
 fn logs_are_stored_and_followed() {
     let lab = Lab::new();
     let command = "[sh, -c, 'echo first; echo second >&2; exec ambit-lab-tool sleep']";
-    lab.write("pod.yaml", &pod("a", command)).up(&[]);
+    lab.write("pod.yaml", &pod_manifest("a", command)).up(&[]);
     lab.wait_for("both lines", |_| {
         lab.run_ok(&["logs", "a"]) == "first\nsecond\n"
     });
@@ -95,8 +99,12 @@ fn logs_are_stored_and_followed() {
 #[test]
 fn manifests_are_followed_while_the_lab_is_up() {
     let lab = Lab::new();
-    lab.write("a.yaml", &pod("a", SLEEP_COMMAND)).up(&[]);
-    lab.write("b.yaml", &(pod("b", SERVE_COMMAND) + &service("b", "")));
+    lab.write("a.yaml", &pod_manifest("a", SLEEP_COMMAND))
+        .up(&[]);
+    lab.write(
+        "b.yaml",
+        &(pod_manifest("b", SERVE_COMMAND) + &service_manifest("b", "")),
+    );
     lab.wait_for("the new pod", |status| {
         status.contains("b ") && status.matches("1/1").count() == 2
     });
@@ -120,9 +128,11 @@ fn manifests_are_followed_while_the_lab_is_up() {
 #[test]
 fn containers_restart_by_their_policy() {
     let lab = Lab::new();
-    let once = pod("once", "['true']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
-    let failing = pod("failing", "['false']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
-    let crash = pod("crash", "['false']");
+    let once =
+        pod_manifest("once", "['true']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
+    let failing =
+        pod_manifest("failing", "['false']").replace("spec:\n", "spec:\n  restartPolicy: Never\n");
+    let crash = pod_manifest("crash", "['false']");
     lab.write("pods.yaml", &(once + &failing + &crash))
         .up(&["--wait", "0"]);
     let line = |status: &str, name: &str| {
@@ -146,7 +156,7 @@ fn containers_restart_by_their_policy() {
 fn probes_decide_who_is_ready() {
     let lab = Lab::new();
     let probed = |name: &str, probe: &str| {
-        pod(name, SERVE_COMMAND)
+        pod_manifest(name, SERVE_COMMAND)
             .replace("command", &format!("readinessProbe: {{{probe}}}, command"))
     };
     let pods = probed("http", "httpGet: {path: /, port: 8080}")
@@ -174,7 +184,7 @@ fn init_containers_run_first_and_missing_commands_are_errors() {
     let file = tempfile::tempdir().unwrap();
     let mark = file.path().join("mark");
     let mark = mark.to_str().unwrap();
-    let with_init = pod(
+    let with_init = pod_manifest(
         "a",
         &format!("[sh, -c, 'cat {mark}; exec ambit-lab-tool sleep']"),
     )
@@ -210,7 +220,7 @@ fn failed_call_of_a_plugin_may_repeat_in_another_namespace() {
     fs::write(&plugin, script).unwrap();
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     std::os::unix::fs::symlink("/usr/lib/cni/host-local", dir.path().join("host-local")).unwrap();
-    lab.write("pod.yaml", &pod("a", SLEEP_COMMAND));
+    lab.write("pod.yaml", &pod_manifest("a", SLEEP_COMMAND));
     lab.up(&[
         "--primary-cni",
         "ptp",
@@ -239,7 +249,9 @@ fn the_plugins_of_others_wire_pods_too() {
         // Both on one node, where a bridge would let replies pass the node by.
         lab.write(
             "pods.yaml",
-            &(pod("client", SLEEP_COMMAND) + &pod("web", SERVE_COMMAND) + &service("web", "")),
+            &(pod_manifest("client", SLEEP_COMMAND)
+                + &pod_manifest("web", SERVE_COMMAND)
+                + &service_manifest("web", "")),
         );
         lab.up(&["--primary-cni", plugin, "--nodes", "1"]);
         // The pod is ready before its server listens: it has no probe.
@@ -256,7 +268,8 @@ fn the_plugins_of_others_wire_pods_too() {
 /// Asserts that the node's bridge keeps its MAC address while pods come: pods reach their node by it, and each change
 /// stalls them.
 fn assert_bridge_address_stable(lab: &Lab) {
-    let on_node = pod("on-node", SLEEP_COMMAND).replace("spec:\n", "spec:\n  hostNetwork: true\n");
+    let on_node =
+        pod_manifest("on-node", SLEEP_COMMAND).replace("spec:\n", "spec:\n  hostNetwork: true\n");
     lab.write("node.yaml", &on_node);
     lab.wait_for("the pod on the node", |status| {
         status.matches("1/1").count() == 3

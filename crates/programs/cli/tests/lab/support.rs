@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// Timeout of every operation on a busy machine.
+/// Timeout of every operation in these tests, long enough for a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// User id of `nobody`, as a user without rights.
@@ -128,7 +128,8 @@ impl Lab {
         text
     }
 
-    /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit`, and with a `PATH` without programs of the mesh.
+    /// Runs `ambit lab` like [`Lab::run_ok`], by another copy of `ambit`, and with a `PATH` without programs of the
+    /// mesh.
     pub(crate) fn run_program_ok(&self, ambit: &Path, args: &[&str]) {
         let manifests = self.manifests.path().to_str().unwrap();
         let output = Command::new(ambit)
@@ -187,9 +188,9 @@ impl Lab {
 
     /// Returns the ids of all processes in the lab's PID namespace.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
-        let ns = namespace(self.init_process()).unwrap();
+        let ns = pid_namespace(self.init_process()).unwrap();
         all_processes()
-            .filter(|pid| namespace(*pid) == Some(ns))
+            .filter(|pid| pid_namespace(*pid) == Some(ns))
             .collect()
     }
 }
@@ -204,7 +205,7 @@ pub(crate) fn ambit() -> &'static str {
     env!("CARGO_BIN_EXE_ambit")
 }
 
-fn namespace(pid: i32) -> Option<u64> {
+fn pid_namespace(pid: i32) -> Option<u64> {
     fs::metadata(format!("/proc/{pid}/ns/pid"))
         .ok()
         .map(|meta| meta.ino())
@@ -215,7 +216,7 @@ fn all_processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Waits until none of `processes` is left.
+/// Waits until none of the processes with these ids is running.
 pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
     wait_until("no process is left", || {
         !processes.iter().any(|pid| is_alive(*pid))
@@ -231,7 +232,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process is running. A zombie is not: its namespaces and files are released.
+/// Whether a process is running. A zombie counts as ended: its namespaces and files are released.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {
@@ -249,7 +250,7 @@ pub(crate) fn kill(pid: i32) {
 }
 
 /// Formats the manifest of a pod that runs a command.
-pub(crate) fn pod(name: &str, command: &str) -> String {
+pub(crate) fn pod_manifest(name: &str, command: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: test, labels: {{app: {name}}}}}\n\
          spec:\n  containers: [{{name: c, command: {command}}}]\n---\n"
@@ -257,7 +258,7 @@ pub(crate) fn pod(name: &str, command: &str) -> String {
 }
 
 /// Formats the manifest of a Service for the pod of the same name.
-pub(crate) fn service(name: &str, extra: &str) -> String {
+pub(crate) fn service_manifest(name: &str, extra: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: test}}\n\
          spec: {{selector: {{app: {name}}}, ports: [{{port: 80, targetPort: 8080}}]{extra}}}\n---\n"

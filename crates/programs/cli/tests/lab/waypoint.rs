@@ -41,7 +41,7 @@ fn fake_programs() -> TempDir {
     dir
 }
 
-fn gateway(annotations: &str) -> String {
+fn gateway_manifest(annotations: &str) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\
          metadata: {{name: way, namespace: test, annotations: {annotations}}}\n\
@@ -51,15 +51,15 @@ fn gateway(annotations: &str) -> String {
 }
 
 /// Manifest of a namespace in the mesh; the waypoint's own pod is not captured.
-const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\n\
+const NAMESPACE_MANIFEST: &str = "apiVersion: v1\nkind: Namespace\n\
                          metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n";
 
 #[test]
 fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
     let programs = fake_programs();
     let lab = Lab::new();
-    lab.write("namespace.yaml", NAMESPACE)
-        .write("gateway.yaml", &gateway("{}"));
+    lab.write("namespace.yaml", NAMESPACE_MANIFEST)
+        .write("gateway.yaml", &gateway_manifest("{}"));
     let bin_dir = programs.path().to_str().unwrap();
     lab.run_ok(&["up", "MANIFESTS", "--nodes", "2", "--bin-dir", bin_dir]);
     let log = lab.run_ok(&["logs", "test/way"]);
@@ -87,7 +87,7 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
     });
     lab.write(
         "gateway.yaml",
-        &gateway("{ambit.io/waypoint-replicas: '2'}"),
+        &gateway_manifest("{ambit.io/waypoint-replicas: '2'}"),
     );
     let ready = |expected: usize| {
         lab.wait_for("the pods", |_| {
@@ -105,9 +105,9 @@ fn a_gateway_runs_a_waypoint_that_is_restarted_and_goes_with_it() {
 fn waypoints_are_made_listed_and_deleted_from_the_command_line() {
     let programs = fake_programs();
     let lab = Lab::new();
-    lab.write("namespace.yaml", NAMESPACE).write(
+    lab.write("namespace.yaml", NAMESPACE_MANIFEST).write(
         "gateway.yaml",
-        &gateway("{ambit.io/waypoint-replicas: many}"),
+        &gateway_manifest("{ambit.io/waypoint-replicas: many}"),
     );
     let bin_dir = programs.path().to_str().unwrap();
     lab.run_ok(&["up", "MANIFESTS", "--nodes", "1", "--bin-dir", bin_dir]);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// Maximum bytes per second for one reader.
-const BYTES_PER_SECOND: f64 = 4e6;
+const MAX_BYTES_PER_SECOND: f64 = 4e6;
 
 /// Limiter of the bytes that are sent to one reader.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl BandwidthLimit {
     #[expect(clippy::cast_precision_loss, reason = "chunks are small")]
     fn reserve(&mut self, bytes: usize, now: Instant) -> Instant {
         let due = self.next_send_at.map_or(now, |at| at.max(now));
-        let cost = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND);
+        let cost = Duration::from_secs_f64(bytes as f64 / MAX_BYTES_PER_SECOND);
         self.next_send_at = Some(due + cost);
         due
     }

@@ -31,15 +31,15 @@ pub enum IdentityError {
 pub struct OwnIdentity {
     identity: Identity,
     trust: watch::Receiver<Arc<CaTrust>>,
-    published: watch::Receiver<PublishedTrustDomains>,
-    current: Mutex<Option<CachedCertificate>>,
+    published_trust_domains: watch::Receiver<PublishedTrustDomains>,
+    cached: Mutex<Option<CachedCertificate>>,
 }
 
 /// Client certificate, with the CA and the roots for which it was issued.
 #[derive(Debug)]
 struct CachedCertificate {
-    issued_by: Arc<CaTrust>,
-    published: PublishedTrustDomains,
+    ca: Arc<CaTrust>,
+    published_trust_domains: PublishedTrustDomains,
     certificate: Arc<WorkloadCert>,
 }
 
@@ -54,8 +54,8 @@ impl OwnIdentity {
         Self {
             identity,
             trust,
-            published,
-            current: Mutex::default(),
+            published_trust_domains: published,
+            cached: Mutex::default(),
         }
     }
 
@@ -68,11 +68,11 @@ impl OwnIdentity {
     pub fn certificate(&self) -> Result<Arc<WorkloadCert>, IdentityError> {
         let now = SystemTime::now();
         let by = Arc::clone(&self.trust.borrow());
-        let published = self.published.borrow().clone();
-        let mut current = self.current.lock();
+        let published = self.published_trust_domains.borrow().clone();
+        let mut current = self.cached.lock();
         if let Some(current) = &*current
-            && Arc::ptr_eq(&current.issued_by, &by)
-            && current.published == published
+            && Arc::ptr_eq(&current.ca, &by)
+            && current.published_trust_domains == published
             && now < current.certificate.renewal_time()
         {
             return Ok(current.certificate.clone());
@@ -81,15 +81,15 @@ impl OwnIdentity {
             .authority
             .issue_workload(&self.identity, CERTIFICATE_TTL, now)?;
         let mut roots = by.authority.roots().to_vec();
-        let further = published.as_ref().map(|now| now.further_roots.as_str());
+        let further = published.as_ref().map(|now| now.additional_roots.as_str());
         if let Some(further) = further.filter(|further| !further.is_empty()) {
             roots.extend(pem::parse_certificates(0, further)?);
         }
         let certificate = WorkloadCert::new(&TlsSettings::default(), chain, key, roots)?;
         let certificate = Arc::new(certificate);
         *current = Some(CachedCertificate {
-            issued_by: by,
-            published,
+            ca: by,
+            published_trust_domains: published,
             certificate: certificate.clone(),
         });
         Ok(certificate)
@@ -130,7 +130,7 @@ mod tests {
         assert!(!reads().await);
         publisher.send_replace(Some(Arc::new(TrustDomainsDocument {
             text: None,
-            further_roots: other.root_pem(),
+            additional_roots: other.root_pem(),
         })));
         assert!(reads().await);
         publisher.send_replace(Some(Arc::default()));

@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_caller_auth::{CallerAccess, caller_pod::CallerRoles as _};
 use ambit_derive::PodDirectory;
-use ambit_flow_reader::{OpenStream, Proxies, request};
+use ambit_flow_reader::{OpenStream, ProxyConnector, request};
 use ambit_model::{ArcStr, Identity};
 use ambit_rt::ErrorChain;
 use parking_lot::RwLock;
@@ -25,11 +25,11 @@ pub struct MeshProxies {
     /// Rules for which service accounts belong to proxies.
     pub access: Arc<CallerAccess>,
     /// Identity of the control plane, which proxies authorize to read flow events.
-    pub own: Arc<OwnIdentity>,
+    pub own_identity: Arc<OwnIdentity>,
     /// Trust domain of the mesh.
     pub trust_domain: ArcStr,
     /// Namespaces whose waypoint pods may be named to the user; `None` allows all.
-    pub named: Option<Arc<[String]>>,
+    pub visible_namespaces: Option<Arc<[String]>>,
 }
 
 impl fmt::Debug for MeshProxies {
@@ -45,12 +45,12 @@ pub struct MeshProxy {
     name: ArcStr,
     service_account: ArcStr,
     address: SocketAddr,
-    is_named: bool,
+    is_name_visible: bool,
 }
 
 impl fmt::Display for MeshProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.is_named {
+        match self.is_name_visible {
             true => write!(f, "pod {}/{}", self.namespace, self.name),
             false => f.write_str("a waypoint of another namespace"),
         }
@@ -61,14 +61,14 @@ impl MeshProxies {
     /// Returns a copy for a user who may see the names of waypoint pods only in these namespaces.
     pub fn restricted_to(&self, namespaces: &[String]) -> Self {
         Self {
-            named: Some(namespaces.into()),
+            visible_namespaces: Some(namespaces.into()),
             ..self.clone()
         }
     }
 
     /// Returns the TLS configuration of a connection to a proxy, whose certificate must have the proxy's identity.
     fn tls(&self, proxy: &MeshProxy) -> Result<Arc<ClientConfig>, String> {
-        let own = self.own.certificate();
+        let own = self.own_identity.certificate();
         let own = own.map_err(|error| ErrorChain(&error).to_string())?;
         let expected = Identity::new(
             self.trust_domain.clone(),
@@ -82,23 +82,24 @@ impl MeshProxies {
     }
 }
 
-impl Proxies for MeshProxies {
+impl ProxyConnector for MeshProxies {
     type Proxy = MeshProxy;
 
     async fn list(&self) -> Result<Vec<MeshProxy>, String> {
         let pods = self.pods.read();
         let proxies = pods.iter().filter_map(|pod| {
             let account = (pod.namespace.clone(), pod.facts.service_account.clone());
-            let is_node_proxy = self.access.is_node_account(&account);
+            let is_node_proxy = self.access.is_node_proxy_account(&account);
             let is_waypoint = pod.facts.gateway.as_ref() == Some(&account.1)
                 && self.access.is_waypoint_account(&account.0, &account.1) == Some(true);
-            if !pod.facts.live || !(is_node_proxy || is_waypoint) {
+            if !pod.facts.is_live || !(is_node_proxy || is_waypoint) {
                 return None;
             }
             let is_readable = |named: &Arc<[String]>| named.iter().any(|one| one == &*account.0);
             Some(MeshProxy {
                 address: (pod.facts.address?, ambit_flow::PROXY_FLOWS_PORT).into(),
-                is_named: is_node_proxy || self.named.as_ref().is_none_or(is_readable),
+                is_name_visible: is_node_proxy
+                    || self.visible_namespaces.as_ref().is_none_or(is_readable),
                 namespace: account.0,
                 service_account: account.1,
                 name: pod.name.clone(),
@@ -129,7 +130,7 @@ impl Proxies for MeshProxies {
         let opened = opened
             .await
             .map_err(|_elapsed| "no answer in time".to_owned())?;
-        match proxy.is_named {
+        match proxy.is_name_visible {
             true => opened,
             // Addresses and errors would reveal the other namespace.
             false => opened.map_err(|error| {

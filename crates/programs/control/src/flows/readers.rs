@@ -7,26 +7,26 @@ use parking_lot::Mutex;
 /// Maximum concurrent readers of one replica, as many as a proxy serves for the control plane.
 const MAX_READERS: usize = 8;
 /// Maximum concurrent readers of one user.
-const MAX_READERS_OF_USER: usize = 2;
+const MAX_READERS_PER_USER: usize = 2;
 
-/// Number of current readers by user.
+/// Number of current readers of flow events by user.
 #[derive(Debug, Default)]
-pub(super) struct Readers(Mutex<HashMap<String, usize>>);
+pub(super) struct ReaderCounts(Mutex<HashMap<String, usize>>);
 
 /// Permit of one reader, which is released on drop.
 #[derive(Debug)]
 pub(super) struct ReaderPermit {
-    readers: Arc<Readers>,
+    readers: Arc<ReaderCounts>,
     user: String,
 }
 
-impl Readers {
-    /// Takes a permit for a user; `None` at the limit.
-    pub(super) fn enter(self: Arc<Self>, user: &str) -> Option<ReaderPermit> {
+impl ReaderCounts {
+    /// Takes a reader's permit for a user; `None` if the replica or the user has too many readers.
+    pub(super) fn acquire_permit(self: Arc<Self>, user: &str) -> Option<ReaderPermit> {
         {
             let mut all = self.0.lock();
             let (count, own) = (all.values().sum::<usize>(), all.get(user).copied());
-            if count >= MAX_READERS || own.is_some_and(|own| own >= MAX_READERS_OF_USER) {
+            if count >= MAX_READERS || own.is_some_and(|own| own >= MAX_READERS_PER_USER) {
                 return None;
             }
             *all.entry(user.to_owned()).or_default() += 1;
@@ -56,13 +56,13 @@ mod tests {
 
     #[test]
     fn readers_are_bounded_by_user_and_in_total() {
-        let readers = Arc::<Readers>::default();
-        let enter = |user: &str| readers.clone().enter(user);
-        let own: Vec<_> = (0..MAX_READERS_OF_USER)
+        let readers = Arc::<ReaderCounts>::default();
+        let enter = |user: &str| readers.clone().acquire_permit(user);
+        let own: Vec<_> = (0..MAX_READERS_PER_USER)
             .map(|_| enter("a").unwrap())
             .collect();
         assert!(enter("a").is_none());
-        let others: Vec<_> = (MAX_READERS_OF_USER..MAX_READERS)
+        let others: Vec<_> = (MAX_READERS_PER_USER..MAX_READERS)
             .map(|user| enter(&format!("u{user}")).unwrap())
             .collect();
         assert!(enter("z").is_none());

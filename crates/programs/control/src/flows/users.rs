@@ -28,25 +28,25 @@ const MAX_NAMESPACES: usize = 32;
 pub enum AccessError {
     /// Malformed parameter of the request.
     #[error("{0}")]
-    Malformed(String),
+    MalformedParameter(String),
     /// The request has no token, or an unreadable one.
     #[error("the header {} has no token", ambit_flow::USER_TOKEN_HEADER)]
     NoToken,
     /// The API server rejects the user's token.
     #[error("the API server does not accept the token")]
-    Token,
+    RejectedToken,
     /// Namespaces whose flow events the user may not read; empty for the whole mesh.
-    #[error("{}", rights(.0))]
-    Rights(Vec<String>),
+    #[error("{}", format_missing_rights(.0))]
+    MissingRights(Vec<String>),
     /// The API server does not respond.
     #[error("the API server cannot be asked at present: try again")]
     Unavailable,
     /// Too many requests or readers.
     #[error("{0}")]
-    Busy(&'static str),
+    TooManyRequests(&'static str),
 }
 
-fn rights(namespaces: &[String]) -> String {
+fn format_missing_rights(namespaces: &[String]) -> String {
     let (group, resource) = ambit_flow::FLOWS_RESOURCE;
     match namespaces {
         [] => format!(
@@ -70,23 +70,23 @@ pub struct UserRights {
 }
 
 /// Authenticates and authorizes users by reviews of the API server.
-pub struct Users {
+pub struct UserAuthorizer {
     client: Client,
-    slots: Semaphore,
+    check_permits: Semaphore,
 }
 
-impl std::fmt::Debug for Users {
+impl std::fmt::Debug for UserAuthorizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Users").finish_non_exhaustive()
     }
 }
 
-impl Users {
+impl UserAuthorizer {
     /// Creates an authenticator and authorizer that calls the API server of `client`.
     pub fn new(client: Client) -> Self {
         Self {
             client,
-            slots: Semaphore::new(MAX_CONCURRENT_CHECKS),
+            check_permits: Semaphore::new(MAX_CONCURRENT_CHECKS),
         }
     }
 
@@ -95,7 +95,7 @@ impl Users {
     /// # Errors
     ///
     /// When the user may not read one of them, or the API server fails.
-    pub async fn rights(
+    pub async fn authorize(
         &self,
         token: &str,
         namespaces: &[String],
@@ -105,21 +105,27 @@ impl Users {
         }
         if namespaces.len() > MAX_NAMESPACES {
             let why = format!("more than {MAX_NAMESPACES} namespaces");
-            return Err(AccessError::Malformed(why));
+            return Err(AccessError::MalformedParameter(why));
         }
         if let Some(wrong) = namespaces
             .iter()
             .find(|name| !is_dns_name(name, MAX_NAME_BYTES))
         {
-            return Err(AccessError::Malformed(format!("{wrong:?} is no namespace")));
+            return Err(AccessError::MalformedParameter(format!(
+                "{wrong:?} is no namespace"
+            )));
         }
-        let decided = timeout(CHECK_TIMEOUT, self.decide(token, namespaces)).await;
+        let decided = timeout(CHECK_TIMEOUT, self.review_rights(token, namespaces)).await;
         decided.map_err(|_elapsed| AccessError::Unavailable)?
     }
 
-    async fn decide(&self, token: &str, namespaces: &[String]) -> Result<UserRights, AccessError> {
-        let _slot = self.slots.acquire().await;
-        let user = self.user(token).await?;
+    async fn review_rights(
+        &self,
+        token: &str,
+        namespaces: &[String],
+    ) -> Result<UserRights, AccessError> {
+        let _slot = self.check_permits.acquire().await;
+        let user = self.authenticate_user(token).await?;
         let name = user.username.clone().unwrap_or_default();
         if self.may_read(&user, None).await? {
             return Ok(UserRights {
@@ -135,7 +141,7 @@ impl Users {
         let denied = denied.filter(|(_, is_allowed)| !is_allowed);
         let denied: Vec<_> = denied.map(|(namespace, _)| namespace.clone()).collect();
         if namespaces.is_empty() || !denied.is_empty() {
-            return Err(AccessError::Rights(denied));
+            return Err(AccessError::MissingRights(denied));
         }
         Ok(UserRights {
             user: name,
@@ -144,7 +150,7 @@ impl Users {
     }
 
     /// Returns the user whom the API server authenticates by the token.
-    async fn user(&self, token: &str) -> Result<UserInfo, AccessError> {
+    async fn authenticate_user(&self, token: &str) -> Result<UserInfo, AccessError> {
         let review = TokenReview {
             spec: TokenReviewSpec {
                 token: Some(token.to_owned()),
@@ -158,10 +164,10 @@ impl Users {
         let status = status.filter(|status| status.authenticated == Some(true));
         let user = status.and_then(|status| status.user);
         user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty()))
-            .ok_or(AccessError::Token)
+            .ok_or(AccessError::RejectedToken)
     }
 
-    /// Returns whether a user may get the flow events of a namespace; `None` asks for all namespaces.
+    /// Returns whether a user may get the flow events of a namespace; `None` stands for all namespaces.
     async fn may_read(
         &self,
         user: &UserInfo,

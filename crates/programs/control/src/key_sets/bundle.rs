@@ -12,11 +12,11 @@ const MAX_ROOTS: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     #[error("the response is not a SPIFFE trust bundle")]
-    Json(#[source] serde_json::Error),
+    InvalidJson(#[source] serde_json::Error),
     #[error("key {0} of the trust bundle has no certificate, or several")]
-    Certificate(usize),
+    InvalidCertificate(usize),
     #[error("the trust bundle has more than {MAX_ROOTS} roots")]
-    TooMany,
+    TooManyRoots,
 }
 
 #[derive(Deserialize)]
@@ -34,20 +34,20 @@ struct BundleKey {
 
 /// Returns the root certificates of a trust bundle as PEM; empty if the trust domain has revoked all.
 pub(super) fn parse_roots(text: &[u8]) -> Result<String, BundleError> {
-    let bundle: TrustBundle = serde_json::from_slice(text).map_err(BundleError::Json)?;
+    let bundle: TrustBundle = serde_json::from_slice(text).map_err(BundleError::InvalidJson)?;
     let all = bundle.keys.iter().enumerate();
     let roots: Vec<_> = all.filter(|(_, key)| key.usage == "x509-svid").collect();
     if roots.len() > MAX_ROOTS {
-        return Err(BundleError::TooMany);
+        return Err(BundleError::TooManyRoots);
     }
     let mut text = String::new();
     for (index, key) in roots {
         let [certificate] = key.x5c.as_slice() else {
-            return Err(BundleError::Certificate(index));
+            return Err(BundleError::InvalidCertificate(index));
         };
         let der = STANDARD
             .decode(certificate)
-            .map_err(|_| BundleError::Certificate(index))?;
+            .map_err(|_| BundleError::InvalidCertificate(index))?;
         text += &pem::encode_pem("CERTIFICATE", &der);
     }
     Ok(text)
@@ -86,6 +86,9 @@ mod tests {
             assert!(parse_roots(text.as_bytes()).is_err(), "{text}");
         }
         let many = [r#"{"use": "x509-svid", "x5c": ["AAAA"]}"#; MAX_ROOTS + 1];
-        assert!(matches!(bundle(&many.join(",")), Err(BundleError::TooMany)));
+        assert!(matches!(
+            bundle(&many.join(",")),
+            Err(BundleError::TooManyRoots)
+        ));
     }
 }

@@ -8,7 +8,7 @@ use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
 use tokio::sync::{mpsc, oneshot};
 
-/// Capacity of the queue of inquiries.
+/// Capacity of the queue of address checks.
 const QUEUE_CAPACITY: usize = 64;
 
 /// Request to decide whether key sets of a namespace may be fetched from an address.
@@ -41,21 +41,21 @@ pub(crate) enum CalleeError {
         namespace: ArcStr,
     },
     #[error("the control plane is ending")]
-    Ending,
+    ShuttingDown,
 }
 
-/// Sender of inquiries whether addresses may be called. Clones share the queue.
+/// Sender of address checks to the task that owns the index. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(super) struct CalleeChecker(mpsc::Sender<CalleeCheck>);
 
 impl CalleeChecker {
-    /// Creates the sender and the receiver of inquiries.
+    /// Creates the sender and the receiver of address checks.
     pub(super) fn new() -> (Self, mpsc::Receiver<CalleeCheck>) {
         let (sender, inquiries) = mpsc::channel(QUEUE_CAPACITY);
         (Self(sender), inquiries)
     }
 
-    /// Returns the check of addresses for a namespace's key sets.
+    /// Returns a checker of the addresses from which a namespace's key sets are fetched.
     pub(super) fn for_namespace(&self, namespace: &ArcStr) -> NamespaceCalleeChecker {
         NamespaceCalleeChecker {
             callees: self.clone(),
@@ -77,13 +77,13 @@ impl CalleeChecker {
             reply,
         };
         let sent = self.0.send(inquiry).await;
-        sent.map_err(|_| CalleeError::Ending)?;
-        let answer = answer.await.map_err(|_| CalleeError::Ending)?;
+        sent.map_err(|_| CalleeError::ShuttingDown)?;
+        let answer = answer.await.map_err(|_| CalleeError::ShuttingDown)?;
         Ok(answer.err())
     }
 }
 
-/// Check of the addresses from which a namespace's key sets are fetched.
+/// Checker of the addresses from which a namespace's key sets are fetched.
 #[derive(Debug)]
 pub(super) struct NamespaceCalleeChecker {
     callees: CalleeChecker,

@@ -28,11 +28,11 @@ pub(crate) enum FetchError {
     #[error("no answer within {0:?}")]
     Timeout(std::time::Duration),
     #[error("{0:?} is no address of http or https")]
-    Address(String),
+    InvalidUrl(String),
     #[error(transparent)]
     Connect(ConnectError),
     #[error(transparent)]
-    Callee(Box<dyn std::error::Error + Send + Sync>),
+    ForbiddenCallee(Box<dyn std::error::Error + Send + Sync>),
     #[error("no TLS with {0}: {1}")]
     Tls(String, #[source] std::io::Error),
     #[error("the response is not valid HTTP")]
@@ -46,9 +46,9 @@ pub(crate) enum FetchError {
     #[error("the response redirects too often, or from https to http")]
     Redirect,
     #[error("this system has no certificate authorities")]
-    Roots,
+    NoSystemRoots,
     #[error("the issuer's configuration names no jwks_uri, or another issuer")]
-    Discovery,
+    InvalidDiscoveryDocument,
     #[error(transparent)]
     Bundle(#[from] BundleError),
     #[error(transparent)]
@@ -61,18 +61,18 @@ pub(crate) enum FetchError {
 impl From<ambit_fetch::FetchError> for FetchError {
     fn from(error: ambit_fetch::FetchError) -> Self {
         match error {
-            ambit_fetch::FetchError::Url(url) => Self::Address(url),
+            ambit_fetch::FetchError::InvalidUrl(url) => Self::InvalidUrl(url),
             ambit_fetch::FetchError::Connect(error) => Self::Connect(error),
-            ambit_fetch::FetchError::Refused(error) => Self::Callee(error),
+            ambit_fetch::FetchError::Refused(error) => Self::ForbiddenCallee(error),
             ambit_fetch::FetchError::Tls { host, error } => Self::Tls(host, error),
             ambit_fetch::FetchError::Http { error, .. } => Self::Http(error),
             ambit_fetch::FetchError::Status { status, .. } => Self::Status(status),
             ambit_fetch::FetchError::TooLarge { .. } => Self::TooLarge,
             ambit_fetch::FetchError::Truncated { .. } => Self::Truncated,
-            ambit_fetch::FetchError::Redirects | ambit_fetch::FetchError::Downgrade => {
+            ambit_fetch::FetchError::TooManyRedirects | ambit_fetch::FetchError::TlsDowngrade => {
                 Self::Redirect
             }
-            ambit_fetch::FetchError::Roots => Self::Roots,
+            ambit_fetch::FetchError::NoTrustStore => Self::NoSystemRoots,
         }
     }
 }
@@ -84,12 +84,12 @@ impl Fetcher {
     }
 
     /// Fetches a key set, which must have a usable key; for a trust bundle, returns the roots as PEM.
-    pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
+    pub(super) async fn fetch_key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
             let caller = source.namespace.as_ref();
             let url = match source.format {
                 KeyFormat::KeySet | KeyFormat::TrustBundle => source.url.to_string(),
-                KeyFormat::Issuer => self.discover(&source.url, caller).await?,
+                KeyFormat::Issuer => self.discover_key_set_url(&source.url, caller).await?,
             };
             let text = self.get(&url, caller).await?;
             if source.format == KeyFormat::TrustBundle {
@@ -106,17 +106,21 @@ impl Fetcher {
     }
 
     /// Returns the URL of the key set (`jwks_uri`) from an issuer's discovery document.
-    async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
+    async fn discover_key_set_url(
+        &self,
+        issuer: &str,
+        caller: Option<&ArcStr>,
+    ) -> Result<String, FetchError> {
         let url = format!("{}{DISCOVERY_PATH}", issuer.trim_end_matches('/'));
         let text = self.get(&url, caller).await?;
         let document: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|_| FetchError::Discovery)?;
+            serde_json::from_slice(&text).map_err(|_| FetchError::InvalidDiscoveryDocument)?;
         let text = |name: &str| document.get(name).and_then(serde_json::Value::as_str);
         // The document must name its issuer (OpenID Connect Discovery 1.0, section 4.3).
         if text("issuer") != Some(issuer) {
-            return Err(FetchError::Discovery);
+            return Err(FetchError::InvalidDiscoveryDocument);
         }
-        let keys = text("jwks_uri").ok_or(FetchError::Discovery)?;
+        let keys = text("jwks_uri").ok_or(FetchError::InvalidDiscoveryDocument)?;
         if url.starts_with("https:") && !keys.starts_with("https:") {
             return Err(FetchError::Redirect);
         }

@@ -22,47 +22,51 @@ const KEY_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// Schedule of fetches of all desired key sets.
 #[derive(Debug)]
 pub(super) struct FetchSchedule {
-    refresh: Duration,
-    sets: BTreeMap<KeySource, KeySetEntry>,
+    refresh_interval: Duration,
+    key_sets: BTreeMap<KeySource, KeySetEntry>,
 }
 
 #[derive(Debug)]
 struct KeySetEntry {
     /// Time at which the next fetch is due; `None` during a fetch.
-    due: Option<Instant>,
+    due_at: Option<Instant>,
     failures: u32,
-    last: Option<(ArcStr, Instant)>,
+    last_fetched: Option<(ArcStr, Instant)>,
 }
 
 impl FetchSchedule {
     pub(super) fn new(refresh: Duration) -> Self {
         Self {
-            refresh,
-            sets: BTreeMap::new(),
+            refresh_interval: refresh,
+            key_sets: BTreeMap::new(),
         }
     }
 
     /// Sets the desired key sets, and removes all others.
     pub(super) fn set_desired(&mut self, sources: &BTreeSet<KeySource>, now: Instant) {
-        self.sets.retain(|source, _| sources.contains(source));
+        self.key_sets.retain(|source, _| sources.contains(source));
         for source in sources {
-            self.sets.entry(source.clone()).or_insert(KeySetEntry {
-                due: Some(now),
+            self.key_sets.entry(source.clone()).or_insert(KeySetEntry {
+                due_at: Some(now),
                 failures: 0,
-                last: None,
+                last_fetched: None,
             });
         }
     }
 
     /// Returns the key sets that are due, and marks them as being fetched.
     pub(super) fn take_due(&mut self, now: Instant) -> Vec<KeySource> {
-        let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
-        let due = self.sets.iter_mut();
-        let due = due.filter(|(_, set)| set.due.is_some_and(|at| at <= now));
+        let fetching = self
+            .key_sets
+            .values()
+            .filter(|set| set.due_at.is_none())
+            .count();
+        let due = self.key_sets.iter_mut();
+        let due = due.filter(|(_, set)| set.due_at.is_some_and(|at| at <= now));
         let begun = due
             .take(MAX_CONCURRENT_FETCHES.saturating_sub(fetching))
             .map(|(source, set)| {
-                set.due = None;
+                set.due_at = None;
                 source.clone()
             });
         begun.collect()
@@ -70,8 +74,12 @@ impl FetchSchedule {
 
     /// Returns the time of the next fetch.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
-        let first = self.sets.values().filter_map(|set| set.due).min();
+        let fetching = self
+            .key_sets
+            .values()
+            .filter(|set| set.due_at.is_none())
+            .count();
+        let first = self.key_sets.values().filter_map(|set| set.due_at).min();
         first.filter(|_| fetching < MAX_CONCURRENT_FETCHES)
     }
 
@@ -84,28 +92,28 @@ impl FetchSchedule {
         now: Instant,
         spread: f64,
     ) -> Option<KeySetState> {
-        let set = self.sets.get_mut(source)?;
+        let set = self.key_sets.get_mut(source)?;
         let trouble = match outcome {
             Ok(keys) => {
                 set.failures = 0;
-                set.due = Some(now + self.refresh.mul_f64(spread));
-                set.last = Some((keys.into(), now));
+                set.due_at = Some(now + self.refresh_interval.mul_f64(spread));
+                set.last_fetched = Some((keys.into(), now));
                 None
             }
             Err(error) => {
                 let doubled = FIRST_RETRY_DELAY * 2_u32.pow(set.failures.min(10));
-                let wait = doubled.min(MAX_RETRY_DELAY).min(self.refresh);
+                let wait = doubled.min(MAX_RETRY_DELAY).min(self.refresh_interval);
                 set.failures = set.failures.saturating_add(1);
-                set.due = Some(now + wait.mul_f64(spread));
-                set.last = set
-                    .last
+                set.due_at = Some(now + wait.mul_f64(spread));
+                set.last_fetched = set
+                    .last_fetched
                     .take()
                     .filter(|(_, at)| now.duration_since(*at) < KEY_VALIDITY);
                 Some(ArcStr::from(error.to_string()))
             }
         };
         Some(KeySetState {
-            keys: set.last.as_ref().map(|(keys, _)| keys.clone()),
+            keys: set.last_fetched.as_ref().map(|(keys, _)| keys.clone()),
             last_error: trouble,
         })
     }
@@ -126,7 +134,7 @@ mod tests {
         }
     }
 
-    fn had(keys: &str) -> Result<String, String> {
+    fn fetched(keys: &str) -> Result<String, String> {
         Ok(keys.to_owned())
     }
 
@@ -144,7 +152,7 @@ mod tests {
             (schedule.take_due(now), schedule.next_due()),
             (vec![], None)
         );
-        let state = schedule.on_fetched(&one, had("k"), now, 1.0).unwrap();
+        let state = schedule.on_fetched(&one, fetched("k"), now, 1.0).unwrap();
         assert_eq!((state.keys.as_deref(), state.last_error), (Some("k"), None));
         assert_eq!(schedule.next_due(), Some(now + REFRESH));
         assert_eq!(schedule.take_due(now + REFRESH), [one]);
@@ -161,7 +169,7 @@ mod tests {
             None
         );
         assert_eq!(schedule.next_due(), Some(now + Duration::from_secs(1)));
-        schedule.on_fetched(&one, had("k"), now, 1.0);
+        schedule.on_fetched(&one, fetched("k"), now, 1.0);
         let began = now;
         let mut waits = Vec::new();
         while now - began < KEY_VALIDITY {
@@ -189,10 +197,10 @@ mod tests {
             (begun.len(), schedule.take_due(now).len()),
             (MAX_CONCURRENT_FETCHES, 0)
         );
-        schedule.on_fetched(&begun[0], had("k"), now, 1.0);
+        schedule.on_fetched(&begun[0], fetched("k"), now, 1.0);
         assert_eq!(schedule.take_due(now).len(), 1);
         schedule.set_desired(&BTreeSet::new(), now);
-        assert_eq!(schedule.on_fetched(&begun[1], had("k"), now, 1.0), None);
+        assert_eq!(schedule.on_fetched(&begun[1], fetched("k"), now, 1.0), None);
         assert_eq!(schedule.next_due(), None);
     }
 }

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch as signal;
 
 use super::{
-    definitions::{definition_name, resource},
-    slim,
-    updates::{Update, Updates, object_key},
+    definitions::{crd_name, custom_resource},
+    slim_object,
+    updates::{Update, UpdateSender, object_key},
 };
 
 /// API versions that can be read, newest first. The fields that the mesh reads are the same in all.
@@ -31,20 +31,20 @@ pub(super) struct CustomKindFollower {
     pub(super) client: Client,
     pub(super) kind: Kind,
     pub(super) config: watcher::Config,
-    pub(super) updates: Updates,
-    /// Counter of changes of the cluster's CRDs.
-    pub(super) definitions: signal::Receiver<u64>,
+    pub(super) updates: UpdateSender,
+    /// Counter that grows whenever a CRD of the cluster changes.
+    pub(super) crd_changes: signal::Receiver<u64>,
 }
 
 type ReadResult = Result<Object, (InvalidObject, Box<Value>)>;
 
 /// State of a custom kind's CRD in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DefinitionState {
+enum CrdState {
     /// The CRD serves this API version.
     Served(&'static str),
     /// The CRD exists, but serves no version that the control plane reads.
-    Unreadable,
+    NoReadableVersion,
     /// The CRD does not exist.
     Absent,
 }
@@ -56,24 +56,24 @@ impl CustomKindFollower {
         let mut absence_is_logged = false;
         let mut known = BTreeSet::new();
         loop {
-            self.definitions.mark_unchanged();
-            let definition = self.definition().await;
+            self.crd_changes.mark_unchanged();
+            let definition = self.confirmed_crd_state().await;
             if let Ok(definition) = &definition
-                && !self.report(*definition).await
+                && !self.report_crd_problem(*definition).await
             {
                 return;
             }
             match definition {
-                Ok(DefinitionState::Served(version)) => {
-                    if !self.follow(version, &mut known).await {
+                Ok(CrdState::Served(version)) => {
+                    if !self.watch_objects(version, &mut known).await {
                         return;
                     }
                     (pause, absence_is_logged) = (POLL_BACKOFF.0, false);
                 }
-                Ok(DefinitionState::Unreadable) => {
+                Ok(CrdState::NoReadableVersion) => {
                     tracing::error!(kind = %self.kind, versions = ?READABLE_VERSIONS, "the definition of this kind serves no version that can be read: its objects are not followed; serve one of these");
                 }
-                Ok(DefinitionState::Absent) => {
+                Ok(CrdState::Absent) => {
                     if !absence_is_logged {
                         tracing::info!(kind = %self.kind, "the cluster has no such kind; waiting for its definition");
                         absence_is_logged = true;
@@ -81,7 +81,7 @@ impl CustomKindFollower {
                     // The deletion of a CRD deletes all objects of the kind.
                     let gone = std::mem::take(&mut known);
                     if !self.send_deletions(gone).await
-                        || !self.updates.send(Update::Listed(self.kind)).await
+                        || !self.updates.send(Update::KindListed(self.kind)).await
                     {
                         return;
                     }
@@ -92,47 +92,47 @@ impl CustomKindFollower {
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(POLL_BACKOFF.1),
-                Ok(()) = self.definitions.changed() => pause = POLL_BACKOFF.0,
+                Ok(()) = self.crd_changes.changed() => pause = POLL_BACKOFF.0,
             }
         }
     }
 
-    /// Reports why the kind cannot be followed, if so; returns false if the receiver is dropped.
-    async fn report(&self, definition: DefinitionState) -> bool {
+    /// Sends the reason why the kind cannot be followed, if there is one; returns false if the receiver is dropped.
+    async fn report_crd_problem(&self, definition: CrdState) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
         let is_unread = kind.definition() == ambit_k8s_api::Definition::PresenceOnly;
         let problem = match definition {
-            DefinitionState::Unreadable => Some(format!(
+            CrdState::NoReadableVersion => Some(format!(
                 "{kind}: the definition serves none of the versions {}: its objects are not followed; serve one of these",
                 READABLE_VERSIONS.join(", ")
             )),
-            DefinitionState::Served(version) if version != wanted && !is_unread => Some(format!(
+            CrdState::Served(version) if version != wanted && !is_unread => Some(format!(
                 "{kind}: the definition does not serve the version {wanted}: install a newer one, or fields that it does \
                  not know have no effect"
             )),
-            DefinitionState::Served(_) | DefinitionState::Absent => None,
+            CrdState::Served(_) | CrdState::Absent => None,
         };
-        let update = Update::Definition(kind, problem);
+        let update = Update::CrdProblem(kind, problem);
         self.updates.send(update).await
     }
 
     /// Returns the state of the kind's CRD. Policies depend on it: it counts as absent only if a request for the CRD
     /// itself reports so twice, since lists of served resources are incomplete now and then.
-    async fn definition(&self) -> Result<DefinitionState, kube::Error> {
-        let first = self.read_definition().await?;
-        if first != DefinitionState::Absent {
+    async fn confirmed_crd_state(&self) -> Result<CrdState, kube::Error> {
+        let first = self.read_crd_state().await?;
+        if first != CrdState::Absent {
             return Ok(first);
         }
         tokio::time::sleep(CONFIRMATION_DELAY).await;
-        self.read_definition().await
+        self.read_crd_state().await
     }
 
-    async fn read_definition(&self) -> Result<DefinitionState, kube::Error> {
+    async fn read_crd_state(&self) -> Result<CrdState, kube::Error> {
         let resource = ApiResource::erase::<CustomResourceDefinition>(&());
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
-        let name = definition_name(self.kind);
+        let name = crd_name(self.kind);
         let Some(definition) = api.get_opt(&name).await? else {
-            return Ok(DefinitionState::Absent);
+            return Ok(CrdState::Absent);
         };
         let versions = definition.data.pointer("/spec/versions");
         let versions = versions.and_then(Value::as_array);
@@ -150,23 +150,23 @@ impl CustomKindFollower {
             let bundle = annotations.and_then(|all| all.get(BUNDLE_VERSION));
             tracing::warn!(kind = %self.kind, wanted, bundle, "the definition of this kind does not serve the wanted version: install a newer one, or fields that it does not know have no effect");
         }
-        Ok(best.map_or(DefinitionState::Unreadable, |version| {
-            DefinitionState::Served(version)
+        Ok(best.map_or(CrdState::NoReadableVersion, |version| {
+            CrdState::Served(version)
         }))
     }
 
     /// Watches objects until the kind is no longer served in this version (returns true) or the receiver is dropped
     /// (returns false). `known` has the objects that were reported.
-    async fn follow(&self, version: &'static str, known: &mut BTreeSet<ObjectKey>) -> bool {
+    async fn watch_objects(&self, version: &'static str, known: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
-        let resource = resource(kind, version);
+        let resource = custom_resource(kind, version);
         let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
         let api_version = resource.api_version.clone();
         let read = move |object: &DynamicObject| Some(parse_object(kind, &api_version, object));
         let mut watch = ObjectWatch::new(kind.as_str(), api, self.config.clone(), read);
         // Objects of an earlier watch that the listing has not contained yet.
         let mut unseen = known.clone();
-        let mut definitions = self.definitions.clone();
+        let mut definitions = self.crd_changes.clone();
         loop {
             let next = tokio::select! {
                 event = watch.next() => Some(event),
@@ -185,19 +185,19 @@ impl CustomKindFollower {
                     known.remove(&key);
                     Update::Object(ObjectEvent::Deleted(key))
                 }
-                Some(WatchEvent::Listed) => {
+                Some(WatchEvent::ListCompleted) => {
                     let gone = std::mem::take(&mut unseen);
                     known.retain(|key| !gone.contains(key));
                     if !self.send_deletions(gone).await {
                         return false;
                     }
-                    Update::Listed(kind)
+                    Update::KindListed(kind)
                 }
-                Some(WatchEvent::Listing) => continue,
-                Some(WatchEvent::Unavailable(_)) | None => match self.definition().await {
+                Some(WatchEvent::ListStarted) => continue,
+                Some(WatchEvent::Unavailable(_)) | None => match self.confirmed_crd_state().await {
                     // The server may only be unavailable, and its last objects stay.
                     Err(_) => continue,
-                    Ok(DefinitionState::Served(now)) if now == version => continue,
+                    Ok(CrdState::Served(now)) if now == version => continue,
                     Ok(_) => return true,
                 },
             };
@@ -228,7 +228,7 @@ fn to_event(key: ObjectKey, read: ReadResult) -> ObjectEvent {
             object,
             origin: None,
         },
-        Err((error, value)) => ObjectEvent::Refused { key, error, value },
+        Err((error, value)) => ObjectEvent::Invalid { key, error, value },
     }
 }
 
@@ -239,7 +239,7 @@ fn parse_object(kind: Kind, api_version: &str, object: &DynamicObject) -> ReadRe
         fields.insert("apiVersion".to_owned(), api_version.into());
         fields.insert("kind".to_owned(), kind.as_str().into());
         let mut metadata = object.metadata.clone();
-        slim::strip_metadata(&mut metadata);
+        slim_object::strip_metadata(&mut metadata);
         fields.insert("metadata".to_owned(), json!(metadata));
     }
     Object::from_value(kind, &value).map_err(|error| (error, Box::new(value)))

@@ -8,12 +8,12 @@ use kube::{Api, Client, core::PartialObjectMeta, discovery::ApiResource};
 use tokio::sync::watch;
 
 /// Returns a counter that changes whenever the CRD of a kind that the mesh reads changes.
-pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u64> {
+pub(super) fn watch_crds(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u64> {
     let (sender, receiver) = watch::channel(0);
     let api = Api::<PartialObjectMeta<CustomResourceDefinition>>::all(client.clone());
     let custom = Kind::ALL.iter().copied();
     let custom = custom.filter(|kind| kind.definition() != Definition::BuiltIn);
-    let names: Vec<_> = custom.map(definition_name).collect();
+    let names: Vec<_> = custom.map(crd_name).collect();
     let ours = move |definition: &PartialObjectMeta<CustomResourceDefinition>| {
         let name = definition.metadata.name.as_deref().unwrap_or_default();
         names.iter().any(|ours| ours == name).then_some(())
@@ -38,19 +38,19 @@ pub(super) fn follow(client: &Client, drain: &DrainWatcher) -> watch::Receiver<u
         };
         tokio::select! {
             () = follow => {}
-            _ = drain.started() => {}
+            _ = drain.wait_until_started() => {}
         }
     });
     receiver
 }
 
 /// Returns the name of a kind's CRD.
-pub(super) fn definition_name(kind: Kind) -> String {
+pub(super) fn crd_name(kind: Kind) -> String {
     format!("{}.{}", kind.plural(), kind.group())
 }
 
 /// Returns the API resource of a custom kind in an API version.
-pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
+pub(crate) fn custom_resource(kind: Kind, version: &str) -> ApiResource {
     ApiResource {
         group: kind.group().to_owned(),
         version: version.to_owned(),

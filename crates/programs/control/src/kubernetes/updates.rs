@@ -14,27 +14,27 @@ use tokio::sync::mpsc;
 pub(super) enum Update {
     Object(ObjectEvent),
     /// The initial list of the kind is complete.
-    Listed(Kind),
+    KindListed(Kind),
     /// Reason why the kind's CRD cannot be followed; `None` if it can be followed again.
-    Definition(Kind, Option<String>),
+    CrdProblem(Kind, Option<String>),
 }
 
 /// Sender of a watch's updates to the index.
 #[derive(Clone)]
-pub(super) struct Updates {
+pub(super) struct UpdateSender {
     pub(super) sender: mpsc::Sender<Update>,
     pub(super) drain: DrainWatcher,
 }
 
-impl fmt::Debug for Updates {
+impl fmt::Debug for UpdateSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Updates")
     }
 }
 
-impl Updates {
+impl UpdateSender {
     /// Watches all objects of a kind in a separate task.
-    pub(super) fn follow<K>(
+    pub(super) fn watch_kind<K>(
         &self,
         kind: Kind,
         api: Api<K>,
@@ -58,8 +58,8 @@ impl Updates {
                         WatchEvent::Removed(id) => {
                             Update::Object(ObjectEvent::Deleted(object_key(kind, &id)))
                         }
-                        WatchEvent::Listed => Update::Listed(kind),
-                        WatchEvent::Listing | WatchEvent::Unavailable(_) => continue,
+                        WatchEvent::ListCompleted => Update::KindListed(kind),
+                        WatchEvent::ListStarted | WatchEvent::Unavailable(_) => continue,
                     };
                     if !updates.send(update).await {
                         return;
@@ -68,7 +68,7 @@ impl Updates {
             };
             tokio::select! {
                 () = follow => {}
-                _ = drain.started() => {}
+                _ = drain.wait_until_started() => {}
             }
         });
     }

@@ -41,23 +41,23 @@ fn client_json(status: &SessionStatus, cluster_id: &str) -> Value {
         .collect();
     let mut client = json!({
         "cluster_id": cluster_id,
-        "proxy": node.map(|node| node.pod()),
+        "proxy": node.map(|node| node.display_name()),
         "id": node.map(|node| node.id.as_str()),
         "node": node.map(|node| node.node_name.as_str()),
         "version": node.map(|node| node.version.as_str()),
         // Field name that `istioctl version` reads.
         "istio_version": node.map(|node| node.version.as_str()),
         "caller": status.caller.to_string(),
-        "peer": status.peer,
-        "connectedSeconds": status.since.elapsed().unwrap_or_default().as_secs(),
+        "peer": status.peer_address,
+        "connectedSeconds": status.opened_at.elapsed().unwrap_or_default().as_secs(),
         "subscriptions": subscriptions,
     });
     if let Value::Object(client) = &mut client {
         for (name, resource_type) in ENVOY_TYPES {
             let mut all = status.subscriptions.iter();
             if let Some(one) = all.find(|one| one.resource_type == resource_type) {
-                client.insert(format!("{name}_sent"), json!(one.sent));
-                client.insert(format!("{name}_acked"), json!(one.acknowledged));
+                client.insert(format!("{name}_sent"), json!(one.sent_nonce));
+                client.insert(format!("{name}_acked"), json!(one.acknowledged_nonce));
             }
         }
     }
@@ -67,15 +67,15 @@ fn client_json(status: &SessionStatus, cluster_id: &str) -> Value {
 fn subscription_json(status: &SubscriptionStatus) -> Value {
     let state = match &status.error {
         Some(_) => "ERROR",
-        None if status.sent == status.acknowledged => "SYNCED",
+        None if status.sent_nonce == status.acknowledged_nonce => "SYNCED",
         None => "STALE",
     };
     json!({
         "state": state,
-        "sent": status.sent,
-        "acknowledged": status.acknowledged,
-        "wildcard": status.wildcard,
-        "names": status.names,
+        "sent": status.sent_nonce,
+        "acknowledged": status.acknowledged_nonce,
+        "wildcard": status.is_wildcard,
+        "names": status.name_count,
         "error": status.error,
     })
 }

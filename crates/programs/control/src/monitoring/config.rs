@@ -11,12 +11,12 @@ use kube::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::kubernetes::resource;
+use crate::kubernetes::custom_resource;
 
 /// Page size of lists from the API server.
 const PAGE_SIZE: u32 = 500;
 /// Annotation of `kubectl apply` that repeats the whole object.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Text that replaces a secret value.
 const REDACTED: &str = "(secret)";
 /// Fields that may contain secrets, by kind: paths, in which `*` stands for every item of a list.
@@ -38,7 +38,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// If a kind with a CRD cannot be listed, which the text names, or if the API server takes too long.
 pub(super) async fn list_objects(client: &Client) -> Result<Vec<Value>, String> {
-    let listed = tokio::time::timeout(LIST_TIMEOUT, list_all(client)).await;
+    let listed = tokio::time::timeout(LIST_TIMEOUT, list_all_kinds(client)).await;
     listed.unwrap_or_else(|_| {
         Err(format!(
             "the API server did not list all objects in {LIST_TIMEOUT:?}"
@@ -46,19 +46,19 @@ pub(super) async fn list_objects(client: &Client) -> Result<Vec<Value>, String> 
     })
 }
 
-async fn list_all(client: &Client) -> Result<Vec<Value>, String> {
+async fn list_all_kinds(client: &Client) -> Result<Vec<Value>, String> {
     let mut all = Vec::new();
     let custom = |kind: &&Kind| kind.definition() != Definition::BuiltIn;
     for kind in Kind::ALL.iter().filter(custom) {
-        let listed = list(client, *kind).await;
+        let listed = list_kind(client, *kind).await;
         all.extend(listed.map_err(|error| format!("cannot list objects of kind {kind}: {error}"))?);
     }
     Ok(all)
 }
 
 /// Lists the objects of a kind; empty if the cluster has no CRD of it.
-async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
-    let resource = resource(kind, kind.version());
+async fn list_kind(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
+    let resource = custom_resource(kind, kind.version());
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let mut all = Vec::new();
     let mut page = ListParams::default().limit(PAGE_SIZE);
@@ -85,7 +85,7 @@ fn redact_object(kind: Kind, resource: &ApiResource, object: DynamicObject) -> V
     let mut metadata = object.metadata;
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
-        annotations.remove(LAST_APPLIED);
+        annotations.remove(LAST_APPLIED_ANNOTATION);
     }
     let mut shown = Map::new();
     shown.insert("kind".to_owned(), json!(resource.kind));
@@ -96,23 +96,23 @@ fn redact_object(kind: Kind, resource: &ApiResource, object: DynamicObject) -> V
     }
     let mut shown = Value::Object(shown);
     for (_, path) in SECRET_FIELDS.iter().filter(|(of, _)| *of == kind) {
-        remove_path(&mut shown, path);
+        redact_path(&mut shown, path);
     }
     shown
 }
 
 /// Replaces the values at a path by [`REDACTED`].
-fn remove_path(value: &mut Value, path: &[&str]) {
+fn redact_path(value: &mut Value, path: &[&str]) {
     match path.split_first() {
         None => *value = json!(REDACTED),
         Some((&"*", rest)) => {
             for item in value.as_array_mut().into_iter().flatten() {
-                remove_path(item, rest);
+                redact_path(item, rest);
             }
         }
         Some((field, rest)) => {
             if let Some(value) = value.get_mut(*field) {
-                remove_path(value, rest);
+                redact_path(value, rest);
             }
         }
     }
@@ -137,7 +137,7 @@ mod tests {
             },
         });
         let kind = Kind::WasmPlugin;
-        let resource = resource(kind, kind.version());
+        let resource = custom_resource(kind, kind.version());
         let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
         let plugin = redact_object(kind, &resource, read(&object));
         let expected = json!({

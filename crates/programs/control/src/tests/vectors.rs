@@ -28,25 +28,25 @@ use crate::{
 };
 
 /// Intended difference of a record: its name, the change that makes Istio's record equal to Ambit's, and the reason.
-type Difference = (&'static str, fn(&mut DecodedRecord), &'static str);
+type RecordDifference = (&'static str, fn(&mut DecodedRecord), &'static str);
 
-/// Intended differences of records, limited to the named parts.
-const RECORDS: &[Difference] = &[
+/// Intended differences of records; all other parts of these records must be equal.
+const RECORD_DIFFERENCES: &[RecordDifference] = &[
     (
         "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/192.0.2.7",
-        by_own_labels,
+        ignore_service_entry_labels,
         "Istio goes by the labels of the ServiceEntry, and one without labels is selected by every \
          policy; we go by the endpoint's own labels, for policies and for its canonical name",
     ),
     (
         "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/one.example.com",
-        by_own_labels,
+        ignore_service_entry_labels,
         "as above",
     ),
 ];
 
 /// Intended differences of conditions, where Istio wrote another one or none: object, condition, Ambit's value, reason.
-const CONDITIONS: &[(&str, &str, &str)] = &[
+const CONDITION_DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "AuthorizationPolicy vec/a6-l7-allow ZtunnelAccepted=True UnsupportedValue",
         "spec.rules[0].to[0].operation.methods",
@@ -96,7 +96,7 @@ enum DecodedRecord {
     Policy(Box<security::Authorization>),
 }
 
-fn by_own_labels(parts: &mut DecodedRecord) {
+fn ignore_service_entry_labels(parts: &mut DecodedRecord) {
     let workload = workload_of(parts);
     workload.authorization_policies.clear();
     // The other endpoint has no labels.
@@ -123,7 +123,7 @@ fn decode(collection: Collection, bytes: &[u8]) -> DecodedRecord {
     }
 }
 
-fn file(name: &str) -> String {
+fn read_vector(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../../../vectors")
         .join(name);
@@ -141,7 +141,7 @@ fn read_recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
         pairs.map(|pair| pair[0] << 4 | pair[1]).collect()
     };
     let text = |line: &Value, field: &str| line[field].as_str().unwrap().to_owned();
-    file(name)
+    read_vector(name)
         .lines()
         .map(|line| {
             let line: Value = serde_json::from_str(line).unwrap();
@@ -152,7 +152,7 @@ fn read_recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
 }
 
 /// Returns an API server with every object of the recording.
-fn cluster() -> ApiServer {
+fn recorded_cluster() -> ApiServer {
     let server = ApiServer::start();
     for plural in [
         "namespaces",
@@ -167,7 +167,8 @@ fn cluster() -> ApiServer {
         "authorizationpolicies",
         "peerauthentications",
     ] {
-        let list: Value = serde_json::from_str(&file(&format!("objects-{plural}.json"))).unwrap();
+        let list: Value =
+            serde_json::from_str(&read_vector(&format!("objects-{plural}.json"))).unwrap();
         for object in list["items"].as_array().unwrap() {
             let version = object["apiVersion"].as_str().unwrap();
             let root = if version.contains('/') {
@@ -198,10 +199,10 @@ async fn start_mesh(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report
     let mut mesh = mesh::start(
         source,
         MeshConfig {
-            waypoint_attachment: WaypointAttachment::Labels,
-            waypoint_missing: WaypointMissing::Allow,
+            waypoint_attachment: WaypointAttachment::LabelsOnly,
+            waypoint_missing: WaypointMissing::BypassWaypoint,
             reference_grants: ReferenceGrants::Ignored,
-            service_policy_scope: ServicePolicyScope::Istio,
+            service_policy_scope: ServicePolicyScope::ServiceOnly,
             ..MeshConfig::default()
         },
         KeySets::start(
@@ -222,15 +223,15 @@ async fn start_mesh(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report
 
 #[tokio::test]
 async fn records_equal_istios_byte_by_byte() {
-    assert_records_match_istio(&cluster()).await;
+    assert_records_match_istio(&recorded_cluster()).await;
 }
 
 /// Checks that records reference a Gateway of another class as their waypoint, since for Istio, the class does not
 /// decide which Gateways are waypoints.
 #[tokio::test]
 async fn records_reference_waypoints_of_other_classes_as_istio() {
-    let server = cluster();
-    let list: Value = serde_json::from_str(&file("objects-gateways.json")).unwrap();
+    let server = recorded_cluster();
+    let list: Value = serde_json::from_str(&read_vector("objects-gateways.json")).unwrap();
     let mut gateway = list["items"][0].clone();
     assert_eq!(gateway["spec"]["gatewayClassName"], "istio-waypoint");
     gateway["spec"]["gatewayClassName"] = "another".into();
@@ -243,7 +244,7 @@ async fn assert_records_match_istio(server: &ApiServer) {
     let (mesh, _reports, _drain) = start_mesh(server).await;
     let store = mesh.store.read();
     let mut differences = Vec::new();
-    let mut listed: BTreeMap<_, _> = RECORDS
+    let mut listed: BTreeMap<_, _> = RECORD_DIFFERENCES
         .iter()
         .map(|(name, alter, _)| (*name, alter))
         .collect();
@@ -252,13 +253,13 @@ async fn assert_records_match_istio(server: &ApiServer) {
         (Collection::Policies, "authorization.jsonl"),
     ] {
         let theirs = read_recorded(name);
-        for entry in store.entries(collection) {
+        for entry in store.records(collection) {
             if !theirs.contains_key(entry.name.as_str()) {
                 differences.push(format!("{} is ours alone", entry.name));
             }
         }
         for (name, (version, bytes)) in theirs {
-            let Some(ours) = store.entry(collection, &name) else {
+            let Some(ours) = store.record(collection, &name) else {
                 differences.push(format!("{name} is missing"));
                 continue;
             };
@@ -284,7 +285,7 @@ async fn assert_records_match_istio(server: &ApiServer) {
 
 #[tokio::test]
 async fn conditions_equal_istios() {
-    let server = cluster();
+    let server = recorded_cluster();
     let (_mesh, mut reports, _drain) = start_mesh(&server).await;
     let mut table = StatusTable::default();
     table.set_leader(true);
@@ -302,7 +303,7 @@ async fn conditions_equal_istios() {
             written.insert(format!("{object} {condition}"), text("message").to_owned());
         }
     }
-    for (condition, message, _) in CONDITIONS {
+    for (condition, message, _) in CONDITION_DIFFERENCES {
         let ours = written.remove(*condition);
         let ours = ours.unwrap_or_else(|| panic!("listed, but equal: {condition}"));
         assert!(ours.contains(message), "{condition}: {ours}");

@@ -13,7 +13,7 @@ impl Cluster {
     }
 
     /// Returns the image of a waypoint's Deployment, and the address of the control plane that its pods use.
-    fn deployed(&self, name: &str) -> Option<(String, String)> {
+    fn deployed_image_and_address(&self, name: &str) -> Option<(String, String)> {
         let deployment = self.server.get(DEPLOYMENTS, "shop", name)?;
         let container = &deployment["spec"]["template"]["spec"]["containers"][0];
         let mut env = container["env"].as_array()?.iter();
@@ -26,12 +26,13 @@ impl Cluster {
         let address = format!("https://{service}.istio-system.svc:15012");
         let expected = (image.to_owned(), address);
         wait_for_value(image, || {
-            self.deployed("way").filter(|found| *found == expected)
+            self.deployed_image_and_address("way")
+                .filter(|found| *found == expected)
         })
         .await;
     }
 
-    fn holder(&self, lease: &str) -> Option<String> {
+    fn lease_holder(&self, lease: &str) -> Option<String> {
         let lease = self.server.get(LEASES, "istio-system", lease)?;
         lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
     }
@@ -40,11 +41,11 @@ impl Cluster {
 #[tokio::test]
 async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
     let cluster = Cluster::with_gateways();
-    cluster.gateway("way");
+    cluster.put_gateway("way");
     let first = ["--waypoints", r#"{"image": "w:1"}"#];
-    let first = cluster.replica_with("one", &first).await;
+    let first = cluster.start_replica_with("one", &first).await;
     let second = ["--revision", "canary", "--waypoints", r#"{"image": "w:2"}"#];
-    let second = cluster.replica_with("two", &second).await;
+    let second = cluster.start_replica_with("two", &second).await;
     cluster.wait_until_deployed_by("istiod", "w:1").await;
     cluster.move_gateway("way", "canary");
     cluster.wait_until_deployed_by("istiod-canary", "w:2").await;
@@ -80,28 +81,33 @@ async fn gateway_moves_between_control_planes_and_keeps_its_objects() {
 #[tokio::test]
 async fn one_revision_at_a_time_writes_shared_objects() {
     let cluster = Cluster::start();
-    let first = cluster.replica("one").await;
-    let second = cluster.replica_with("two", &["--revision", "canary"]).await;
-    assert_eq!(first.root(), second.root());
+    let first = cluster.start_replica("one").await;
+    let second = cluster
+        .start_replica_with("two", &["--revision", "canary"])
+        .await;
+    assert_eq!(first.read_root(), second.read_root());
     for (lease, holder) in [
         ("ambit-control-leader", "one"),
         ("ambit-control-leader-canary", "two"),
     ] {
         wait_for_value(lease, || {
-            cluster.holder(lease).filter(|found| found == holder)
+            cluster.lease_holder(lease).filter(|found| found == holder)
         })
         .await;
     }
-    let leader = wait_for_value("the mesh's leader", || cluster.holder("ambit-mesh-leader")).await;
+    let leader = wait_for_value("the mesh's leader", || {
+        cluster.lease_holder("ambit-mesh-leader")
+    })
+    .await;
     let (leader, other, successor) = match leader.as_str() {
         "one" => (first, second, "two"),
         _ => (second, first, "one"),
     };
-    wait_for_value("the root", || cluster.config_map("shop")).await;
+    wait_for_value("the root", || cluster.root_config_map("shop")).await;
     leader.running.stop().await;
-    cluster.namespace("new");
-    wait_for_value("the root", || cluster.config_map("new")).await;
-    let holder = cluster.holder("ambit-mesh-leader");
+    cluster.put_namespace("new");
+    wait_for_value("the root", || cluster.root_config_map("new")).await;
+    let holder = cluster.lease_holder("ambit-mesh-leader");
     assert_eq!(holder.as_deref(), Some(successor));
     other.running.stop().await;
 }
@@ -116,9 +122,9 @@ async fn gateway_in_an_undiscovered_namespace_gets_no_waypoint() {
     };
     let of_mesh = settings(json!([{"matchLabels": {"mesh": "yes"}}]));
     cluster.server.put(CONFIG_MAPS, of_mesh);
-    cluster.gateway("way");
+    cluster.put_gateway("way");
     let replica = cluster
-        .replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
+        .start_replica_with("one", &["--waypoints", r#"{"image": "w:1"}"#])
         .await;
     wait_for_value("the class", || {
         cluster.server.get(GATEWAY_CLASSES, "", "istio-waypoint")

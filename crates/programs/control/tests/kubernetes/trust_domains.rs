@@ -27,9 +27,9 @@ fn find_config_map(cluster: &Cluster, namespace: &str) -> Option<Value> {
 #[tokio::test]
 async fn accepted_trust_domains_are_distributed_to_every_namespace() {
     let cluster = Cluster::start();
-    let replica = cluster.replica("a").await;
-    let root = replica.root();
-    wait_for_value("the root", || cluster.config_map("shop")).await;
+    let replica = cluster.start_replica("a").await;
+    let root = replica.read_root();
+    wait_for_value("the root", || cluster.root_config_map("shop")).await;
     assert_eq!(find_config_map(&cluster, "shop"), None);
     let (west, further) = (Pki::new().root_pem(), Pki::new().root_pem());
     let certificates = json!([
@@ -49,7 +49,7 @@ async fn accepted_trust_domains_are_distributed_to_every_namespace() {
     }
     // Proxies verify the server of another CA by the roots in the ConfigMap of this one.
     let both = format!("{root}{further}");
-    let is_there = || cluster.config_map("shop").filter(|copy| *copy == both);
+    let is_there = || cluster.root_config_map("shop").filter(|copy| *copy == both);
     wait_for_value("both roots", is_there).await;
 
     replica.running.stop().await;
@@ -62,13 +62,13 @@ async fn accepted_trust_domains_are_distributed_to_every_namespace() {
     with_east["roots"]["east"] = json!(west);
     map["data"]["trust-domains.json"] = json!(with_east.to_string());
     cluster.server.put(CONFIG_MAPS, map);
-    let replica = cluster.replica("b").await;
+    let replica = cluster.start_replica("b").await;
     let is_there = || find_config_map(&cluster, "shop").filter(|copy| *copy == with_east);
     wait_for_value("the last roots", is_there).await;
     put_mesh_settings(&cluster, "{}");
     let is_gone = || find_config_map(&cluster, "shop").is_none().then_some(());
     wait_for_value("no copy", is_gone).await;
-    let is_there = || cluster.config_map("shop").filter(|copy| *copy == root);
+    let is_there = || cluster.root_config_map("shop").filter(|copy| *copy == root);
     wait_for_value("its own root", is_there).await;
     replica.running.stop().await;
 }

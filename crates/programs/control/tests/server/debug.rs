@@ -106,7 +106,7 @@ async fn mesh_records_are_not_served_as_state_of_the_world() {
 }
 
 /// Returns the JSON document in the body of a page.
-fn document(page: &str) -> serde_json::Value {
+fn json_body(page: &str) -> serde_json::Value {
     let (_, body) = page.split_once("\r\n\r\n").unwrap();
     serde_json::from_str(body).unwrap()
 }
@@ -166,7 +166,7 @@ spec:
             "ResourceVersion": "",
         },
     ]);
-    assert_eq!(document(&page), expected);
+    assert_eq!(json_body(&page), expected);
     plane.running.stop().await;
 }
 
@@ -176,7 +176,7 @@ async fn clients_page_has_istios_type_names() {
     let mut stream = plane.stream().await;
     stream.subscribe(ADDRESS_TYPE_URL).await;
     let page = plane.page_until("/debug/syncz", "SYNCED").await;
-    let client = &document(&page)[0];
+    let client = &json_body(&page)[0];
     assert_eq!(client["cluster_id"], "Kubernetes");
     assert_eq!(client["proxy"], "zt-1.istio-system");
     assert_ne!(client["endpoint_sent"], "");

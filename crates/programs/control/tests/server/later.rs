@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn later_waypoint_gets_all_records_known_here() {
-    let plane = ControlPlane::start_with(&format!("{OBJECTS}---{WAYPOINT}"), &[]).await;
+    let plane = ControlPlane::start_with(&format!("{MANIFESTS}---{WAYPOINT}"), &[]).await;
     let token = plane.token_of("shop", "wp", "wp-1", "wu1");
     let mut stream = plane.stream_as(&token).await.unwrap();
     let later = "type.googleapis.com/ambit.v1.WaypointOfTomorrow";

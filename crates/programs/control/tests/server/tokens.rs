@@ -138,8 +138,8 @@ async fn run_concurrently(attempts: impl Iterator<Item = impl Future<Output = ()
         .await;
 }
 
-/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by `RESOURCE_NAMES`,
-/// without the addresses that node proxies and waypoints both receive.
+/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by
+/// `RESOURCE_NAMES`, without the addresses that node proxies and waypoints both receive.
 async fn received_names(
     plane: &ControlPlane,
     token: &str,
@@ -235,7 +235,7 @@ async fn token_sees_only_records_of_its_scope() {
 
 /// Returns tokens that do not belong to a live waypoint or node proxy, each with its description and the expected
 /// status.
-fn requests_for_others(plane: &ControlPlane) -> Vec<(&'static str, String, Code)> {
+fn rejected_tokens(plane: &ControlPlane) -> Vec<(&'static str, String, Code)> {
     let changed = |of: [&str; 4], change: fn(&mut serde_json::Value)| {
         let [namespace, account, pod, uid] = of;
         let mut claims = claims_of(namespace, account, pod, uid);
@@ -331,7 +331,7 @@ fn requests_for_others(plane: &ControlPlane) -> Vec<(&'static str, String, Code)
 async fn other_tokens_cannot_open_a_stream() {
     let plane = ControlPlane::start_with(OBJECTS_OF_ALL_KINDS, &[]).await;
     plane.page_until("/ready", "200 OK").await;
-    let attempts = requests_for_others(&plane)
+    let attempts = rejected_tokens(&plane)
         .into_iter()
         .map(|(what, token, code)| {
             let plane = &plane;
@@ -389,7 +389,7 @@ async fn token_gets_only_certificates_of_its_identities() {
         ("a pod", of_web.clone(), None, true),
         ("a pod", of_web, Some(web), false),
     ];
-    let others = requests_for_others(&plane).into_iter();
+    let others = rejected_tokens(&plane).into_iter();
     // Pods of other accounts get their own certificates, but no records.
     let others = others.filter(|(what, ..)| {
         !["of an ordinary pod", "of a namesake of the node proxy"].contains(what)

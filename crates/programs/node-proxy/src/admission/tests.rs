@@ -37,7 +37,7 @@ fn pod_with(state: &SharedState, metrics: Arc<Metrics>) -> Arc<Pod> {
         namespace: "ns".into(),
         service_account: "server".into(),
     };
-    Pod::idle(&proxy, name)
+    Pod::without_listeners(&proxy, name)
 }
 
 fn tracked(pod: &Pod) -> (TrackedConnection, Peer) {
@@ -52,7 +52,7 @@ fn tracked(pod: &Pod) -> (TrackedConnection, Peer) {
         source_ip: [10, 9, 0, 1].into(),
         destination: ([10, 9, 0, 4], 8080).into(),
     };
-    (pod.connections().inbound(shown, who.clone()), who)
+    (pod.connections().add_inbound(shown, who.clone()), who)
 }
 
 /// Checks the race in which a policy is attached, and connections are re-evaluated, between the authorization of a
@@ -63,13 +63,13 @@ async fn policy_attached_during_admission_applies() {
     state.mark_addresses_known();
     state.mark_policies_known();
     let mut workload = build::workload("server", &["10.9.0.4"]);
-    let mut policy = build::policy("strict", Action::Deny, build::from_nobody());
+    let mut policy = build::policy("strict", Action::Deny, build::from_unauthenticated());
     state.apply(&mut vec![MeshUpdate::Workload(Box::new(workload.clone()))]);
     let pod = pod(&state);
-    let read_before = pod.local.wait_until_known().await.unwrap();
+    let read_before = pod.local_workload.wait_until_published().await.unwrap();
     assert!(read_before.workload.authorization_policies.is_empty());
 
-    build::select(&mut workload, &mut policy);
+    build::select_workload(&mut workload, &mut policy);
     state.apply(&mut vec![
         MeshUpdate::Policy(policy),
         MeshUpdate::Workload(Box::new(workload)),
@@ -94,8 +94,8 @@ async fn dry_run_policy_denies_nothing_and_counts_denials() {
     state.mark_addresses_known();
     state.mark_policies_known();
     let mut workload = build::workload("server", &["10.9.0.4"]);
-    let mut policy = build::policy("trial", Action::Deny, build::from_nobody());
-    build::select(&mut workload, &mut policy);
+    let mut policy = build::policy("trial", Action::Deny, build::from_unauthenticated());
+    build::select_workload(&mut workload, &mut policy);
     policy.dry_run = true;
     let name = policy.key().to_string();
     state.apply(&mut vec![
@@ -105,7 +105,7 @@ async fn dry_run_policy_denies_nothing_and_counts_denials() {
     let mut registry = prometheus_client::registry::Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
     let pod = pod_with(&state, metrics);
-    assert!(pod.local.wait_until_known().await.is_some());
+    assert!(pod.local_workload.wait_until_published().await.is_some());
     let (tracked, who) = tracked(&pod);
     assert!(DenialReason::authorize(&pod, &who, &tracked.handle()).is_ok());
     let mut text = String::new();
@@ -123,7 +123,7 @@ async fn connection_to_a_pod_without_a_record_is_denied() {
     let uid: ArcStr = workload.uid.clone();
     state.apply(&mut vec![MeshUpdate::Workload(Box::new(workload))]);
     let pod = pod(&state);
-    assert!(pod.local.wait_until_known().await.is_some());
+    assert!(pod.local_workload.wait_until_published().await.is_some());
     let (tracked, who) = tracked(&pod);
     assert!(DenialReason::authorize(&pod, &who, &tracked.handle()).is_ok());
     state.apply(&mut vec![MeshUpdate::AddressRemoved(uid)]);

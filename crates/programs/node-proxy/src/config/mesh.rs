@@ -43,7 +43,7 @@ struct MeshConfig {
 }
 
 impl ProxyConfig {
-    /// Overrides the settings in `base` by those that are set here.
+    /// Overrides the settings in `base` by those that are set in `self`.
     fn merge_over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {

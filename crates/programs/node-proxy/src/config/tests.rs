@@ -99,7 +99,10 @@ fn errors_name_the_variable() {
         Err(ConfigError::FakeCa)
     ));
     let both = [("LOCAL_XDS_PATH", "a"), ("LOCAL_XDS", "b")];
-    assert!(matches!(config(&both), Err(ConfigError::Exclusive(..))));
+    assert!(matches!(
+        config(&both),
+        Err(ConfigError::MutuallyExclusive(..))
+    ));
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! Hairpin: redirects connections that bypass the pod's required waypoint to it, in a tunnel with the pod's certificate
-//! whose header lines name the original peer. The waypoint then delivers them like any others.
+//! Redirects connections that bypass the pod's required waypoint to that waypoint (hairpin), in a tunnel with the pod's
+//! certificate whose header lines name the original peer. The waypoint then delivers them like any others.
 
 use std::net::SocketAddr;
 
 use ambit_authz::Connection as Peer;
 use ambit_codec::{Forwarded, ORIGINAL_PEER_HEADER, OriginalPeer};
 use ambit_hbone::Tunnel;
-use ambit_model::{ArcStr, Reason};
+use ambit_model::{ArcStr, FailureReason};
 use ambit_proxy::{
     LocalPod, ResolveError,
     dial::{BAGGAGE_HEADER, ConnectError, tunnel_headers},
@@ -37,11 +37,11 @@ pub(crate) enum HairpinError {
 }
 
 impl HairpinError {
-    pub(crate) fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> FailureReason {
         match self {
             Self::Route(error) => error.reason(),
             Self::Connect(error) => error.reason(),
-            Self::Resolve(_) | Self::Identity(_) | Self::RoutingLoop => Reason::Connect,
+            Self::Resolve(_) | Self::Identity(_) | Self::RoutingLoop => FailureReason::Connect,
         }
     }
 
@@ -78,7 +78,7 @@ pub(crate) async fn open_hairpin(
         return Err(HairpinError::RoutingLoop);
     }
     let headers = hairpin_headers(local, who, client, connect_headers)?;
-    let mut wait = shard.pod.dialer.waits.connection();
+    let mut wait = shard.pod.dialer.waypoint_waits.begin_wait();
     loop {
         match connect(shard, local, who.destination, headers.clone()).await {
             Err(error) if error.is_transient() && wait.wait_for_retry().await => {}
@@ -97,7 +97,7 @@ async fn connect(
     let another = |failed| async move { find_route(pod, local, dst, failed).await.ok() };
     let tunnel = pod
         .dialer
-        .replica_tunnel(pool, route, dst.ip(), headers, another);
+        .open_replica_tunnel(pool, route, dst.ip(), headers, another);
     Ok(tunnel.await?)
 }
 

@@ -1,4 +1,4 @@
-//! Sockets of one pod's captured DNS, on port 15053.
+//! Sockets on port 15053 that serve the captured DNS queries of one pod.
 
 use std::{
     io,
@@ -35,7 +35,7 @@ impl DnsSockets {
         netns: &Netns,
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Self, SocketError> {
-        let mut sockets = Self::take(inherited, config)?;
+        let mut sockets = Self::take_inherited(inherited, config)?;
         sockets.open_missing(config, netns, false)?;
         if config.ipv6_enabled {
             sockets.open_missing(config, netns, true)?;
@@ -43,7 +43,7 @@ impl DnsSockets {
         Ok(sockets)
     }
 
-    fn take(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
+    fn take_inherited(inherited: &mut Vec<OwnedFd>, config: &Config) -> Result<Self, SocketError> {
         let mut sockets = Self::default();
         for socket in std::mem::take(inherited) {
             match socket::socket_kind(&socket) {
@@ -51,7 +51,7 @@ impl DnsSockets {
                     sockets.udp.push(socket.into());
                 }
                 Ok(SocketKind::Listener(at)) if at.port() == DNS_PORT => {
-                    let adopted = socket::adopt(socket.into(), &config.tuning)?;
+                    let adopted = socket::adopt_listener(socket.into(), &config.tuning)?;
                     sockets.tcp.push(adopted.listener);
                 }
                 _ => inherited.push(socket),

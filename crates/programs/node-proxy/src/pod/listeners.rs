@@ -23,7 +23,7 @@ pub struct PodListeners {
     pub captured: Option<CaptureListeners>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
-    /// DNS sockets on port 15053; one worker of a pod has them.
+    /// DNS sockets on port 15053; only one worker of a pod has them.
     pub(crate) dns: Option<DnsSockets>,
 }
 
@@ -75,13 +75,13 @@ impl InheritedListeners {
         Self(sockets.into_iter().filter_map(listener).collect())
     }
 
-    fn take(&mut self, port: u16) -> Option<TcpListener> {
+    fn take_port(&mut self, port: u16) -> Option<TcpListener> {
         let index = self.0.iter().position(|(of, _)| *of == port)?;
         Some(self.0.swap_remove(index).1)
     }
 
     /// Returns the number of listener sets that are needed to use all inherited listeners.
-    fn complete_sets(&self) -> usize {
+    fn complete_set_count(&self) -> usize {
         let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
         [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
             .map(of)
@@ -107,7 +107,7 @@ pub(super) fn open_captured(
     let dns = DnsSockets::open(config, netns, &mut inherited)?;
     let mut preserves_client_address = true;
     let tuning_of = |port| Tuning {
-        near: port == OUTBOUND_PORT,
+        is_local: port == OUTBOUND_PORT,
         // Count of the two ports that applications' connections arrive on.
         resets: port != HBONE_PORT,
         ..config.tuning
@@ -120,13 +120,13 @@ pub(super) fn open_captured(
         ..ListenSpec::for_pod(port, config.packet_mark)
     };
     let mut inherited = InheritedListeners::from_sockets(inherited);
-    let sets = inherited.complete_sets().max(workers.max(1));
+    let sets = inherited.complete_set_count().max(workers.max(1));
     let mut open = |port| {
         let BoundListener {
             listener,
             transparent,
-        } = if let Some(listener) = inherited.take(port) {
-            socket::adopt(listener, &tuning_of(port))?
+        } = if let Some(listener) = inherited.take_port(port) {
+            socket::adopt_listener(listener, &tuning_of(port))?
         } else {
             socket::listen(Some(netns), &spec_of(port))?
         };

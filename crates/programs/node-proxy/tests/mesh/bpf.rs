@@ -26,7 +26,7 @@ use rustix::{
 };
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 /// File system of the pods' programs.
 struct Bpffs {
@@ -108,7 +108,7 @@ impl Drop for Place {
 impl BpfCaptured {
     async fn new(mesh: &mut Mesh, bpffs: &Bpffs, node: usize, name: &str, ip: &str) -> Self {
         let mut host = mesh.pod(name, ip).await;
-        host.host.up("lo").await.unwrap();
+        host.host.bring_up("lo").await.unwrap();
         mesh.publish_workload(build::workload(name, &[ip]));
         let cookie = cookie_of(host.netns()).unwrap();
         let (cgroup, pins) = (new_cgroup(), bpffs.pins.path_of(cookie));
@@ -176,10 +176,10 @@ fn new_cgroup() -> PathBuf {
 
 /// Exchanges bytes with an echo, which sees the client's address.
 async fn converse(mut stream: TcpStream, from: &PodHost) {
-    assert_eq!(line(&mut stream).await.unwrap(), from.ip.to_string());
+    assert_eq!(read_line(&mut stream).await.unwrap(), from.ip.to_string());
     stream.write_all(b"hello\n").await.unwrap();
     stream.shutdown().await.unwrap();
-    assert_eq!(rest(&mut stream).await.unwrap(), b"hello\n");
+    assert_eq!(read_until_end(&mut stream).await.unwrap(), b"hello\n");
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    server.host.echo(8080);
+    server.host.serve_echo(8080);
     let to = SocketAddr::new(server.host.ip, 8080);
     converse(client.connect(to).await.unwrap(), &client.host).await;
     let tunnelled = mesh.nodes[1].metrics();
@@ -198,7 +198,7 @@ async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
     // Without the proxy in between.
     converse(server.connect(to).await.unwrap(), &server.host).await;
     let port = SocketAddr::new(outside.ip, 80);
-    outside.echo(80);
+    outside.serve_echo(80);
     converse(client.connect(port).await.unwrap(), &client.host).await;
 }
 
@@ -214,18 +214,18 @@ async fn plaintext_connections_of_many_ports_are_distinguished() {
         let range = || fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40015");
         host.netns().run(range).unwrap().unwrap();
     }
-    server.host.echo(8080);
+    server.host.serve_echo(8080);
     let mut open = Vec::new();
     for _ in 0..6 {
         let to = SocketAddr::new(server.host.ip, 8080);
         let mut stream = outside.connect(to).await.unwrap();
-        assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.3");
+        assert_eq!(read_line(&mut stream).await.unwrap(), "10.9.0.3");
         open.push(stream);
     }
     for mut stream in open {
         stream.write_all(b"hello\n").await.unwrap();
         stream.shutdown().await.unwrap();
-        assert_eq!(rest(&mut stream).await.unwrap(), b"hello\n");
+        assert_eq!(read_until_end(&mut stream).await.unwrap(), b"hello\n");
     }
 }
 
@@ -236,14 +236,14 @@ async fn proxys_own_ports_are_refused_and_those_of_others_are_not() {
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
     for port in [15001, 15006, 15008] {
-        outside.echo(port);
+        outside.serve_echo(port);
         let to = SocketAddr::new(outside.ip, port);
         converse(client.connect(to).await.unwrap(), &client.host).await;
     }
     for port in [15001, 15006] {
         let to = SocketAddr::new(client.host.ip, port);
         let mut stream = client.connect(to).await.unwrap();
-        assert!(line(&mut stream).await.is_err(), "{port}");
+        assert!(read_line(&mut stream).await.is_err(), "{port}");
     }
 }
 
@@ -255,10 +255,10 @@ async fn no_request_fails_while_the_backend_changes() {
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    server.host.echo(8080);
+    server.host.serve_echo(8080);
     let to = SocketAddr::new(server.host.ip, 8080);
     let mut lasting = client.connect(to).await.unwrap();
-    assert_eq!(line(&mut lasting).await.unwrap(), "10.9.0.1");
+    assert_eq!(read_line(&mut lasting).await.unwrap(), "10.9.0.1");
     let places = [&client, &server].map(|pod| Arc::clone(&pod.place));
     let changing = tokio::task::spawn_blocking(move || {
         for _ in 0..5 {
@@ -280,7 +280,7 @@ async fn no_request_fails_while_the_backend_changes() {
     assert!(count > 0);
     lasting.write_all(b"hello\n").await.unwrap();
     lasting.shutdown().await.unwrap();
-    assert_eq!(rest(&mut lasting).await.unwrap(), b"hello\n");
+    assert_eq!(read_until_end(&mut lasting).await.unwrap(), b"hello\n");
 }
 
 /// Fail closed: neither the pod nor those who call it get around a proxy that is not there.
@@ -290,8 +290,8 @@ async fn connections_without_a_proxy_are_refused() {
     let mut mesh = bpffs.mesh().await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    server.host.echo(8080);
-    outside.echo(80);
+    server.host.serve_echo(8080);
+    outside.serve_echo(80);
     server
         .place
         .proxy
@@ -299,7 +299,7 @@ async fn connections_without_a_proxy_are_refused() {
         .await;
     let refused = async |connecting: io::Result<TcpStream>| match connecting {
         Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-        Ok(mut stream) => line(&mut stream).await.is_err(),
+        Ok(mut stream) => read_line(&mut stream).await.is_err(),
     };
     let until = Instant::now() + OPERATION_TIMEOUT;
     let to = SocketAddr::new(server.host.ip, 8080);

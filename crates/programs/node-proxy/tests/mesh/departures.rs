@@ -1,14 +1,14 @@
 //! Tests connections to deleted pods, to endpoints that accept no connections, and to waypoints without a serving pod:
-//! none hangs, and another pod serves it if one can.
+//! no connection hangs, and another pod serves it if one can.
 
 use std::{net::SocketAddr, time::Duration};
 
-use ambit_model::{Destination, GatewayAddress, NamespacedHostname};
+use ambit_model::{GatewayAddress, GatewayDestination, NamespacedHostname};
 use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::{io::AsyncWriteExt, time::timeout};
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 const SERVICE: &str = "ns/server.ns.svc.cluster.local";
 const VIP: &str = "10.9.0.102:80";
@@ -16,10 +16,10 @@ const VIP: &str = "10.9.0.102:80";
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Adds a captured pod as an endpoint of the service [`SERVICE`].
-async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
+async fn add_endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
     let pod = mesh.captured_pod(1, name, ip).await;
     let record = build::workload(name, &[ip]);
-    mesh.publish_workload(build::endpoint_of(record, SERVICE, &[(80, 8080)]));
+    mesh.publish_workload(build::make_endpoint(record, SERVICE, &[(80, 8080)]));
     pod
 }
 
@@ -31,16 +31,16 @@ fn removal_update(name: &str) -> MeshUpdate {
 async fn connections_to_a_deleted_pod_end_with_its_record() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
-    let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
-    server.echo(8080);
+    let server = add_endpoint(&mut mesh, "server", "10.9.0.2").await;
+    server.serve_echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();
-    line(&mut open).await.unwrap();
+    read_line(&mut open).await.unwrap();
     // The pod's network is deleted with it; unsent bytes of its proxy are lost.
-    server.host.remove("eth0").await.unwrap();
+    server.host.remove_link("eth0").await.unwrap();
     open.write_all(b"into the void").await.unwrap();
     mesh.publish(removal_update("server"));
-    let ended = timeout(CLOSE_TIMEOUT, rest(&mut open)).await;
+    let ended = timeout(CLOSE_TIMEOUT, read_until_end(&mut open)).await;
     assert!(ended.expect("it hangs").is_err());
 }
 
@@ -49,13 +49,13 @@ async fn connection_in_setup_survives_its_endpoint() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
-    let server = endpoint(&mut mesh, "server", "10.9.0.2").await;
-    server.echo(8080);
+    let server = add_endpoint(&mut mesh, "server", "10.9.0.2").await;
+    server.serve_echo(8080);
     let mut pooled = client.connect(VIP.parse().unwrap()).await.unwrap();
-    line(&mut pooled).await.unwrap();
-    server.host.remove("eth0").await.unwrap();
+    read_line(&mut pooled).await.unwrap();
+    server.host.remove_link("eth0").await.unwrap();
     let mut opening = client.connect(VIP.parse().unwrap()).await.unwrap();
-    let opened = line(&mut opening);
+    let opened = read_line(&mut opening);
     tokio::pin!(opened);
     // The endpoint does not respond.
     assert!(
@@ -63,8 +63,8 @@ async fn connection_in_setup_survives_its_endpoint() {
             .await
             .is_err()
     );
-    let other = endpoint(&mut mesh, "other", "10.9.0.3").await;
-    other.echo(8080);
+    let other = add_endpoint(&mut mesh, "other", "10.9.0.3").await;
+    other.serve_echo(8080);
     mesh.publish(removal_update("server"));
     let opened = timeout(CLOSE_TIMEOUT, opened).await.expect("it hangs");
     assert_eq!(opened.unwrap(), "10.9.0.1");
@@ -75,17 +75,17 @@ async fn refusing_endpoint_is_replaced_by_another() {
     let mut mesh = Mesh::new().await;
     mesh.publish_service(build::service("server", &["/10.9.0.102"], &[(80, 8080)]));
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
-    let _stopped = endpoint(&mut mesh, "stopped", "10.9.0.2").await;
-    let server = endpoint(&mut mesh, "server", "10.9.0.3").await;
-    server.echo(8080);
+    let _stopped = add_endpoint(&mut mesh, "stopped", "10.9.0.2").await;
+    let server = add_endpoint(&mut mesh, "server", "10.9.0.3").await;
+    server.serve_echo(8080);
     for _ in 0..20 {
         let mut open = client.connect(VIP.parse().unwrap()).await.unwrap();
-        assert_eq!(line(&mut open).await.unwrap(), "10.9.0.1");
+        assert_eq!(read_line(&mut open).await.unwrap(), "10.9.0.1");
     }
     // The waypoint's pod itself has no alternative.
     let refused = client.connect("10.9.0.2:8080".parse().unwrap()).await;
     if let Ok(mut refused) = refused {
-        rest(&mut refused).await.unwrap_err();
+        read_until_end(&mut refused).await.unwrap_err();
     }
 }
 
@@ -95,7 +95,7 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
     service.waypoint = Some(GatewayAddress {
-        destination: Destination::Hostname(NamespacedHostname::new(
+        destination: GatewayDestination::Hostname(NamespacedHostname::new(
             "ns",
             "waypoint.ns.svc.cluster.local",
         )),
@@ -109,7 +109,7 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     ));
     let began = tokio::time::Instant::now();
     let mut waits = client.connect(VIP.parse().unwrap()).await.unwrap();
-    rest(&mut waits).await.unwrap_err();
+    read_until_end(&mut waits).await.unwrap_err();
     let waited = began.elapsed();
     assert!((5..10).contains(&waited.as_secs()), "{waited:?}");
 
@@ -117,7 +117,7 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
     // itself.
     let mut waits = client.connect(VIP.parse().unwrap()).await.unwrap();
     assert!(
-        timeout(Duration::from_millis(300), line(&mut waits))
+        timeout(Duration::from_millis(300), read_line(&mut waits))
             .await
             .is_err()
     );
@@ -128,7 +128,7 @@ async fn connections_wait_five_seconds_for_a_waypoints_pod() {
         port: Some(15088),
     });
     let listener = waypoint.listen(15088);
-    mesh.publish_workload(build::endpoint_of(
+    mesh.publish_workload(build::make_endpoint(
         record,
         "ns/waypoint.ns.svc.cluster.local",
         &[(15008, 15008)],

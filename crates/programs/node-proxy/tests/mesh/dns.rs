@@ -9,7 +9,7 @@ use ambit_model::{DNS_PORT, PodName};
 use ambit_netplan::RedirectionSpec;
 use ambit_node_proxy::pod::Pod;
 use ambit_sys::{conntrack, redirection};
-use ambit_testkit::{build, until};
+use ambit_testkit::{build, wait_until};
 use tokio::net::UdpSocket;
 
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost};
@@ -45,7 +45,7 @@ async fn send_query(client: &UdpSocket, name: &str) -> [u8; 4] {
     *answer[..len].last_chunk().unwrap()
 }
 
-fn socket(pod: &PodHost, port: u16) -> UdpSocket {
+fn udp_socket(pod: &PodHost, port: u16) -> UdpSocket {
     let bind = || std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port));
     let socket = pod.host.run(bind).unwrap().unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -54,7 +54,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
 
 /// Starts the pod's resolver, which answers every query with its sender's address.
 fn serve_upstream_resolver(pod: &PodHost) {
-    let socket = socket(pod, 53);
+    let socket = udp_socket(pod, 53);
     ambit_rt::spawn("resolver", async move {
         let mut buffer = [0; 512];
         loop {
@@ -88,7 +88,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
     let mut client = mesh.captured_pod(0, "client", POD).await;
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect_dns(&client);
-    let open = socket(&client, 0);
+    let open = udp_socket(&client, 0);
     assert_eq!(send_query(&open, "web").await, [10, 1, 0, 1]);
     // The server sees the pod itself as the sender.
     assert_eq!(send_query(&open, "example.com").await, [10, 9, 0, 1]);
@@ -104,7 +104,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
     }
 
     // A socket that sends a query and closes: the next one may get its port.
-    let closed = socket(&client, 0);
+    let closed = udp_socket(&client, 0);
     assert_eq!(send_query(&closed, "web").await, [10, 1, 0, 1]);
     let reused = closed.local_addr().unwrap().port();
     drop(closed);
@@ -117,7 +117,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
     let listener = (Ipv4Addr::LOCALHOST, DNS_PORT).into();
     for port in ports {
         let from = SocketAddr::new(client.ip, port);
-        until("the translation has ended", || {
+        wait_until("the translation has ended", || {
             conntrack::original_destination(Some(client.netns()), from, listener)
                 .unwrap()
                 .is_none()
@@ -126,7 +126,7 @@ async fn mesh_names_are_answered_and_others_forwarded() {
     }
     assert_eq!(send_query(&open, "web").await, [10, 9, 0, 1]);
     assert_eq!(
-        send_query(&socket(&client, reused), "web").await,
+        send_query(&udp_socket(&client, reused), "web").await,
         [10, 9, 0, 1]
     );
 }
@@ -139,7 +139,7 @@ async fn disabled_dns_capture_forwards_all_queries() {
     let client = mesh.captured_pod(0, "client", POD).await;
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect_dns(&client);
-    let open = socket(&client, 0);
+    let open = udp_socket(&client, 0);
     assert_eq!(send_query(&open, "web").await, [10, 9, 0, 1]);
 }
 
@@ -154,7 +154,10 @@ async fn pod_without_ipv6_is_served() {
     mesh.publish_service(build::service("web", &["/10.1.0.1"], &[(80, 80)]));
     redirect_dns(&client);
     mesh.pod("resolver", RESOLVER).await;
-    assert_eq!(send_query(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
+    assert_eq!(
+        send_query(&udp_socket(&client, 0), "web").await,
+        [10, 1, 0, 1]
+    );
 }
 
 /// Checks that a query that waits in the socket while one process ends and the next begins is answered.
@@ -176,7 +179,7 @@ async fn handed_over_sockets_keep_their_queries() {
     };
     let (_old, listeners) = open(Vec::new());
     redirect_dns(&client);
-    let asking = socket(&client, 0);
+    let asking = udp_socket(&client, 0);
     let answer = send_query(&asking, "web");
     tokio::pin!(answer);
     tokio::select! {
@@ -193,7 +196,7 @@ async fn handed_over_sockets_keep_their_queries() {
     let (pod, listeners) = open(held);
     pod.serve(&mesh.nodes[0].workers, listeners);
     assert_eq!(answer.await, [10, 1, 0, 1]);
-    until("the question is counted", || {
+    wait_until("the question is counted", || {
         mesh.nodes[0].metrics().contains("istio_dns_requests_total")
     })
     .await;

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use ambit_hbone::{Settings, server, tls};
-use ambit_model::{Action, Destination, GatewayAddress, Service};
+use ambit_model::{Action, GatewayAddress, GatewayDestination, Service};
 use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::{Pki, build};
 use http::HeaderMap;
@@ -12,15 +12,15 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 const WEB_HOSTNAME: &str = "web.ns.svc.cluster.local";
 /// Address of the service, as the client's network knows it.
 const SERVICE: &str = "10.9.0.200:80";
 const REMOTE_NETWORK: &str = "far";
 
-/// Starts a gateway, which terminates the outer tunnels and forwards their bytes to the pod `behind`, which alone can
-/// decrypt them.
+/// Starts a gateway, which terminates the outer tunnels and forwards the inner ones to the pod `behind`, which alone
+/// can decrypt them.
 fn serve_gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     let listener = pod.listen(15008);
     let netns = pod.netns().clone();
@@ -82,7 +82,7 @@ async fn set_up(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
             uid: "far/SplitHorizonWorkload/gw/ns/web".into(),
             network: REMOTE_NETWORK.into(),
             network_gateway: Some(GatewayAddress {
-                destination: Destination::Address(build::network_address("far/10.9.0.3")),
+                destination: GatewayDestination::Address(build::network_address("far/10.9.0.3")),
                 hbone_mtls_port: 15008,
             }),
             workload_ips: Vec::new(),
@@ -94,15 +94,15 @@ async fn set_up(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let (mut client, mut server) = (client, server);
     mesh.capture(0, &mut client);
     mesh.capture(1, &mut server);
-    server.echo(8080);
+    server.serve_echo(8080);
     (mesh, client, server)
 }
 
 async fn exchange_lines(client: &PodHost) -> TcpStream {
     let mut stream = client.connect(SERVICE.parse().unwrap()).await.unwrap();
-    line(&mut stream).await.unwrap();
+    read_line(&mut stream).await.unwrap();
     stream.write_all(b"hello\n").await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "hello");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "hello");
     stream
 }
 
@@ -117,7 +117,12 @@ async fn other_networks_service_sees_the_clients_identity() {
     let _open_too = exchange_lines(&client).await;
     far.publish(MeshUpdate::Policy(deny("cluster.local/ns/ns/sa/client")));
     let mut denied = client.connect(SERVICE.parse().unwrap()).await.unwrap();
-    assert!(rest(&mut denied).await.unwrap_or_default().is_empty());
+    assert!(
+        read_until_end(&mut denied)
+            .await
+            .unwrap_or_default()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -132,9 +137,9 @@ async fn tunnel_ends_when_the_servers_certificate_is_revoked() {
     let path = directory.path().join("ca-crl.pem");
     std::fs::write(&path, pki.revoke(&[&in_use.unwrap()])).unwrap();
     crls.load(&path).unwrap();
-    let left = rest(&mut stream).await;
+    let left = read_until_end(&mut stream).await;
     assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
-    ambit_testkit::until("the metrics name the reason", || {
+    ambit_testkit::wait_until("the metrics name the reason", || {
         let metrics = mesh.nodes[0].metrics();
         metrics.contains("response_flags=\"CERT_REVOKED\"")
     })

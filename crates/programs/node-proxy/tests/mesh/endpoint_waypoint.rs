@@ -3,14 +3,16 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use ambit_hbone::{Incoming, Settings, Tunnel, TunnelError, client, relay_tunnels, server, tls};
+use ambit_hbone::{
+    IncomingRequest, Settings, Tunnel, TunnelError, client, relay_tunnels, server, tls,
+};
 use ambit_model::{
-    Action, Destination, EndpointWaypoint, GatewayAddress, Identity, Match, NamespacedHostname,
-    Workload,
+    Action, EndpointWaypoint, GatewayAddress, GatewayDestination, Identity, Match,
+    NamespacedHostname, Workload,
 };
 use ambit_proxy::state::MeshUpdate;
 use ambit_sys::socket::{self, OutboundSpec};
-use ambit_testkit::{Pki, build, until};
+use ambit_testkit::{Pki, build, wait_until};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -19,7 +21,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static("x-ambit-original-peer");
@@ -34,12 +36,12 @@ fn waypoint_identity() -> Identity {
 struct WaypointReplica {
     host: PodHost,
     pki: Arc<Pki>,
-    asked: mpsc::UnboundedReceiver<ConnectRequest>,
+    requests: mpsc::UnboundedReceiver<ConnectRequest>,
 }
 
 /// CONNECT request that reached a replica.
 struct ConnectRequest {
-    incoming: Incoming,
+    incoming: IncomingRequest,
     identity: Identity,
     peer: SocketAddr,
 }
@@ -75,18 +77,22 @@ impl WaypointReplica {
                         let _over = asked_for.send(ConnectRequest {
                             incoming,
                             identity,
-                            peer: ambit_model::canonical_socket(peer),
+                            peer: ambit_model::canonical_socket_address(peer),
                         });
                     });
                     let _ended = serving.await;
                 });
             }
         });
-        Self { host, pki, asked }
+        Self {
+            host,
+            pki,
+            requests: asked,
+        }
     }
 
     async fn next(&mut self) -> ConnectRequest {
-        timeout(OPERATION_TIMEOUT, self.asked.recv())
+        timeout(OPERATION_TIMEOUT, self.requests.recv())
             .await
             .unwrap()
             .unwrap()
@@ -120,7 +126,7 @@ impl WaypointReplica {
         let connection = tunnel_as(&self.pki, &waypoint_identity(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
         let (mut far, _) = connection
-            .tunnel(authority, HeaderMap::new())
+            .open_tunnel(authority, HeaderMap::new())
             .await
             .unwrap();
         let mut near = asked.incoming.accept(HeaderMap::new()).unwrap();
@@ -131,7 +137,7 @@ impl WaypointReplica {
     }
 
     fn assert_no_request(&mut self) {
-        assert!(self.asked.try_recv().is_err());
+        assert!(self.requests.try_recv().is_err());
     }
 }
 
@@ -164,7 +170,7 @@ async fn send_connect(
     connection: &client::ClientConnection,
     headers: HeaderMap,
 ) -> Result<Tunnel, StatusCode> {
-    let answer = connection.tunnel(Uri::from_static(SERVER), headers);
+    let answer = connection.open_tunnel(Uri::from_static(SERVER), headers);
     match timeout(OPERATION_TIMEOUT, answer).await.unwrap() {
         Ok((tunnel, _)) => Ok(tunnel),
         Err(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => Err(status),
@@ -175,7 +181,7 @@ async fn send_connect(
 fn endpoint_waypoint(enforce: bool) -> EndpointWaypoint {
     EndpointWaypoint {
         waypoint: GatewayAddress {
-            destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
+            destination: GatewayDestination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
             hbone_mtls_port: 15008,
         },
         identities: vec![waypoint_identity()],
@@ -188,7 +194,7 @@ fn endpoint_waypoint(enforce: bool) -> EndpointWaypoint {
 
 fn direct_record() -> Workload {
     let record = build::workload("server", &["10.9.0.2"]);
-    build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
+    build::make_endpoint(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
 fn server_record() -> Workload {
@@ -203,7 +209,7 @@ struct WaypointTestbed {
     mesh: Mesh,
     client: PodHost,
     server: PodHost,
-    outside: PodHost,
+    outside_client: PodHost,
     replicas: Vec<WaypointReplica>,
 }
 
@@ -217,7 +223,7 @@ impl WaypointTestbed {
         let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
         let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
         let outside = mesh.pod("outside", "10.9.0.9").await;
-        server.echo(8080);
+        server.serve_echo(8080);
         mesh.publish_service(build::service("server", &["10.9.0.102"], &[(80, 8080)]));
         mesh.publish_service(build::service(
             "waypoint",
@@ -228,7 +234,7 @@ impl WaypointTestbed {
             mesh,
             client,
             server,
-            outside,
+            outside_client: outside,
             replicas: Vec::new(),
         };
         for ip in replicas {
@@ -248,13 +254,13 @@ impl WaypointTestbed {
             native_tunnel: true,
             ..build::workload(&name, &[ip])
         };
-        let record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
+        let record = build::make_endpoint(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
         self.mesh.publish_workload(record);
         host
     }
 
-    /// Makes the waypoint required at the server's node, while the client's node does not know of it yet.
-    fn enforce(&self) {
+    /// Makes the waypoint required at the server's node, while the client's node does not know the change yet.
+    fn enforce_at_server(&self) {
         let record = MeshUpdate::Workload(Box::new(server_record()));
         self.mesh.nodes[1].publish(record);
         self.mesh.nodes[0].publish(MeshUpdate::Workload(Box::new(direct_record())));
@@ -265,9 +271,9 @@ impl WaypointTestbed {
         self.mesh.publish_workload(server_record());
     }
 
-    async fn failed(&self, from: &PodHost, to: &str) {
+    async fn assert_fails(&self, from: &PodHost, to: &str) {
         let received = match from.connect(to.parse().unwrap()).await {
-            Ok(mut stream) => rest(&mut stream).await.unwrap_or_default(),
+            Ok(mut stream) => read_until_end(&mut stream).await.unwrap_or_default(),
             Err(_refused) => Vec::new(),
         };
         assert!(received.is_empty(), "{received:?}");
@@ -277,39 +283,39 @@ impl WaypointTestbed {
 /// Exchanges data with the echo server, which must report the waypoint as its client, until both sides close.
 async fn exchange_lines(mut stream: TcpStream, waypoint: &WaypointReplica) {
     assert_eq!(
-        line(&mut stream).await.unwrap(),
+        read_line(&mut stream).await.unwrap(),
         waypoint.host.ip.to_string()
     );
     stream.write_all(b"hello\n").await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "hello");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "hello");
     stream.shutdown().await.unwrap();
-    assert_eq!(rest(&mut stream).await.unwrap(), b"");
+    assert_eq!(read_until_end(&mut stream).await.unwrap(), b"");
 }
 
-fn to(text: &str) -> SocketAddr {
+fn socket_addr(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
 #[tokio::test]
 async fn bypassing_connections_are_forwarded_with_their_peer() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
-    scene.enforce();
+    scene.enforce_at_server();
     let WaypointTestbed {
         mesh,
         client,
         server,
-        outside,
+        outside_client: outside,
         replicas,
     } = &mut scene;
     let waypoint = &mut replicas[0];
     // A client without a tunnel.
-    let plain = outside.connect(to(SERVER)).await.unwrap();
+    let plain = outside.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, None, outside).await;
     assert_eq!(asked.header("baggage"), None);
     waypoint.deliver(asked, server).await;
     exchange_lines(plain, waypoint).await;
     // A node proxy whose state is a moment old.
-    let tunnelled = client.connect(to(SERVER)).await.unwrap();
+    let tunnelled = client.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     assert!(asked.header("baggage").unwrap().contains("client"));
     waypoint.deliver(asked, server).await;
@@ -360,9 +366,9 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
     let mut strict = build::policy(
         "istio_converted_static_strict",
         Action::Deny,
-        build::from_nobody(),
+        build::from_unauthenticated(),
     );
-    build::select(&mut record, &mut strict);
+    build::select_workload(&mut record, &mut strict);
     let only = build::from_principal("cluster.local/ns/ns/sa/waypoint");
     scene.mesh.publish(MeshUpdate::Policy(strict));
     scene.mesh.publish(MeshUpdate::Policy(build::policy(
@@ -371,12 +377,12 @@ async fn peer_authentication_precedes_policies_on_deliveries() {
         only,
     )));
     scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(record)));
-    scene.failed(&scene.outside, SERVER).await;
+    scene.assert_fails(&scene.outside_client, SERVER).await;
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
     let waypoint = &mut scene.replicas[0];
     waypoint.assert_no_request();
-    let tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
+    let tunnelled = scene.client.connect(socket_addr(SERVER)).await.unwrap();
     let (server, client) = (&scene.server, &scene.client);
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
@@ -400,11 +406,11 @@ async fn only_the_waypoint_learns_the_denying_policy() {
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     let policy = build::policy("from-client", Action::Allow, of_client);
     scene.mesh.publish(MeshUpdate::Policy(policy));
-    scene.enforce();
+    scene.enforce_at_server();
     let waypoint = &mut scene.replicas[0];
     let from = &waypoint.host;
     let connection = tunnel_as(&waypoint.pki, &waypoint_identity(), from, &scene.server).await;
-    let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
+    let refused = connection.open_tunnel(Uri::from_static(SERVER), HeaderMap::new());
     let refused = timeout(OPERATION_TIMEOUT, refused)
         .await
         .unwrap()
@@ -419,8 +425,8 @@ async fn only_the_waypoint_learns_the_denying_policy() {
     scene.mesh.nodes[1].publish(unattached);
     let sidecar = build::identity("ns", "sidecar");
     for me in [&waypoint_identity(), &sidecar] {
-        let connection = tunnel_as(&scene.mesh.pki, me, &scene.outside, &scene.server).await;
-        let refused = connection.tunnel(Uri::from_static(SERVER), HeaderMap::new());
+        let connection = tunnel_as(&scene.mesh.pki, me, &scene.outside_client, &scene.server).await;
+        let refused = connection.open_tunnel(Uri::from_static(SERVER), HeaderMap::new());
         let refused = timeout(OPERATION_TIMEOUT, refused).await.unwrap();
         let status = StatusCode::UNAUTHORIZED;
         assert!(matches!(refused, Err(TunnelError::Status(got)) if got == status));
@@ -430,13 +436,13 @@ async fn only_the_waypoint_learns_the_denying_policy() {
 #[tokio::test]
 async fn policy_changes_spare_connections_via_the_waypoint() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
-    scene.enforce();
+    scene.enforce_at_server();
     let (server, client) = (&scene.server, &scene.client);
     let waypoint = &mut scene.replicas[0];
-    let mut stream = client.connect(to(SERVER)).await.unwrap();
+    let mut stream = client.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
-    line(&mut stream).await.unwrap();
+    read_line(&mut stream).await.unwrap();
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
     scene.mesh.publish(MeshUpdate::Policy(build::policy(
         "no-client",
@@ -444,7 +450,7 @@ async fn policy_changes_spare_connections_via_the_waypoint() {
         of_client,
     )));
     stream.write_all(b"spared\n").await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "spared");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "spared");
     // PeerAuthentication is about the real peer.
     let mut record = server_record();
     let everything = Match {
@@ -456,21 +462,26 @@ async fn policy_changes_spare_connections_via_the_waypoint() {
         Action::Deny,
         everything,
     );
-    build::select(&mut record, &mut odd);
+    build::select_workload(&mut record, &mut odd);
     scene.mesh.publish(MeshUpdate::Policy(odd));
     scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(record)));
-    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+    assert!(
+        read_until_end(&mut stream)
+            .await
+            .unwrap_or_default()
+            .is_empty()
+    );
 }
 
 #[tokio::test]
 async fn unusable_waypoint_is_never_bypassed() {
     let mut scene = WaypointTestbed::new(&[]).await;
-    scene.enforce();
+    scene.enforce_at_server();
     let pki = scene.mesh.pki.clone();
     let sidecar = tunnel_as(
         &pki,
         &build::identity("ns", "sidecar"),
-        &scene.outside,
+        &scene.outside_client,
         &scene.server,
     )
     .await;
@@ -480,15 +491,15 @@ async fn unusable_waypoint_is_never_bypassed() {
         send_connect(&sidecar, HeaderMap::new()).await.unwrap_err(),
         unavailable
     );
-    scene.failed(&scene.outside, SERVER).await;
+    scene.assert_fails(&scene.outside_client, SERVER).await;
     // No process listens.
     let host = scene.waypoint_pod("10.9.0.3").await;
     assert_eq!(
         send_connect(&sidecar, HeaderMap::new()).await.unwrap_err(),
         unavailable
     );
-    scene.failed(&scene.outside, SERVER).await;
-    scene.failed(&scene.client, SERVER).await;
+    scene.assert_fails(&scene.outside_client, SERVER).await;
+    scene.assert_fails(&scene.client, SERVER).await;
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"CONNECT\""), "{metrics}");
     // The waypoint rejects the tunnel.
@@ -500,7 +511,7 @@ async fn unusable_waypoint_is_never_bypassed() {
     scene.enforce_for_all_identities();
     for dialled in [SERVER, SERVICE] {
         let refusing = async { waypoint.next().await.incoming.refuse(StatusCode::FORBIDDEN) };
-        tokio::join!(scene.failed(&scene.client, dialled), refusing);
+        tokio::join!(scene.assert_fails(&scene.client, dialled), refusing);
     }
     waypoint.assert_no_request();
 }
@@ -510,7 +521,7 @@ async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
     scene.enforce_for_all_identities();
     let waypoint = &mut scene.replicas[0];
-    let stream = scene.server.connect(to(SERVICE)).await.unwrap();
+    let stream = scene.server.connect(socket_addr(SERVICE)).await.unwrap();
     let asked = waypoint.next().await;
     assert_eq!(asked.identity, build::identity("ns", "server"));
     assert_eq!(
@@ -539,10 +550,10 @@ async fn pod_that_calls_its_own_service_goes_through_the_waypoint() {
 #[tokio::test]
 async fn tunnels_of_another_pods_waypoint_are_not_forwarded() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
-    scene.enforce();
+    scene.enforce_at_server();
     let pki = &scene.mesh.pki;
     let other = build::identity("ns", "other");
-    let connection = tunnel_as(pki, &other, &scene.outside, &scene.server).await;
+    let connection = tunnel_as(pki, &other, &scene.outside_client, &scene.server).await;
     let mut headers = HeaderMap::new();
     headers.insert(ORIGINAL_PEER, HeaderValue::from_static("none"));
     let refused = send_connect(&connection, headers).await.unwrap_err();
@@ -557,7 +568,7 @@ async fn captured_pod_with_the_waypoints_account_passes_it() {
     let waypoint = &mut scene.replicas[0];
     // Its node does not know of the waypoint, the server's node does.
     scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(server_record())));
-    let stream = accounted.connect(to(SERVER)).await.unwrap();
+    let stream = accounted.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint
         .next_hairpin(&scene.server, Some("waypoint"), &accounted)
         .await;
@@ -565,7 +576,7 @@ async fn captured_pod_with_the_waypoints_account_passes_it() {
     exchange_lines(stream, waypoint).await;
     // Both nodes know of it.
     scene.mesh.publish_workload(server_record());
-    let stream = accounted.connect(to(SERVER)).await.unwrap();
+    let stream = accounted.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next().await;
     assert_eq!(
         (asked.identity.clone(), asked.peer.ip()),
@@ -578,18 +589,18 @@ async fn captured_pod_with_the_waypoints_account_passes_it() {
 #[tokio::test]
 async fn resets_pass_the_waypoint_in_both_directions() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3"]).await;
-    scene.enforce();
+    scene.enforce_at_server();
     let (server, client) = (&scene.server, &scene.client);
     let waypoint = &mut scene.replicas[0];
-    let mut stream = client.connect(to(SERVER)).await.unwrap();
+    let mut stream = client.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     let mut tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
     stream.write_all(b"bytes").await.unwrap();
     tunnel.reset();
-    let broken = rest(&mut stream).await.unwrap_err();
+    let broken = read_until_end(&mut stream).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
 
-    let stream = client.connect(to(SERVER)).await.unwrap();
+    let stream = client.connect(socket_addr(SERVER)).await.unwrap();
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     let mut io = asked.incoming.accept(HeaderMap::new()).unwrap().into_io();
     stream.set_zero_linger().unwrap();
@@ -614,10 +625,16 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     // Only the server's node knows of it.
     scene.mesh.nodes[1].publish(MeshUpdate::Workload(Box::new(foreign.clone())));
     scene.mesh.nodes[0].publish(MeshUpdate::Workload(Box::new(direct_record())));
-    scene.failed(&scene.outside, SERVER).await;
-    scene.failed(&scene.client, SERVER).await;
+    scene.assert_fails(&scene.outside_client, SERVER).await;
+    scene.assert_fails(&scene.client, SERVER).await;
     let sidecar = build::identity("ns", "sidecar");
-    let connection = tunnel_as(&scene.mesh.pki, &sidecar, &scene.outside, &scene.server).await;
+    let connection = tunnel_as(
+        &scene.mesh.pki,
+        &sidecar,
+        &scene.outside_client,
+        &scene.server,
+    )
+    .await;
     let refused = send_connect(&connection, HeaderMap::new())
         .await
         .unwrap_err();
@@ -642,7 +659,7 @@ async fn waypoint_without_original_peer_support_gets_no_foreign_connections() {
     // services.
     scene.mesh.publish_workload(foreign);
     for dialled in [SERVER, SERVICE] {
-        let stream = scene.client.connect(to(dialled)).await.unwrap();
+        let stream = scene.client.connect(socket_addr(dialled)).await.unwrap();
         let asked = waypoint.next().await;
         assert_eq!(asked.identity, build::identity("ns", "client"));
         assert_eq!(asked.authority(), SERVER);
@@ -659,7 +676,7 @@ async fn unusable_replica_is_replaced_by_another() {
     let dead = scene.waypoint_pod("10.9.0.4").await;
     scene.enforce_for_all_identities();
     for _ in 0..12 {
-        let stream = scene.client.connect(to(SERVICE)).await.unwrap();
+        let stream = scene.client.connect(socket_addr(SERVICE)).await.unwrap();
         let waypoint = &mut scene.replicas[0];
         let asked = waypoint.next().await;
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
@@ -667,10 +684,14 @@ async fn unusable_replica_is_replaced_by_another() {
     }
     // The same from the server's side.
     for _ in 0..12 {
-        let stream = scene.outside.connect(to(SERVER)).await.unwrap();
+        let stream = scene
+            .outside_client
+            .connect(socket_addr(SERVER))
+            .await
+            .unwrap();
         let waypoint = &mut scene.replicas[0];
         let asked = waypoint
-            .next_hairpin(&scene.server, None, &scene.outside)
+            .next_hairpin(&scene.server, None, &scene.outside_client)
             .await;
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
         drop(stream);
@@ -681,13 +702,13 @@ async fn unusable_replica_is_replaced_by_another() {
     let refused = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = refused.clone();
     ambit_rt::spawn("unable", async move {
-        while let Some(asked) = unable.asked.recv().await {
+        while let Some(asked) = unable.requests.recv().await {
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             asked.incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);
         }
     });
     while refused.load(std::sync::atomic::Ordering::Relaxed) < 2 {
-        let stream = scene.client.connect(to(SERVICE)).await.unwrap();
+        let stream = scene.client.connect(socket_addr(SERVICE)).await.unwrap();
         let asked = scene.replicas[0].next().await;
         let _tunnel = asked.incoming.accept(HeaderMap::new()).unwrap();
         drop(stream);
@@ -698,7 +719,7 @@ async fn unusable_replica_is_replaced_by_another() {
 async fn accepted_connection_is_never_sent_to_another_replica() {
     let mut scene = WaypointTestbed::new(&["10.9.0.3", "10.9.0.4"]).await;
     scene.enforce_for_all_identities();
-    let mut stream = scene.client.connect(to(SERVICE)).await.unwrap();
+    let mut stream = scene.client.connect(socket_addr(SERVICE)).await.unwrap();
     let [first, second] = &mut scene.replicas[..] else {
         panic!("two replicas");
     };
@@ -710,7 +731,7 @@ async fn accepted_connection_is_never_sent_to_another_replica() {
     stream.write_all(b"bytes").await.unwrap();
     tunnel.read_exact(&mut [0; 5]).await.unwrap();
     drop(tunnel);
-    assert!(rest(&mut stream).await.is_err());
+    assert!(read_until_end(&mut stream).await.is_err());
     other.assert_no_request();
 }
 
@@ -720,8 +741,12 @@ async fn accepted_connection_is_never_sent_to_another_replica() {
 async fn direct_connections_end_after_the_waypoint_grace() {
     let mut scene =
         WaypointTestbed::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "300ms")]).await;
-    let mut tunnelled = scene.client.connect(to(SERVER)).await.unwrap();
-    let mut plain = scene.outside.connect(to(SERVER)).await.unwrap();
+    let mut tunnelled = scene.client.connect(socket_addr(SERVER)).await.unwrap();
+    let mut plain = scene
+        .outside_client
+        .connect(socket_addr(SERVER))
+        .await
+        .unwrap();
     let waypoint = &mut scene.replicas[0];
     let pki = waypoint.pki.clone();
     let connection = tunnel_as(&pki, &waypoint_identity(), &waypoint.host, &scene.server).await;
@@ -730,14 +755,14 @@ async fn direct_connections_end_after_the_waypoint_grace() {
         .unwrap()
         .into_io();
     for stream in [&mut tunnelled, &mut plain] {
-        line(stream).await.unwrap();
+        read_line(stream).await.unwrap();
     }
     let policy_free = |stream: &mut TcpStream| stream.try_write(b"goes on\n").unwrap();
-    scene.enforce();
+    scene.enforce_at_server();
     policy_free(&mut tunnelled);
-    assert_eq!(line(&mut tunnelled).await.unwrap(), "goes on");
+    assert_eq!(read_line(&mut tunnelled).await.unwrap(), "goes on");
     for stream in [&mut tunnelled, &mut plain] {
-        assert!(rest(stream).await.unwrap_or_default().is_empty());
+        assert!(read_until_end(stream).await.unwrap_or_default().is_empty());
     }
     let metrics = scene.mesh.nodes[1].metrics();
     assert!(metrics.contains("response_flags=\"DENY\""), "{metrics}");
@@ -756,33 +781,38 @@ async fn direct_connections_end_after_the_waypoint_grace() {
 async fn direct_connections_continue_during_the_grace_period() {
     let mut scene =
         WaypointTestbed::with_env(&["10.9.0.3"], &[("AMBIT_WAYPOINT_GRACE", "1h")]).await;
-    let mut stream = scene.client.connect(to(SERVER)).await.unwrap();
-    line(&mut stream).await.unwrap();
-    scene.enforce();
+    let mut stream = scene.client.connect(socket_addr(SERVER)).await.unwrap();
+    read_line(&mut stream).await.unwrap();
+    scene.enforce_at_server();
     let (server, client) = (&scene.server, &scene.client);
-    let mut led = client.connect(to(SERVER)).await.unwrap();
+    let mut led = client.connect(socket_addr(SERVER)).await.unwrap();
     let waypoint = &mut scene.replicas[0];
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
-    line(&mut led).await.unwrap();
+    read_line(&mut led).await.unwrap();
     scene.mesh.publish_workload(direct_record());
     for stream in [&mut stream, &mut led] {
         stream.write_all(b"goes on\n").await.unwrap();
-        assert_eq!(line(stream).await.unwrap(), "goes on");
+        assert_eq!(read_line(stream).await.unwrap(), "goes on");
     }
     // A policy terminates it at any time.
     let of_client = build::from_principal("cluster.local/ns/ns/sa/client");
-    scene.enforce();
+    scene.enforce_at_server();
     scene.mesh.publish(MeshUpdate::Policy(build::policy(
         "no-client",
         Action::Deny,
         of_client,
     )));
-    assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
-    until("one is left for each tunnel", || {
+    assert!(
+        read_until_end(&mut stream)
+            .await
+            .unwrap_or_default()
+            .is_empty()
+    );
+    wait_until("one is left for each tunnel", || {
         scene.server.pod.as_ref().unwrap().connections().len() == 2
     })
     .await;
     led.write_all(b"goes on\n").await.unwrap();
-    assert_eq!(line(&mut led).await.unwrap(), "goes on");
+    assert_eq!(read_line(&mut led).await.unwrap(), "goes on");
 }

@@ -10,7 +10,7 @@ use ambit_sys::seqpacket::{SeqPacket, SeqPacketListener};
 use ambit_wire::zds_codec::{decode_ack, decode_hello, encode_request};
 use ambit_zds::{Ack, Request, WorkloadInfo};
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line};
 
 struct Agent {
     link: SeqPacket,
@@ -23,11 +23,11 @@ impl Agent {
             .unwrap()
             .unwrap();
         let agent = Self { link };
-        assert_eq!(decode_hello(&agent.record().await).unwrap(), 1);
+        assert_eq!(decode_hello(&agent.receive_record().await).unwrap(), 1);
         agent
     }
 
-    async fn record(&self) -> Vec<u8> {
+    async fn receive_record(&self) -> Vec<u8> {
         let mut buffer = [0; 1024];
         let received = tokio::time::timeout(OPERATION_TIMEOUT, self.link.recv(&mut buffer))
             .await
@@ -36,14 +36,14 @@ impl Agent {
         buffer[..received.len].to_vec()
     }
 
-    async fn ask(&self, request: Request, pod: Option<&PodHost>) -> Ack {
+    async fn send_request(&self, request: Request, pod: Option<&PodHost>) -> Ack {
         let fd = pod.map(|pod| pod.netns().as_fd());
         self.link.send(&encode_request(&request), fd).await.unwrap();
-        decode_ack(&self.record().await).unwrap()
+        decode_ack(&self.receive_record().await).unwrap()
     }
 
     async fn add(&self, pod: &PodHost) -> Ack {
-        self.ask(
+        self.send_request(
             Request::Add {
                 uid: uid(pod),
                 info: Some(info(pod)),
@@ -77,12 +77,12 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     let listener = SeqPacketListener::bind(&path).unwrap();
     let mut mesh = Mesh::with_env(&[("INPOD_UDS", path.to_str().unwrap())]).await;
     let readiness = Readiness::new();
-    let task = readiness.pending("workload proxy manager");
+    let task = readiness.add_pending_task("workload proxy manager");
     let node = &mesh.nodes[0];
     let enrolment = EnrolmentClient::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
-        Supervisor::none(),
+        Supervisor::unsupervised(),
         task,
     );
     let served = enrolment.served();
@@ -93,8 +93,11 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     let agent = Agent::accept(&listener).await;
     assert_eq!(agent.add(&first).await, Ok(()));
     assert!(!readiness.is_ready());
-    assert_eq!(agent.ask(Request::SnapshotSent, None).await, Ok(()));
-    ambit_testkit::until("the snapshot makes it ready", || readiness.is_ready()).await;
+    assert_eq!(
+        agent.send_request(Request::SnapshotSent, None).await,
+        Ok(())
+    );
+    ambit_testkit::wait_until("the snapshot makes it ready", || readiness.is_ready()).await;
     assert_eq!(agent.add(&second).await, Ok(()));
     // The listeners are active as soon as the acknowledgement arrives.
     for pod in [&first, &second] {
@@ -110,7 +113,7 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
     assert_eq!(dump["uid-first"]["info"]["name"], "first");
 
     drop(agent);
-    ambit_testkit::until("without an agent it is not ready", || !readiness.is_ready()).await;
+    ambit_testkit::wait_until("without an agent it is not ready", || !readiness.is_ready()).await;
     second
         .connect(SocketAddr::new(second.ip, 15008))
         .await
@@ -118,17 +121,24 @@ async fn pods_are_served_from_ack_to_delete_without_the_agent() {
 
     let agent = Agent::accept(&listener).await;
     assert_eq!(
-        agent.ask(Request::Keep { uid: uid(&first) }, None).await,
+        agent
+            .send_request(Request::Keep { uid: uid(&first) }, None)
+            .await,
         Ok(())
     );
-    assert_eq!(agent.ask(Request::SnapshotSent, None).await, Ok(()));
+    assert_eq!(
+        agent.send_request(Request::SnapshotSent, None).await,
+        Ok(())
+    );
     assert_eq!(
         served.pods().len(),
         1,
         "what the snapshot does not name goes"
     );
     assert_eq!(
-        agent.ask(Request::Del { uid: uid(&first) }, None).await,
+        agent
+            .send_request(Request::Del { uid: uid(&first) }, None)
+            .await,
         Ok(())
     );
     assert!(served.pods().is_empty());
@@ -146,19 +156,19 @@ async fn pod_with_an_occupied_port_is_rejected_others_served() {
     let listener = SeqPacketListener::bind(&path).unwrap();
     let mut mesh = Mesh::with_env(&[("INPOD_UDS", path.to_str().unwrap())]).await;
     let readiness = Readiness::new();
-    let task = readiness.pending("workload proxy manager");
+    let task = readiness.add_pending_task("workload proxy manager");
     let node = &mesh.nodes[0];
     let enrolment = EnrolmentClient::new(
         node.proxy.clone(),
         Arc::clone(&node.workers),
-        Supervisor::none(),
+        Supervisor::unsupervised(),
         task,
     );
     let _enrolment = ambit_rt::spawn_abortable("enrolment", enrolment.run());
     let taken = mesh.pod("taken", "10.9.0.1").await;
     let good = mesh.captured_pod(1, "good", "10.9.0.2").await;
     let other = mesh.pod("other", "10.9.0.3").await;
-    good.echo(8080);
+    good.serve_echo(8080);
     let _port = taken.listen(15006);
     let agent = Agent::accept(&listener).await;
     let refusal = agent.add(&taken).await.unwrap_err();
@@ -168,10 +178,13 @@ async fn pod_with_an_occupied_port_is_rejected_others_served() {
     );
     assert!(refusal.contains("15006"), "{refusal}");
     assert_eq!(agent.add(&other).await, Ok(()));
-    assert_eq!(agent.ask(Request::SnapshotSent, None).await, Ok(()));
+    assert_eq!(
+        agent.send_request(Request::SnapshotSent, None).await,
+        Ok(())
+    );
     assert!(!readiness.is_ready(), "one is pending");
     let spec = ambit_netplan::RedirectionSpec::default();
     ambit_sys::redirection::apply(other.netns(), &spec).unwrap();
     let mut stream = other.connect(SocketAddr::new(good.ip, 8080)).await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.3");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "10.9.0.3");
 }

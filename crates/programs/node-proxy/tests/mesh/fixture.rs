@@ -31,7 +31,7 @@ use tokio::{
 /// Timeout of every operation in these tests.
 pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node with a proxy of two workers.
+/// Simulated node with a node proxy of two workers.
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
     pub(crate) workers: Arc<Workers>,
@@ -126,7 +126,7 @@ impl PodHost {
     }
 
     /// Starts an application that sends the peer's address on each connection, and then echoes.
-    pub(crate) fn echo(&self, port: u16) {
+    pub(crate) fn serve_echo(&self, port: u16) {
         let listener = self.listen(port);
         ambit_rt::spawn("echo", async move {
             while let Ok((mut stream, peer)) = listener.accept().await {
@@ -150,7 +150,7 @@ pub(crate) struct Mesh {
     pub(crate) pki: Arc<Pki>,
     pub(crate) nodes: Vec<Node>,
     bridge: Host,
-    pods: u32,
+    pod_count: u32,
 }
 
 impl Mesh {
@@ -171,30 +171,30 @@ impl Mesh {
     /// Creates a mesh of these nodes.
     pub(crate) async fn with_nodes(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let bridge = Host::new("bridge").await.unwrap();
-        bridge.bridge("br0").await.unwrap();
-        bridge.up("br0").await.unwrap();
+        bridge.add_bridge("br0").await.unwrap();
+        bridge.bring_up("br0").await.unwrap();
         Self {
             pki,
             nodes,
             bridge,
-            pods: 0,
+            pod_count: 0,
         }
     }
 
     /// Adds a pod that is neither captured nor known to the mesh.
     pub(crate) async fn pod(&mut self, name: &str, ip: &str) -> PodHost {
-        self.pods += 1;
+        self.pod_count += 1;
         let host = Host::new(name).await.unwrap();
-        let port = format!("v{}", self.pods);
-        self.bridge.veth(&port, &host, "eth0").await.unwrap();
-        self.bridge.attach(&port, "br0").await.unwrap();
-        self.bridge.up(&port).await.unwrap();
+        let port = format!("v{}", self.pod_count);
+        self.bridge.add_veth(&port, &host, "eth0").await.unwrap();
+        self.bridge.attach_to_bridge(&port, "br0").await.unwrap();
+        self.bridge.bring_up(&port).await.unwrap();
         let ip: std::net::IpAddr = ip.parse().unwrap();
         let prefix = if ip.is_ipv6() { 64 } else { 24 };
-        host.address("eth0", format!("{ip}/{prefix}").parse().unwrap())
+        host.add_address("eth0", format!("{ip}/{prefix}").parse().unwrap())
             .await
             .unwrap();
-        host.up("eth0").await.unwrap();
+        host.bring_up("eth0").await.unwrap();
         PodHost {
             host,
             ip,
@@ -257,8 +257,8 @@ impl Mesh {
     }
 }
 
-/// Reads a line, without its terminator.
-pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
+/// Reads one line from the stream, without its terminator.
+pub(crate) async fn read_line(stream: &mut TcpStream) -> std::io::Result<String> {
     let mut text = String::new();
     let reading = async {
         loop {
@@ -274,8 +274,8 @@ pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads until the end of data; a reset is an error.
-pub(crate) async fn rest(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+/// Reads from the stream until the end of data; a reset is an error.
+pub(crate) async fn read_until_end(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes))
         .await

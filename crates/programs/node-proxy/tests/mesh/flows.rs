@@ -7,16 +7,16 @@ use ambit_proxy::state::MeshUpdate;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
-use crate::fixture::{Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, PodHost, read_line, read_until_end};
 
 /// Connects to the echo server, and returns the client's address as the server observes it; checks that data passes in
 /// both directions.
-async fn first_flow(client: &PodHost, to: SocketAddr) -> String {
+async fn observed_client_address(client: &PodHost, to: SocketAddr) -> String {
     let mut stream = client.connect(to).await.unwrap();
-    let seen = line(&mut stream).await.unwrap();
+    let seen = read_line(&mut stream).await.unwrap();
     stream.write_all(b"hello").await.unwrap();
     stream.shutdown().await.unwrap();
-    assert_eq!(rest(&mut stream).await.unwrap(), b"hello");
+    assert_eq!(read_until_end(&mut stream).await.unwrap(), b"hello");
     seen
 }
 
@@ -25,9 +25,9 @@ async fn tunnelled_server_sees_the_clients_address() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     assert_eq!(
-        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
+        observed_client_address(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     for (node, reporter) in [(0, "source"), (1, "destination")] {
@@ -53,9 +53,9 @@ async fn pods_of_one_node_use_a_tunnel() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = mesh.captured_pod(0, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     assert_eq!(
-        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
+        observed_client_address(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
@@ -94,7 +94,7 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let proxy = mesh.pod("proxy", "10.9.0.2").await;
     let metrics = SocketAddr::new(proxy.ip, 15020);
-    proxy.echo(metrics.port());
+    proxy.serve_echo(metrics.port());
     let node = &mesh.nodes[1];
     let (served, listeners) =
         Pod::open_own(&node.proxy, proxy.netns().clone(), node.workers.count()).unwrap();
@@ -104,7 +104,7 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
         &["10.9.0.2"],
     ))));
     // The proxy's own pod responds, under its own address.
-    assert_eq!(first_flow(&client, metrics).await, "10.9.0.2");
+    assert_eq!(observed_client_address(&client, metrics).await, "10.9.0.2");
     assert!(
         mesh.nodes[1]
             .metrics()
@@ -112,7 +112,7 @@ async fn proxys_own_pod_serves_through_a_tunnel() {
     );
     // A client without a tunnel is served as by any pod that is not captured.
     let outside = mesh.pod("outside", "10.9.0.3").await;
-    assert_eq!(first_flow(&outside, metrics).await, "10.9.0.3");
+    assert_eq!(observed_client_address(&outside, metrics).await, "10.9.0.3");
 }
 
 #[tokio::test]
@@ -120,9 +120,9 @@ async fn tunnels_carry_ipv6() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured_pod(0, "client", "fd09::1").await;
     let server = mesh.captured_pod(1, "server", "fd09::2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     assert_eq!(
-        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
+        observed_client_address(&client, SocketAddr::new(server.ip, 8080)).await,
         "fd09::1"
     );
     assert!(mesh.nodes[0].metrics().contains("mutual_tls"));
@@ -133,9 +133,9 @@ async fn outside_client_reaches_a_captured_pod_in_plaintext() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("outside", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     assert_eq!(
-        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
+        observed_client_address(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     let metrics = mesh.nodes[1].metrics();
@@ -152,11 +152,11 @@ async fn captured_pod_reaches_an_outside_server_in_plaintext() {
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let unknown = mesh.pod("unknown", "10.9.0.2").await;
     let known = mesh.pod("known", "10.9.0.3").await;
-    mesh.publish_workload(build::plain_workload("known", &["10.9.0.3"]));
+    mesh.publish_workload(build::workload_outside_mesh("known", &["10.9.0.3"]));
     for server in [&unknown, &known] {
-        server.echo(80);
+        server.serve_echo(80);
         assert_eq!(
-            first_flow(&client, SocketAddr::new(server.ip, 80)).await,
+            observed_client_address(&client, SocketAddr::new(server.ip, 80)).await,
             "10.9.0.1"
         );
     }
@@ -172,23 +172,23 @@ async fn connections_reach_healthy_endpoints_on_their_target_ports() {
     let mut servers = Vec::new();
     for (server, ip, port) in [("a", "10.9.0.11", 8001), ("b", "10.9.0.12", 8002)] {
         let pod = mesh.captured_pod(1, server, ip).await;
-        let workload = build::endpoint_of(build::workload(server, &[ip]), name, &[(80, port)]);
+        let workload = build::make_endpoint(build::workload(server, &[ip]), name, &[(80, port)]);
         mesh.publish_workload(workload);
-        pod.echo(port);
+        pod.serve_echo(port);
         servers.push(pod);
     }
-    let mut sick = build::endpoint_of(build::workload("c", &["10.9.0.13"]), name, &[(80, 1)]);
+    let mut sick = build::make_endpoint(build::workload("c", &["10.9.0.13"]), name, &[(80, 1)]);
     sick.status = ambit_model::WorkloadStatus::Unhealthy;
     mesh.publish_workload(sick);
     // The VIP is on no wire: only the proxy knows its endpoint.
     client
         .host
-        .route("10.96.0.0/16".parse().unwrap(), None, "eth0")
+        .add_route("10.96.0.0/16".parse().unwrap(), None, "eth0")
         .await
         .unwrap();
     for _ in 0..30 {
         assert_eq!(
-            first_flow(&client, "10.96.0.9:80".parse().unwrap()).await,
+            observed_client_address(&client, "10.96.0.9:80".parse().unwrap()).await,
             "10.9.0.1"
         );
     }
@@ -213,7 +213,12 @@ async fn service_without_endpoints_fails_at_once() {
     mesh.publish_service(build::service("empty", &["/10.9.0.99"], &[(80, 80)]));
     // A reset may be so fast that connecting itself reports it.
     if let Ok(mut stream) = client.connect("10.9.0.99:80".parse().unwrap()).await {
-        assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
+        assert!(
+            read_until_end(&mut stream)
+                .await
+                .unwrap_or_default()
+                .is_empty()
+        );
     }
 }
 
@@ -222,14 +227,14 @@ async fn connections_share_a_tunnel_connection() {
     let mut mesh = Mesh::with_env(&[("POOL_MAX_STREAMS_PER_CONNECTION", "100")]).await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let mut open = Vec::new();
     for _ in 0..40 {
         let mut stream = client
             .connect(SocketAddr::new(server.ip, 8080))
             .await
             .unwrap();
-        line(&mut stream).await.unwrap();
+        read_line(&mut stream).await.unwrap();
         open.push(stream);
     }
     let tunnels = std::process::id();
@@ -260,10 +265,10 @@ async fn first_connection_does_not_wait_for_the_control_plane() {
     let mut client = mesh.pod("client", "10.9.0.1").await;
     mesh.capture(0, &mut client);
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let began = std::time::Instant::now();
     assert_eq!(
-        first_flow(&client, SocketAddr::new(server.ip, 8080)).await,
+        observed_client_address(&client, SocketAddr::new(server.ip, 8080)).await,
         "10.9.0.1"
     );
     assert!(began.elapsed() < std::time::Duration::from_secs(4));
@@ -277,16 +282,16 @@ async fn connection_to_a_pod_waits_for_its_policies() {
     mesh.capture(1, &mut server);
     let known = MeshUpdate::Workload(Box::new(build::workload("server", &["10.9.0.2"])));
     mesh.nodes[0].publish(known.clone());
-    server.echo(8080);
+    server.serve_echo(8080);
     let mut stream = client
         .connect(SocketAddr::new(server.ip, 8080))
         .await
         .unwrap();
     let node = &mesh.nodes[1];
-    ambit_testkit::until("the tunnel waits at the server's side", || {
+    ambit_testkit::wait_until("the tunnel waits at the server's side", || {
         node.proxy.metrics.traffic().is_empty()
     })
     .await;
     node.publish(known);
-    assert_eq!(line(&mut stream).await.unwrap(), "10.9.0.1");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "10.9.0.1");
 }

@@ -12,7 +12,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 /// Opens a TCP connection from a namespace to the server's HBONE port, with the packet mark of a node proxy.
 async fn connect_to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
@@ -50,7 +50,7 @@ async fn tunnel_as(
 
 async fn connect_status(connection: &client::ClientConnection, authority: &str) -> StatusCode {
     let authority = Uri::try_from(authority).unwrap();
-    match connection.tunnel(authority, HeaderMap::new()).await {
+    match connection.open_tunnel(authority, HeaderMap::new()).await {
         Ok(_) => StatusCode::OK,
         Err(TunnelError::Status(connect_status)) => connect_status,
         Err(error) => panic!("no answer: {error}"),
@@ -62,7 +62,7 @@ async fn each_invalid_target_has_its_status() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     for (authority, expected) in [
@@ -88,7 +88,7 @@ async fn denied_tunnel_gets_401() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let only = build::from_principal("cluster.local/ns/ns/sa/somebody");
     let policy = build::policy("p", ambit_model::Action::Allow, only);
     mesh.publish(ambit_proxy::state::MeshUpdate::Policy(policy));
@@ -102,7 +102,7 @@ async fn peer_of_another_trust_domain_or_root_fails_the_handshake() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let foreign = Identity::new("other.domain", "ns", "client");
     let stranger = Arc::new(Pki::new());
     for (pki, me) in [
@@ -112,7 +112,7 @@ async fn peer_of_another_trust_domain_or_root_fails_the_handshake() {
         // In TLS 1.3 the client learns of the rejection only when it reads.
         if let Ok(connection) = tunnel_as(pki, &me, &client, &server).await {
             let authority = Uri::from_static("10.9.0.2:8080");
-            let opened = connection.tunnel(authority, HeaderMap::new()).await;
+            let opened = connection.open_tunnel(authority, HeaderMap::new()).await;
             assert!(
                 matches!(opened, Err(TunnelError::Stream(_))),
                 "{me}: {opened:?}"
@@ -127,12 +127,12 @@ async fn oversized_headers_end_the_stream_or_connection() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let authority = || Uri::from_static("10.9.0.2:8080");
     let (open, _) = connection
-        .tunnel(authority(), HeaderMap::new())
+        .open_tunnel(authority(), HeaderMap::new())
         .await
         .unwrap();
     let headers = |fields: usize| -> HeaderMap {
@@ -140,7 +140,7 @@ async fn oversized_headers_end_the_stream_or_connection() {
         let name = |i| http::HeaderName::try_from(format!("x-{i}")).unwrap();
         (0..fields).map(|i| (name(i), long.clone())).collect()
     };
-    let refused = connection.tunnel(authority(), headers(5)).await;
+    let refused = connection.open_tunnel(authority(), headers(5)).await;
     assert!(refused.is_err(), "{refused:?}");
     let mut io = open.into_io();
     io.write_all(b"x").await.unwrap();
@@ -152,7 +152,7 @@ async fn oversized_headers_end_the_stream_or_connection() {
     assert_eq!(&hello, b"10.9.0.1\n");
     // An endless header block is not read to its end: only the caller's connection ends.
     let other = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
-    let refused = connection.tunnel(authority(), headers(40)).await;
+    let refused = connection.open_tunnel(authority(), headers(40)).await;
     assert!(refused.is_err(), "{refused:?}");
     let mut echo = Vec::new();
     let _end_or_reset = tokio::time::timeout(OPERATION_TIMEOUT, io.read_to_end(&mut echo))
@@ -178,7 +178,7 @@ async fn bytes_other_than_tls_end_the_connection() {
         stream.write_all(garbage).await.unwrap();
         stream.shutdown().await.unwrap();
         // The response is at most an alert.
-        assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
+        assert!(read_until_end(&mut stream).await.unwrap_or_default().len() < 16);
     }
 }
 
@@ -203,14 +203,14 @@ async fn connections_to_the_proxys_own_ports_never_loop() {
         let _gone = stream.write_all(b"hello").await;
         let _gone = stream.shutdown().await;
         assert!(
-            rest(&mut stream).await.unwrap_or_default().len() < 16,
+            read_until_end(&mut stream).await.unwrap_or_default().len() < 16,
             "{} to {to}",
             from.name
         );
     }
     for pod in [&client, &server] {
         let connections = &pod.pod.as_ref().unwrap().connections();
-        ambit_testkit::until("no connection is left going round", || {
+        ambit_testkit::wait_until("no connection is left going round", || {
             connections.is_empty()
         })
         .await;
@@ -225,7 +225,7 @@ async fn stalled_handshakes_time_out() {
     let mut stream = connect_to_hbone(&client, &server).await;
     stream.write_all(&[0x16, 3, 1]).await.unwrap();
     let began = std::time::Instant::now();
-    assert!(rest(&mut stream).await.unwrap_or_default().len() < 16);
+    assert!(read_until_end(&mut stream).await.unwrap_or_default().len() < 16);
     assert!(began.elapsed() < Duration::from_secs(15));
 }
 
@@ -252,22 +252,22 @@ async fn cancelled_request_is_not_executed() {
     let mut mesh = Mesh::new().await;
     let client = mesh.pod("client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8081);
+    server.serve_echo(8081);
     let (listener, waiting) = fill_accept_queue(&server, 8080).await;
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let connections = &server.pod.as_ref().unwrap().connections();
     let asked: Vec<_> = (0..50)
-        .map(|_| connection.tunnel(Uri::from_static("10.9.0.2:8080"), HeaderMap::new()))
+        .map(|_| connection.open_tunnel(Uri::from_static("10.9.0.2:8080"), HeaderMap::new()))
         .collect();
     // Requests are sent when they are first polled; none is answered.
     let mut asked = futures_util::future::join_all(asked);
     tokio::select! {
         _answered = &mut asked => panic!("the application does not answer"),
-        () = ambit_testkit::until("all are being dialled", || connections.len() == 50) => {}
+        () = ambit_testkit::wait_until("all are being dialled", || connections.len() == 50) => {}
     }
     drop(asked);
-    ambit_testkit::until("nothing is dialled for them", || connections.is_empty()).await;
+    ambit_testkit::wait_until("nothing is dialled for them", || connections.is_empty()).await;
     // The cause is not the application's silence, which would take until its timeout.
     let metrics = mesh.nodes[1].metrics();
     let given_up = metrics.lines().filter_map(|line| {
@@ -296,13 +296,13 @@ async fn setups_of_one_source_are_limited_and_others_served() {
     let client = mesh.pod("client", "10.9.0.1").await;
     let other = mesh.captured_pod(0, "other", "10.9.0.3").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(8081);
+    server.serve_echo(8081);
     let (_listener, _waiting) = fill_accept_queue(&server, 8080).await;
     let me = build::identity("ns", "client");
     let connection = tunnel_as(&mesh.pki, &me, &client, &server).await.unwrap();
     let authority = Uri::from_static("10.9.0.2:8080");
     let asked: Vec<_> = (0..20)
-        .map(|_| Box::pin(connection.tunnel(authority.clone(), HeaderMap::new())))
+        .map(|_| Box::pin(connection.open_tunnel(authority.clone(), HeaderMap::new())))
         .collect();
     let mut refused = 0;
     let mut left = asked;
@@ -321,11 +321,11 @@ async fn setups_of_one_source_are_limited_and_others_served() {
         .connect(SocketAddr::new(server.ip, 8081))
         .await
         .unwrap();
-    assert_eq!(line(&mut served).await.unwrap(), "10.9.0.3");
+    assert_eq!(read_line(&mut served).await.unwrap(), "10.9.0.3");
     // The slots are free again as soon as the requests are cancelled.
     drop(left);
     let connections = &server.pod.as_ref().unwrap().connections();
-    ambit_testkit::until("only the other is left", || connections.len() == 1).await;
+    ambit_testkit::wait_until("only the other is left", || connections.len() == 1).await;
     assert_eq!(
         connect_status(&connection, "10.9.0.2:8081").await,
         StatusCode::OK

@@ -8,10 +8,10 @@
 )]
 
 mod bpf;
+mod connection_ends;
 mod departures;
 mod dns;
 mod double;
-mod endings;
 mod endpoint_waypoint;
 mod enrolment;
 mod fixture;

@@ -5,9 +5,9 @@ use std::{net::SocketAddr, sync::Arc};
 use ambit_testkit::Pki;
 use tokio::net::TcpStream;
 
-use crate::fixture::{Mesh, Node, PodHost, line};
+use crate::fixture::{Mesh, Node, PodHost, read_line};
 
-/// Client and server on different nodes.
+/// Client pod and server pod on different nodes.
 pub(crate) struct Pair {
     pub(crate) mesh: Mesh,
     client: PodHost,
@@ -26,7 +26,7 @@ impl Pair {
 
     /// Creates a pair of pods in a mesh, and starts the server.
     pub(crate) fn new(mesh: Mesh, client: PodHost, server: PodHost) -> Self {
-        server.echo(8080);
+        server.serve_echo(8080);
         Self {
             mesh,
             client,
@@ -38,7 +38,7 @@ impl Pair {
     /// Opens a connection to the server, and waits for its first response.
     pub(crate) async fn open(&self) -> std::io::Result<TcpStream> {
         let mut stream = self.client.connect(self.address).await?;
-        line(&mut stream).await?;
+        read_line(&mut stream).await?;
         Ok(stream)
     }
 }

@@ -7,7 +7,7 @@ use ambit_model::Identity;
 use ambit_testkit::{FakeCa, Pki, build};
 use ambit_tls::WorkloadCert;
 
-use crate::fixture::{Mesh, Node, line};
+use crate::fixture::{Mesh, Node, read_line};
 
 /// CA that panics for one identity.
 struct FaultyCa(FakeCa, Identity);
@@ -35,17 +35,17 @@ async fn panic_for_one_pod_does_not_affect_others() {
     let victim = mesh.captured_pod(0, "victim", "10.9.0.1").await;
     let client = mesh.captured_pod(0, "client", "10.9.0.2").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.3").await;
-    server.echo(8080);
+    server.serve_echo(8080);
     let to = SocketAddr::new(server.ip, 8080);
     let mut open = client.connect(to).await.unwrap();
-    assert_eq!(line(&mut open).await.unwrap(), "10.9.0.2");
+    assert_eq!(read_line(&mut open).await.unwrap(), "10.9.0.2");
     for _ in 0..20 {
         // More panics than requests for certificates may be in flight.
         if let Ok(mut refused) = victim.connect(to).await {
-            line(&mut refused).await.unwrap_err();
+            read_line(&mut refused).await.unwrap_err();
         }
     }
     let mut new = client.connect(to).await.unwrap();
-    assert_eq!(line(&mut new).await.unwrap(), "10.9.0.2");
+    assert_eq!(read_line(&mut new).await.unwrap(), "10.9.0.2");
     drop(open);
 }

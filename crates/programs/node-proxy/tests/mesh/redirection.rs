@@ -5,28 +5,28 @@ use std::net::SocketAddr;
 use ambit_testkit::build;
 use tokio::io::AsyncWriteExt;
 
-use crate::fixture::{Mesh, PodHost, line, rest};
+use crate::fixture::{Mesh, PodHost, read_line, read_until_end};
 
 /// Port that the client's application serves on loopback for itself.
 const ADMIN_PORT: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// Creates a client with an application on [`ADMIN_PORT`] and on a link-local address, and Services of another tenant with
-/// these as endpoints; returns the Services' addresses.
+/// Creates a client with an application on [`ADMIN_PORT`] and on a link-local address, and Services of another tenant
+/// with these as endpoints; returns the Services' addresses.
 async fn set_up(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let address = format!("{LINK_LOCAL}/16").parse().unwrap();
-    client.host.address("eth0", address).await.unwrap();
-    client.host.up("lo").await.unwrap();
-    client.echo(ADMIN_PORT);
+    client.host.add_address("eth0", address).await.unwrap();
+    client.host.bring_up("lo").await.unwrap();
+    client.serve_echo(ADMIN_PORT);
     let endpoints = [
-        build::plain_workload("loopback", &["127.0.0.1"]),
-        build::plain_workload("other-loopback", &["127.9.9.9"]),
-        build::plain_workload("link-local", &[LINK_LOCAL]),
+        build::workload_outside_mesh("loopback", &["127.0.0.1"]),
+        build::workload_outside_mesh("other-loopback", &["127.9.9.9"]),
+        build::workload_outside_mesh("link-local", &[LINK_LOCAL]),
         ambit_model::Workload {
             hostname: "localhost".into(),
-            ..build::plain_workload("name", &[])
+            ..build::workload_outside_mesh("name", &[])
         },
     ];
     let mut vips = Vec::new();
@@ -35,7 +35,11 @@ async fn set_up(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
         let service = build::service(&name, &[&format!("/{vip}")], &[(80, ADMIN_PORT)]);
         let hostname = format!("ns/{}", service.hostname);
         mesh.publish_service(service);
-        mesh.publish_workload(build::endpoint_of(endpoint, &hostname, &[(80, ADMIN_PORT)]));
+        mesh.publish_workload(build::make_endpoint(
+            endpoint,
+            &hostname,
+            &[(80, ADMIN_PORT)],
+        ));
         vips.push(format!("{vip}:80").parse().unwrap());
     }
     (mesh, client, vips)
@@ -45,12 +49,12 @@ async fn is_reached(client: &PodHost, to: SocketAddr) -> bool {
     let Ok(mut stream) = client.connect(to).await else {
         return false;
     };
-    if line(&mut stream).await.is_err() {
+    if read_line(&mut stream).await.is_err() {
         return false;
     }
     stream.write_all(b"hello\n").await.unwrap();
     stream.shutdown().await.unwrap();
-    rest(&mut stream).await.unwrap() == b"hello\n"
+    read_until_end(&mut stream).await.unwrap() == b"hello\n"
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line};
 
 const SERVER_PORT: u16 = 8080;
 
@@ -23,7 +23,7 @@ fn reset_stream(stream: TcpStream) {
 
 /// Reads until the connection is reset, and returns the bytes. An end of data, which would look like a complete
 /// response, fails the test.
-pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
+pub(crate) async fn read_until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let reading = tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes));
     match reading.await.unwrap_or_else(|_| panic!("{what}: no end")) {
@@ -67,7 +67,7 @@ async fn assert_resets_arrive(path: &ResetPath<'_>) {
             (near, far)
         };
         reset_stream(first);
-        let got = until_reset(&mut second, name).await;
+        let got = read_until_reset(&mut second, name).await;
         assert!(got.is_empty(), "{name}");
 
         // A part of a response.
@@ -79,7 +79,11 @@ async fn assert_resets_arrive(path: &ResetPath<'_>) {
         };
         first.write_all(&[7; 1000]).await.unwrap();
         reset_stream(first);
-        assert_eq!(until_reset(&mut second, name).await, [7; 1000], "{name}");
+        assert_eq!(
+            read_until_reset(&mut second, name).await,
+            [7; 1000],
+            "{name}"
+        );
 
         // The other side has closed its direction already, and waits for the rest.
         let (near, far) = path.open().await;
@@ -92,7 +96,11 @@ async fn assert_resets_arrive(path: &ResetPath<'_>) {
         assert_eq!(first.read(&mut [0; 1]).await.unwrap(), 0, "{name}");
         first.write_all(&[8; 1000]).await.unwrap();
         reset_stream(first);
-        assert_eq!(until_reset(&mut second, name).await, [8; 1000], "{name}");
+        assert_eq!(
+            read_until_reset(&mut second, name).await,
+            [8; 1000],
+            "{name}"
+        );
 
         // The resetting side has closed its direction, and receives data.
         let (near, far) = path.open().await;
@@ -168,7 +176,7 @@ async fn data_sent_before_a_reset_arrives() {
             second.read_exact(&mut got).await.unwrap();
             // The other side sees it only now: before, the kernel would drop unsent data.
             second.write_all(b"x").await.unwrap();
-            until_reset(&mut second, path.name).await
+            read_until_reset(&mut second, path.name).await
         };
         let sending = async {
             first.write_all(&vec![5; BODY_BYTES]).await.unwrap();
@@ -216,8 +224,8 @@ async fn policy_and_drain_reset_both_ends() {
             mesh.publish(MeshUpdate::Policy(anonymous));
         }
         for (mut near, mut far) in open {
-            assert!(until_reset(&mut near, "the client").await.is_empty());
-            assert!(until_reset(&mut far, "the server").await.is_empty());
+            assert!(read_until_reset(&mut near, "the client").await.is_empty());
+            assert!(read_until_reset(&mut far, "the server").await.is_empty());
         }
     }
 }
@@ -227,14 +235,14 @@ async fn stopped_proxy_resets_both_ends() {
     let mut mesh = Mesh::new().await;
     let client = mesh.captured_pod(0, "client", "10.9.0.1").await;
     let server = mesh.captured_pod(1, "server", "10.9.0.2").await;
-    server.echo(SERVER_PORT);
+    server.serve_echo(SERVER_PORT);
     let listener = server.listen(SERVER_PORT + 1);
     for stopped in [1, 0] {
         let mut near = client
             .connect(SocketAddr::new(server.ip, SERVER_PORT))
             .await
             .unwrap();
-        assert_eq!(line(&mut near).await.unwrap(), "10.9.0.1");
+        assert_eq!(read_line(&mut near).await.unwrap(), "10.9.0.1");
         let path = ResetPath {
             name: "stopped",
             client: &client,
@@ -244,9 +252,9 @@ async fn stopped_proxy_resets_both_ends() {
         let (mut other, mut far) = path.open().await;
         let pods = [&client, &server];
         pods[stopped].pod.as_ref().unwrap().stop_now();
-        until_reset(&mut near, "the client").await;
-        until_reset(&mut other, "the other client").await;
-        until_reset(&mut far, "the server").await;
+        read_until_reset(&mut near, "the client").await;
+        read_until_reset(&mut other, "the other client").await;
+        read_until_reset(&mut far, "the server").await;
         if stopped == 1 {
             // The next connection is rejected, by a reset, too.
             return;

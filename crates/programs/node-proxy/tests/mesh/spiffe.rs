@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use ambit_certificates::{Certificates, CertificatesOptions, DelegatedIdentity};
 use ambit_model::Identity;
-use ambit_testkit::{Pki, SpiffeAgent, build, until};
+use ambit_testkit::{Pki, SpiffeAgent, build, wait_until};
 use ambit_tls::TlsSettings;
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    fixture::{Node, line},
+    fixture::{Node, read_line},
     pair::Pair,
 };
 
@@ -49,11 +49,17 @@ impl SpiffeTestbed {
 
     fn register(&self, node: usize, account: &str) {
         let svid = self.pair.mesh.pki.svid(&identity_of(account), HOUR);
-        self.agents[node].change(|entries| entries.delegate(&identity_of(account), svid, &[]));
+        self.agents[node]
+            .change(|entries| entries.register_delegated(&identity_of(account), svid, &[]));
     }
 
-    /// Waits until the node has a certificate of this service account for which `is_it` holds, and returns it.
-    async fn has(&self, node: usize, account: &str, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+    /// Waits until the node has a certificate of the service account `account` for which `is_it` holds, and returns it.
+    async fn wait_for_certificate(
+        &self,
+        node: usize,
+        account: &str,
+        is_it: impl Fn(&[u8]) -> bool,
+    ) -> Vec<u8> {
         let certificates = &self.pair.mesh.nodes[node].proxy.certificates;
         certificates.prefetch(&identity_of(account));
         let leaf = || {
@@ -65,7 +71,7 @@ impl SpiffeTestbed {
                     .to_vec(),
             )
         };
-        until("the certificate", || {
+        wait_until("the certificate", || {
             leaf().is_some_and(|leaf| is_it(&leaf))
         })
         .await;
@@ -79,14 +85,16 @@ async fn connections_continue_while_svids_are_rotated() {
     let pair = &agents.pair;
     agents.register(0, "client");
     agents.register(1, "server");
-    let first = agents.has(0, "client", |_| true).await;
-    agents.has(1, "server", |_| true).await;
+    let first = agents.wait_for_certificate(0, "client", |_| true).await;
+    agents.wait_for_certificate(1, "server", |_| true).await;
     let mut stream = pair.open().await.unwrap();
     agents.register(0, "client");
     agents.register(1, "server");
-    agents.has(0, "client", |leaf| leaf != first).await;
+    agents
+        .wait_for_certificate(0, "client", |leaf| leaf != first)
+        .await;
     stream.write_all(b"on the old one\n").await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "on the old one");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "on the old one");
     pair.open().await.unwrap();
 }
 
@@ -101,6 +109,6 @@ async fn pods_without_registration_entry_get_no_plaintext() {
     let state = &of_server.unwrap().state;
     assert!(state.contains("k8s:ns:ns and k8s:sa:server"), "{state}");
     agents.register(1, "server");
-    agents.has(1, "server", |_| true).await;
+    agents.wait_for_certificate(1, "server", |_| true).await;
     pair.open().await.unwrap();
 }

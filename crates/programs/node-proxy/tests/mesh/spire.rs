@@ -7,12 +7,12 @@ use std::{
 
 use ambit_certificates::{Certificates, CertificatesOptions, DelegatedIdentity, WorkloadApi};
 use ambit_model::Identity;
-use ambit_testkit::{Pki, Spire, build, is_accepted, until};
+use ambit_testkit::{Pki, Spire, build, is_accepted, wait_until};
 use ambit_tls::{TlsSettings, WorkloadCert};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    fixture::{Node, OPERATION_TIMEOUT, line},
+    fixture::{Node, OPERATION_TIMEOUT, read_line},
     pair::Pair,
 };
 
@@ -35,7 +35,7 @@ fn certificates(spire: &Spire) -> Certificates {
     Certificates::start(Arc::new(client), CertificatesOptions::default())
 }
 
-/// Waits for a certificate of an identity that differs from `last`, and returns it.
+/// Waits for a certificate of `identity` that differs from `last`, and returns it.
 async fn next(
     certificates: &Certificates,
     identity: &Identity,
@@ -48,7 +48,7 @@ async fn next(
         let is_other = last.is_none_or(|last| leaf(last) != leaf(&cert));
         is_other.then_some(cert)
     };
-    until("another certificate", || next().is_some()).await;
+    wait_until("another certificate", || next().is_some()).await;
     next().unwrap()
 }
 
@@ -73,7 +73,7 @@ async fn pods_connect_with_identities_of_real_spire() {
     let second = next(client, &identity_of("client"), Some(&first)).await;
     assert!(second.not_after() > first.not_after());
     stream.write_all(b"on the old one\n").await.unwrap();
-    assert_eq!(line(&mut stream).await.unwrap(), "on the old one");
+    assert_eq!(read_line(&mut stream).await.unwrap(), "on the old one");
     pair.open().await.unwrap();
 
     // The last certificates stay while the agent is unavailable, and the proxy reconnects.

@@ -7,7 +7,7 @@ use ambit_tls::{TlsSettings, TrustDomains};
 use tokio::io::AsyncWriteExt;
 
 use crate::{
-    fixture::{Mesh, Node, line, rest},
+    fixture::{Mesh, Node, read_line, read_until_end},
     pair::Pair,
 };
 
@@ -20,9 +20,9 @@ fn new_authority() -> (Arc<Pki>, TrustDomains) {
     (Arc::new(Pki::with_settings(settings)), domains)
 }
 
-/// Creates a client, and a server whose trust domain is `domain` according to its own node and `named` according to the
-/// client's node.
-async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
+/// Creates a client, and a server whose trust domain is `domain` according to the server's node and `named` according
+/// to the client's node.
+async fn pair_across_domains(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
     let [own, other] = pkis;
     let nodes = vec![
         Node::new(&own, &[]),
@@ -41,16 +41,16 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
 }
 
 impl Pair {
-    /// Opens a connection; it must end, and later ones must fail, when `change` removes a trust domain. One of the
-    /// nodes `judges`, which lose the trust domain, must report the reason.
+    /// Checks that an open connection ends and later ones fail when `change` removes a trust domain. One of the nodes
+    /// `judges`, which lose the trust domain, must report the reason.
     async fn assert_connection_closes(&self, judges: &[usize], change: impl Fn()) {
         let mut stream = self.open().await.unwrap();
         stream.write_all(b"hello\n").await.unwrap();
-        assert_eq!(line(&mut stream).await.unwrap(), "hello");
+        assert_eq!(read_line(&mut stream).await.unwrap(), "hello");
         change();
-        let left = rest(&mut stream).await;
+        let left = read_until_end(&mut stream).await;
         assert!(left.as_ref().map_or(true, Vec::is_empty), "{left:?}");
-        ambit_testkit::until("the metrics name the reason", || {
+        ambit_testkit::wait_until("the metrics name the reason", || {
             let mut metrics = judges.iter().map(|node| self.mesh.nodes[*node].metrics());
             metrics.any(|metrics| metrics.contains("response_flags=\"CERT_REVOKED\""))
         })
@@ -62,7 +62,7 @@ impl Pair {
 #[tokio::test]
 async fn federated_meshes_accept_each_other_by_their_roots() {
     let ((own, domains), (west, of_west)) = (new_authority(), new_authority());
-    let pair = pair([own.clone(), west.clone()], "west", "west").await;
+    let pair = pair_across_domains([own.clone(), west.clone()], "west", "west").await;
     assert!(pair.open().await.is_err(), "neither accepts the other");
     accept(&domains, &[], &[("west", &west)]);
     assert!(pair.open().await.is_err(), "the server's side does not");
@@ -80,7 +80,7 @@ async fn authority_cannot_sign_for_another_trust_domain() {
     accept(&domains, &[], &[("west", &west)]);
     accept(&of_west, &[], &[(OWN_TRUST_DOMAIN, &own)]);
     // The server claims an identity of the client's mesh.
-    let pair = pair(
+    let pair = pair_across_domains(
         [own.clone(), west.clone()],
         OWN_TRUST_DOMAIN,
         OWN_TRUST_DOMAIN,
@@ -94,7 +94,7 @@ async fn authority_cannot_sign_for_another_trust_domain() {
 #[tokio::test]
 async fn workloads_of_an_alias_belong_to_the_mesh() {
     let (own, domains) = new_authority();
-    let pair = pair([own.clone(), own.clone()], "old", OWN_TRUST_DOMAIN).await;
+    let pair = pair_across_domains([own.clone(), own.clone()], "old", OWN_TRUST_DOMAIN).await;
     assert!(pair.open().await.is_err(), "no alias yet");
     accept(&domains, &["old", OWN_TRUST_DOMAIN], &[]);
     // Both nodes have the same trust domains.

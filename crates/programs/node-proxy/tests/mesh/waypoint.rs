@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use ambit_codec::ProxyHeader;
 use ambit_model::{
-    AppTunnel, AppTunnelProtocol, Destination, GatewayAddress, NamespacedHostname, Workload,
+    AppTunnel, AppTunnelProtocol, GatewayAddress, GatewayDestination, NamespacedHostname, Workload,
 };
 use ambit_testkit::build;
 use tokio::{
@@ -13,7 +13,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
+use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
 /// Port on which the waypoint's own process listens, behind its node proxy.
@@ -21,14 +21,14 @@ const PROCESS_PORT: u16 = 15088;
 
 fn address_by_hostname() -> GatewayAddress {
     GatewayAddress {
-        destination: Destination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
+        destination: GatewayDestination::Hostname(NamespacedHostname::new("ns", HOSTNAME)),
         hbone_mtls_port: 15008,
     }
 }
 
 fn address_by_ip() -> GatewayAddress {
     GatewayAddress {
-        destination: Destination::Address(build::network_address("10.9.0.103")),
+        destination: GatewayDestination::Address(build::network_address("10.9.0.103")),
         ..address_by_hostname()
     }
 }
@@ -50,7 +50,7 @@ async fn set_up() -> WaypointTestbed {
         .listen(8080);
     let mut waypoint = mesh.pod("waypoint", "10.9.0.3").await;
     let record = build::workload("waypoint", &["10.9.0.3"]);
-    let mut record = build::endpoint_of(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
+    let mut record = build::make_endpoint(record, &format!("ns/{HOSTNAME}"), &[(15008, 15008)]);
     record.application_tunnel = Some(AppTunnel {
         protocol: AppTunnelProtocol::Proxy,
         port: Some(PROCESS_PORT),
@@ -72,11 +72,11 @@ async fn set_up() -> WaypointTestbed {
 
 fn server_record() -> Workload {
     let record = build::workload("server", &["10.9.0.2"]);
-    build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
+    build::make_endpoint(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
 /// Reads the PROXY protocol header that the waypoint receives before the connection's first byte.
-async fn header(stream: &mut TcpStream) -> ProxyHeader {
+async fn read_proxy_header(stream: &mut TcpStream) -> ProxyHeader {
     let mut bytes = Vec::new();
     loop {
         bytes.push(
@@ -99,13 +99,13 @@ async fn assert_reaches_waypoint(scene: &WaypointTestbed, dialled: &str) {
         .await
         .unwrap()
         .unwrap();
-    let header = header(&mut arrived).await;
+    let header = read_proxy_header(&mut arrived).await;
     assert_eq!(header.source.ip(), scene.client.ip);
     assert_eq!(header.destination, dialled);
     let caller = build::identity("ns", "client").to_string();
     assert_eq!(header.identity, Some(caller));
     arrived.write_all(b"from the waypoint\n").await.unwrap();
-    assert_eq!(line(&mut client).await.unwrap(), "from the waypoint");
+    assert_eq!(read_line(&mut client).await.unwrap(), "from the waypoint");
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn pods_waypoint_gets_connections_to_the_pod() {
 async fn unresolved_waypoint_is_never_bypassed() {
     let scene = set_up().await;
     let mut missing = address_by_hostname();
-    missing.destination = Destination::Hostname(NamespacedHostname::new("ns", "nowhere"));
+    missing.destination = GatewayDestination::Hostname(NamespacedHostname::new("ns", "nowhere"));
     let mut service = build::service("server", &["10.9.0.102"], &[(80, 8080)]);
     service.waypoint = Some(missing.clone());
     scene.mesh.publish_service(service);
@@ -146,7 +146,7 @@ async fn unresolved_waypoint_is_never_bypassed() {
         // The rejection may be so fast that the client sees it while connecting.
         let connected = scene.client.connect(dialled.parse().unwrap()).await;
         let received = match connected {
-            Ok(mut client) => rest(&mut client).await.unwrap_or_default(),
+            Ok(mut client) => read_until_end(&mut client).await.unwrap_or_default(),
             Err(_) => Vec::new(),
         };
         assert!(received.is_empty(), "{dialled}: {received:?}");
@@ -167,5 +167,5 @@ async fn unresolved_waypoint_is_never_bypassed() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(line(&mut arrived).await.unwrap(), "direct");
+    assert_eq!(read_line(&mut arrived).await.unwrap(), "direct");
 }

@@ -9,9 +9,9 @@ use crate::{unknown::ISTIO_WORKLOAD_ADDRESS, workload as wire};
 /// WDS record of a workload or a service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AddressRecord {
-    /// Record of a workload.
+    /// WDS record of a workload.
     Workload(Box<model::Workload>),
-    /// Record of a service.
+    /// WDS record of a service.
     Service(Box<model::Service>),
 }
 
@@ -23,8 +23,8 @@ impl AddressRecord {
             .try_into()
     }
 
-    /// Counts the fields of an `istio.workload.Address` that this build does not know and ignores.
-    pub fn unknown_fields(bytes: &[u8]) -> u64 {
+    /// Counts the fields of an `istio.workload.Address` that this build does not know, and therefore ignores.
+    pub fn unknown_field_count(bytes: &[u8]) -> u64 {
         let mut count = 0;
         let walked = ISTIO_WORKLOAD_ADDRESS.unknown_fields(bytes, &mut |_| count += 1);
         // Bytes that are not protobuf are refused by `decode`.

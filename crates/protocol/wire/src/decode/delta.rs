@@ -1,6 +1,6 @@
-//! Delta response whose resources stay undecoded slices of the received message until each is decoded on its own.
+//! Delta xDS response whose resources remain undecoded slices of the received message until each is decoded on its own.
 //!
-//! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times that memory.
+//! The first push of a large mesh is tens of megabytes; decoding all of it at once takes several times that memory.
 //! Here only one decoded record exists at a time, and a record that is not valid protobuf affects no other.
 
 use bytes::Bytes;
@@ -13,12 +13,12 @@ use crate::discovery::DeltaDiscoveryRequest;
 pub const DELTA_PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
-/// gRPC codec that decodes responses as [`LeanDeltaResponse`].
-pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaResponse>;
+/// gRPC codec that decodes responses as [`LazyDeltaResponse`].
+pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LazyDeltaResponse>;
 
 /// `envoy.service.discovery.v3.DeltaDiscoveryResponse` with undecoded resources.
 #[derive(Clone, PartialEq, Message)]
-pub struct LeanDeltaResponse {
+pub struct LazyDeltaResponse {
     /// Encoded `Resource` messages.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub resources: Vec<Bytes>,
@@ -35,29 +35,29 @@ pub struct LeanDeltaResponse {
 
 /// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
-pub struct LeanResource {
-    /// Opaque version of the resource, which the client sends when it reconnects.
+pub struct LazyResource {
+    /// Version of the resource, an opaque text that the client reports when it reconnects.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]
-    resource: Option<LeanAny>,
+    resource: Option<LazyAny>,
     /// Name of the resource.
     #[prost(string, tag = "3")]
     pub name: String,
-    /// Other names of the resource.
+    /// Aliases by which clients can request the resource.
     #[prost(string, repeated, tag = "4")]
     pub aliases: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct LeanAny {
+struct LazyAny {
     #[prost(bytes = "bytes", tag = "2")]
     value: Bytes,
 }
 
-impl LeanResource {
+impl LazyResource {
     /// Decodes the envelope of one resource, without its value.
-    pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
+    pub fn decode_envelope(bytes: Bytes) -> Result<Self, DecodeError> {
         Self::decode(bytes)
             .map_err(|source| DecodeError::new("resource", DecodeErrorReason::Malformed(source)))
     }

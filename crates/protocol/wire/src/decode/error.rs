@@ -1,4 +1,4 @@
-//! Error of a record that cannot be decoded: its field and the reason.
+//! Error of a record that cannot be decoded, with the field and the reason.
 
 use ambit_model as model;
 
@@ -16,7 +16,7 @@ pub(crate) enum DecodeErrorReason {
     #[error("not the protobuf message it should be: {0}")]
     Malformed(#[source] prost::DecodeError),
     #[error("is missing")]
-    Missing,
+    MissingField,
     #[error("an address of {0} bytes; 4 or 16 are possible")]
     AddressLength(usize),
     #[error("a prefix of {0} bits is too long for the address")]
@@ -40,7 +40,7 @@ pub(crate) enum DecodeErrorReason {
     #[error("a match without a value")]
     EmptyMatch,
     #[error("is empty")]
-    Empty,
+    EmptyField,
     #[error("field {0} is unknown")]
     UnknownField(u32),
     #[error("the extension {0:?} is unknown")]
@@ -55,7 +55,7 @@ impl DecodeError {
     }
 
     pub(crate) fn missing(field: &'static str) -> Self {
-        Self::new(field, DecodeErrorReason::Missing)
+        Self::new(field, DecodeErrorReason::MissingField)
     }
 
     /// Returns the path of the field that cannot be decoded.

@@ -1,4 +1,4 @@
-//! Decodes fields that records of several types have.
+//! Decodes fields that several record types have.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,8 @@ use prost::Message;
 use super::error::{DecodeError, DecodeErrorReason};
 use crate::workload as wire;
 
-/// Converts an IP address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
-pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
+/// Decodes an IP address of 4 or 16 bytes; converts an IPv4-mapped address to IPv4.
+pub(crate) fn decode_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
         (Ok(four), _) => IpAddr::from(four),
         (_, Ok(sixteen)) => IpAddr::from(sixteen),
@@ -24,10 +24,14 @@ pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeErro
     Ok(ip.to_canonical())
 }
 
-/// Converts an IP prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
-pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
+/// Decodes an IP prefix; converts a prefix of IPv4-mapped addresses to an IPv4 prefix.
+pub(crate) fn decode_prefix(
+    field: &'static str,
+    bytes: &[u8],
+    length: u32,
+) -> Result<IpNet, DecodeError> {
     let too_long = || DecodeError::new(field, DecodeErrorReason::PrefixLength(length));
-    let address = ip(field, bytes)?;
+    let address = decode_ip(field, bytes)?;
     let mapped = address.is_ipv4() && bytes.len() == 16;
     let (address, length) = match (mapped, length.checked_sub(96)) {
         (true, Some(length)) => (address, length),
@@ -43,12 +47,12 @@ pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<I
         .map_err(|_| too_long())
 }
 
-/// Converts a port number; 0 to 65535 are valid.
-pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
+/// Decodes a port number from 0 to 65535.
+pub(crate) fn decode_port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
     u16::try_from(port).map_err(|_| DecodeError::new(field, DecodeErrorReason::InvalidPort(port)))
 }
 
-/// Converts the number of an enum's value; unknown numbers are errors.
+/// Decodes the number of an enum value; an unknown number is an error.
 pub(crate) fn decode_enum<T: TryFrom<i32>>(
     field: &'static str,
     value: i32,
@@ -56,8 +60,8 @@ pub(crate) fn decode_enum<T: TryFrom<i32>>(
     T::try_from(value).map_err(|_| DecodeError::new(field, DecodeErrorReason::UnknownValue(value)))
 }
 
-/// Decodes the extension with this name; `None` if there is none.
-pub(super) fn extension<M: Message + Default>(
+/// Decodes the configuration of the extension with this name; `None` if the record has no such extension.
+pub(super) fn decode_extension<M: Message + Default>(
     field: &'static str,
     extensions: &[wire::Extension],
     name: &str,
@@ -74,8 +78,8 @@ pub(super) fn extension<M: Message + Default>(
         .map_err(|source| DecodeError::new(field, DecodeErrorReason::Malformed(source)))
 }
 
-/// Converts the ports of a service to a map from service port to target port.
-pub(super) fn port_map(
+/// Decodes a list of ports to a map from service port to target port.
+pub(super) fn decode_port_map(
     field: &'static str,
     ports: &[wire::Port],
 ) -> Result<model::PortMap, DecodeError> {
@@ -83,15 +87,15 @@ pub(super) fn port_map(
         .iter()
         .map(|entry| {
             Ok((
-                port(field, entry.service_port)?,
-                port(field, entry.target_port)?,
+                decode_port(field, entry.service_port)?,
+                decode_port(field, entry.target_port)?,
             ))
         })
         .collect()
 }
 
-/// Converts the address of a waypoint or network gateway.
-pub(super) fn gateway(
+/// Decodes the address of a waypoint or network gateway.
+pub(super) fn decode_gateway_address(
     field: &'static str,
     gateway: wire::GatewayAddress,
 ) -> Result<model::GatewayAddress, DecodeError> {
@@ -103,22 +107,22 @@ pub(super) fn gateway(
         Destination::Hostname(name) if name.hostname.is_empty() => {
             return Err(DecodeError::missing(field));
         }
-        Destination::Hostname(name) => model::Destination::Hostname(
+        Destination::Hostname(name) => model::GatewayDestination::Hostname(
             model::NamespacedHostname::new(name.namespace, name.hostname),
         ),
-        Destination::Address(at) => model::Destination::Address(model::NetworkAddress::new(
+        Destination::Address(at) => model::GatewayDestination::Address(model::NetworkAddress::new(
             at.network,
-            ip(field, &at.address)?,
+            decode_ip(field, &at.address)?,
         )),
     };
     Ok(model::GatewayAddress {
         destination,
-        hbone_mtls_port: port(field, gateway.hbone_mtls_port)?,
+        hbone_mtls_port: decode_port(field, gateway.hbone_mtls_port)?,
     })
 }
 
 /// Returns the text, or Istio's default for the field if the text is empty.
-pub(super) fn or_default(text: String, default: &str) -> model::ArcStr {
+pub(super) fn text_or_default(text: String, default: &str) -> model::ArcStr {
     if text.is_empty() {
         default.into()
     } else {

@@ -1,7 +1,7 @@
-//! Decodes `istio.security.Authorization`.
+//! Decodes `istio.security.Authorization` strictly.
 //!
-//! Nothing may be ignored here: a source address that is dropped widens an ALLOW, a match without a value narrows a
-//! DENY. A policy that is not understood in full is rejected, and replaced by a fail-closed substitute.
+//! Nothing may be ignored in a policy: an ignored source address widens an ALLOW policy, and an ignored match narrows a
+//! DENY policy. A policy that cannot be decoded in full is rejected, and replaced by a fail-closed substitute.
 
 use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
@@ -9,13 +9,13 @@ use prost::Message;
 
 use super::{
     error::{DecodeError, DecodeErrorReason},
-    fields::{decode_enum, port, prefix},
+    fields::{decode_enum, decode_port, decode_prefix},
     strict::{RecordDecodeError, Substitute, check_resource_name, decode_strictly},
 };
 use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
 
-/// Decodes an `istio.security.Authorization` in full: fields that this build does not know are errors.
-pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
+/// Decodes an `istio.security.Authorization` in full: a field that this build does not know is an error.
+pub fn decode_authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let policy: wire::Authorization =
         decode_strictly("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
     policy.try_into()
@@ -25,15 +25,15 @@ pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> 
 ///
 /// # Errors
 ///
-/// When the policy is not understood in full; the error contains its deny-all substitute, see
-/// [`model::Authorization::substitute`].
-pub fn policy(
+/// When the policy cannot be decoded in full; the error contains its deny-all substitute, see
+/// [`model::Authorization::deny_all_substitute`].
+pub fn decode_policy(
     name: &str,
     bytes: &[u8],
 ) -> Result<model::Authorization, RecordDecodeError<model::Authorization>> {
-    let (read, key) = (authorization(bytes), model::Authorization::key);
+    let (read, key) = (decode_authorization(bytes), model::Authorization::key);
     check_resource_name(name, "authorization.name", read, key, |key, why| {
-        let record = Box::new(substitute(key, bytes, why));
+        let record = Box::new(deny_all_substitute(key, bytes, why));
         Substitute {
             effect: match record.dry_run {
                 true => "none, it is a dry run",
@@ -45,9 +45,10 @@ pub fn policy(
     })
 }
 
-/// Scope and dry-run flag of a policy, decoded without its rules.
+/// Name, scope and dry-run flag of a policy. They are decoded without its rules, to build the substitute of an invalid
+/// policy.
 #[derive(Message)]
-struct Outline {
+struct PolicyOutline {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
@@ -58,14 +59,16 @@ struct Outline {
     dry_run: bool,
 }
 
-/// Builds the fail-closed substitute of a policy. If its scope is unreadable, the namespace of its name is used, and
-/// without a namespace the whole mesh. A record without a name gives no scope.
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
-    let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
-    let outline = Outline::decode(bytes).ok().filter(named);
+/// Builds the fail-closed substitute of a policy. If the scope of the policy cannot be decoded, the substitute applies
+/// to the namespace in the policy's key, or to the whole mesh if the key has no namespace. Contents with another name
+/// than the key's are not used.
+fn deny_all_substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
+    let named =
+        |outline: &PolicyOutline| key.name == outline.name && key.namespace == outline.namespace;
+    let outline = PolicyOutline::decode(bytes).ok().filter(named);
     let declared = outline
         .as_ref()
-        .and_then(|outline| scope(outline.scope).ok());
+        .and_then(|outline| decode_scope(outline.scope).ok());
     let scope = match declared.unwrap_or(model::Scope::Namespace) {
         model::Scope::Namespace if key.namespace.is_empty() => model::Scope::Global,
         scope => scope,
@@ -88,7 +91,10 @@ impl TryFrom<wire::Authorization> for model::Authorization {
             .map(|rule| {
                 let clause = |clause: wire::Clause| {
                     if clause.matches.is_empty() {
-                        return Err(DecodeError::new("clause.matches", DecodeErrorReason::Empty));
+                        return Err(DecodeError::new(
+                            "clause.matches",
+                            DecodeErrorReason::EmptyField,
+                        ));
                     }
                     clause.matches.into_iter().map(TryInto::try_into).collect()
                 };
@@ -98,7 +104,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
         Ok(Self {
             name: from.name.into(),
             namespace: from.namespace.into(),
-            scope: scope(from.scope)?,
+            scope: decode_scope(from.scope)?,
             action: match decode_enum("authorization.action", from.action)? {
                 wire::Action::Allow => model::Action::Allow,
                 wire::Action::Deny => model::Action::Deny,
@@ -110,7 +116,7 @@ impl TryFrom<wire::Authorization> for model::Authorization {
     }
 }
 
-fn scope(value: i32) -> Result<model::Scope, DecodeError> {
+fn decode_scope(value: i32) -> Result<model::Scope, DecodeError> {
     Ok(match decode_enum("authorization.scope", value)? {
         wire::Scope::Global => model::Scope::Global,
         wire::Scope::Namespace => model::Scope::Namespace,
@@ -118,7 +124,7 @@ fn scope(value: i32) -> Result<model::Scope, DecodeError> {
     })
 }
 
-/// Rejects extensions: in a policy, one may be a condition.
+/// Rejects extensions of a policy, since an extension may be a condition.
 fn reject_extensions(
     field: &'static str,
     extensions: &[wire::Extension],
@@ -191,12 +197,14 @@ pub(crate) fn decode_ip_nets(
     from: &[wire::Address],
 ) -> Result<Vec<IpNet>, DecodeError> {
     from.iter()
-        .map(|net| prefix(field, &net.address, net.length))
+        .map(|net| decode_prefix(field, &net.address, net.length))
         .collect()
 }
 
 pub(crate) fn decode_ports(field: &'static str, from: Vec<u32>) -> Result<Vec<u16>, DecodeError> {
-    from.into_iter().map(|number| port(field, number)).collect()
+    from.into_iter()
+        .map(|number| decode_port(field, number))
+        .collect()
 }
 
 pub(crate) fn decode_service_account_matches(

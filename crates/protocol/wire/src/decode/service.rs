@@ -6,7 +6,10 @@ use ambit_model as model;
 
 use super::{
     error::{DecodeError, DecodeErrorReason},
-    fields::{decode_enum, extension, gateway, ip, port, port_map, prefix},
+    fields::{
+        decode_enum, decode_extension, decode_gateway_address, decode_ip, decode_port,
+        decode_port_map, decode_prefix,
+    },
 };
 use crate::{ambit, encode::AFFINITY_EXTENSION, workload as wire};
 
@@ -30,7 +33,7 @@ impl TryFrom<wire::Service> for model::Service {
         let mut vips = Vec::new();
         let mut cidr_vips = Vec::new();
         for at in from.addresses {
-            match vip(at)? {
+            match decode_vip(at)? {
                 Vip::Address(address) => vips.push(address),
                 Vip::Prefix(prefix) => cidr_vips.push(prefix),
             }
@@ -41,21 +44,21 @@ impl TryFrom<wire::Service> for model::Service {
             hostname: from.hostname.into(),
             vips,
             cidr_vips,
-            ports: port_map("service.ports", &from.ports)?,
-            app_protocols: app_protocols(&from.ports)?,
+            ports: decode_port_map("service.ports", &from.ports)?,
+            app_protocols: decode_app_protocols(&from.ports)?,
             subject_alt_names: from.subject_alt_names.into_iter().map(Into::into).collect(),
             waypoint: from
                 .waypoint
-                .map(|at| gateway("service.waypoint", at))
+                .map(|at| decode_gateway_address("service.waypoint", at))
                 .transpose()?,
             weighted_waypoints: from
                 .weighted_waypoints
                 .into_iter()
-                .map(weighted_waypoint)
+                .map(decode_weighted_waypoint)
                 .collect::<Result<_, _>>()?,
-            load_balancing: from.load_balancing.map(load_balancing).transpose()?,
-            session_affinity: session_affinity(&from.extensions)?,
-            ip_families: ip_families(from.ip_families)?,
+            load_balancing: from.load_balancing.map(decode_load_balancing).transpose()?,
+            session_affinity: decode_session_affinity(&from.extensions)?,
+            ip_families: decode_ip_families(from.ip_families)?,
             canonical: from.canonical,
             // The one field whose unknown values mean its default: a newer kind of visibility must not hide
             // the service from all clients.
@@ -72,15 +75,15 @@ enum Vip {
     Prefix(model::CidrVip),
 }
 
-fn vip(at: wire::NetworkAddress) -> Result<Vip, DecodeError> {
+fn decode_vip(at: wire::NetworkAddress) -> Result<Vip, DecodeError> {
     const FIELD: &str = "service.addresses";
     let Some(length) = at.length else {
         return Ok(Vip::Address(model::NetworkAddress::new(
             at.network,
-            ip(FIELD, &at.address)?,
+            decode_ip(FIELD, &at.address)?,
         )));
     };
-    let cidr = prefix(FIELD, &at.address, length)?;
+    let cidr = decode_prefix(FIELD, &at.address, length)?;
     Ok(if cidr.prefix_len() == cidr.max_prefix_len() {
         Vip::Address(model::NetworkAddress::new(at.network, cidr.addr()))
     } else {
@@ -91,19 +94,23 @@ fn vip(at: wire::NetworkAddress) -> Result<Vip, DecodeError> {
     })
 }
 
-fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWaypoint, DecodeError> {
+fn decode_weighted_waypoint(
+    from: wire::WeightedWaypoint,
+) -> Result<model::WeightedWaypoint, DecodeError> {
     const FIELD: &str = "service.weighted_waypoints";
     let destination = from
         .destination
         .ok_or_else(|| DecodeError::missing(FIELD))?;
     Ok(model::WeightedWaypoint {
-        destination: gateway(FIELD, destination)?,
+        destination: decode_gateway_address(FIELD, destination)?,
         weight: from.weight,
     })
 }
 
-/// Returns the application protocols that ports declare. A protocol that this build does not know counts as none.
-fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
+/// Decodes the application protocols that ports declare. A protocol that this build does not know counts as undeclared.
+fn decode_app_protocols(
+    ports: &[wire::Port],
+) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
     use wire::AppProtocol as Wire;
     let mut protocols = BTreeMap::new();
     for entry in ports {
@@ -115,27 +122,27 @@ fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtoco
             Ok(Wire::Tcp) => model::AppProtocol::Tcp,
             Ok(Wire::Unknown) | Err(_) => continue,
         };
-        protocols.insert(port("service.ports", entry.service_port)?, protocol);
+        protocols.insert(decode_port("service.ports", entry.service_port)?, protocol);
     }
     Ok(protocols)
 }
 
-/// Decodes Ambit's extension for session affinity; other extensions are ignored.
-fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
+/// Decodes Ambit's extension for session affinity. Other extensions are ignored.
+fn decode_session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
     let affinity: Option<ambit::SessionAffinity> =
-        extension(FIELD, extensions, AFFINITY_EXTENSION)?;
+        decode_extension(FIELD, extensions, AFFINITY_EXTENSION)?;
     Ok(affinity.is_some_and(|affinity| affinity.client_ip))
 }
 
-fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, DecodeError> {
+fn decode_load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, DecodeError> {
     use wire::load_balancing::{HealthPolicy, Mode, Scope};
-    const SCOPE: &str = "service.load_balancing.routing_preference";
+    const SCOPE_FIELD: &str = "service.load_balancing.routing_preference";
     let scope = |value: i32| {
-        Ok(match decode_enum(SCOPE, value)? {
+        Ok(match decode_enum(SCOPE_FIELD, value)? {
             Scope::UnspecifiedScope => {
                 return Err(DecodeError::new(
-                    SCOPE,
+                    SCOPE_FIELD,
                     DecodeErrorReason::UnknownValue(value),
                 ));
             }
@@ -169,7 +176,7 @@ fn load_balancing(from: wire::LoadBalancing) -> Result<model::LoadBalancing, Dec
     })
 }
 
-fn ip_families(value: i32) -> Result<Option<model::IpFamilies>, DecodeError> {
+fn decode_ip_families(value: i32) -> Result<Option<model::IpFamilies>, DecodeError> {
     Ok(match decode_enum("service.ip_families", value)? {
         wire::IpFamilies::Automatic => None,
         wire::IpFamilies::Ipv4Only => Some(model::IpFamilies::Ipv4),

@@ -1,4 +1,5 @@
-//! Decodes records in which nothing may be ignored, and substitutes for records that are not understood.
+//! Strict decoding: records whose unknown fields are errors, and the substitutes for records that cannot be decoded in
+//! full.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -6,30 +7,30 @@ use prost::Message;
 use super::error::{DecodeError, DecodeErrorReason};
 use crate::unknown;
 
-/// Error of a record that is not understood in full, with its substitute.
+/// Error of a record that cannot be decoded in full, with its substitute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct RecordDecodeError<T> {
-    /// Error that names the field which is not understood.
+    /// Decoding error, which names the field and the reason.
     pub error: DecodeError,
-    /// Record that replaces the rejected one; `None` if its last good version remains in force.
+    /// Record that replaces the rejected record; `None` if the last good version remains in force instead.
     pub substitute: Option<Substitute<T>>,
 }
 
-/// Record that replaces a record which is not understood in full.
+/// Record that replaces one that cannot be decoded in full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Substitute<T> {
     /// Contents of the substitute.
     pub record: Box<T>,
-    /// Effect of the substitute on traffic, for logs.
+    /// Effect of the substitute on traffic, as text for logs.
     pub effect: &'static str,
-    /// Whether the record is a policy, whose substitute denies; a client may be configured to keep the last good
-    /// version instead.
+    /// Whether the record is a policy, whose substitute denies requests. A client can be configured to keep the last
+    /// good version of a policy instead.
     pub is_policy: bool,
 }
 
 impl<T> RecordDecodeError<T> {
-    /// Creates the error of a record whose last good version remains in force.
+    /// Creates the error of a record that has no substitute, so that its last good version remains in force.
     pub(crate) fn without_substitute(error: DecodeError) -> Self {
         Self {
             error,
@@ -45,7 +46,7 @@ impl<T> RecordDecodeError<T> {
     }
 }
 
-/// Decodes a message in full: fields that this build does not know are errors.
+/// Decodes a message in full: a field that this build does not know is an error.
 pub(crate) fn decode_strictly<M: Message + Default>(
     field: &'static str,
     schema: &'static unknown::Message,

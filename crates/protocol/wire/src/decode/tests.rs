@@ -36,8 +36,8 @@ fn hostname() -> impl Strategy<Value = model::NamespacedHostname> {
 
 fn gateway_address() -> impl Strategy<Value = model::GatewayAddress> {
     let destination = prop_oneof![
-        network_address().prop_map(model::Destination::Address),
-        hostname().prop_map(model::Destination::Hostname),
+        network_address().prop_map(model::GatewayDestination::Address),
+        hostname().prop_map(model::GatewayDestination::Hostname),
     ];
     (destination, any::<u16>()).prop_map(|(destination, hbone_mtls_port)| model::GatewayAddress {
         destination,
@@ -266,34 +266,34 @@ proptest! {
             not_understood: None,
         };
         let bytes = security::Authorization::from(&policy).encode_to_vec();
-        prop_assert_eq!(authorization(&bytes).unwrap(), policy);
+        prop_assert_eq!(decode_authorization(&bytes).unwrap(), policy);
     }
 
     #[test]
     fn no_bytes_whatever_panic(bytes in vec(any::<u8>(), 0..200)) {
         drop(AddressRecord::decode(&bytes));
-        drop(authorization(&bytes));
-        drop(policy("ns/p", &bytes));
-        AddressRecord::unknown_fields(&bytes);
-        drop(LeanDeltaResponse::decode(bytes.as_slice()));
-        drop(LeanResource::read(Bytes::from(bytes)));
+        drop(decode_authorization(&bytes));
+        drop(decode_policy("ns/p", &bytes));
+        AddressRecord::unknown_field_count(&bytes);
+        drop(LazyDeltaResponse::decode(bytes.as_slice()));
+        drop(LazyResource::decode_envelope(Bytes::from(bytes)));
     }
 }
 
-fn good() -> wire::Workload {
+fn valid_workload() -> wire::Workload {
     wire::Workload {
         uid: "c//Pod/ns/a".into(),
         ..wire::Workload::default()
     }
 }
 
-fn refused(workload: wire::Workload) -> String {
+fn decode_error_text(workload: wire::Workload) -> String {
     model::Workload::try_from(workload).unwrap_err().to_string()
 }
 
 #[test]
 fn defaults_are_filled_in() {
-    let workload = model::Workload::try_from(good()).unwrap();
+    let workload = model::Workload::try_from(valid_workload()).unwrap();
     assert_eq!(
         workload.identity().to_string(),
         "spiffe://cluster.local/ns//sa/default"
@@ -312,7 +312,7 @@ fn mapped_addresses_are_read_as_ipv4() {
         .octets();
     let workload = wire::Workload {
         addresses: vec![Bytes::copy_from_slice(&mapped)],
-        ..good()
+        ..valid_workload()
     };
     let workload = model::Workload::try_from(workload).unwrap();
     assert_eq!(
@@ -320,45 +320,51 @@ fn mapped_addresses_are_read_as_ipv4() {
         ["10.0.0.1".parse::<IpAddr>().unwrap()]
     );
     assert_eq!(
-        prefix("x", &mapped, 104).unwrap(),
+        decode_prefix("x", &mapped, 104).unwrap(),
         "10.0.0.0/8".parse().unwrap()
     );
-    assert_eq!(prefix("x", &mapped, 64).unwrap(), "::/64".parse().unwrap());
+    assert_eq!(
+        decode_prefix("x", &mapped, 64).unwrap(),
+        "::/64".parse().unwrap()
+    );
 }
 
 #[test]
 fn what_cannot_be_understood_in_full_is_refused_with_its_field() {
     let odd = wire::Workload {
         addresses: vec![Bytes::from_static(b"12345")],
-        ..good()
+        ..valid_workload()
     };
-    assert!(refused(odd).starts_with("workload.addresses: an address of 5 bytes"));
+    assert!(decode_error_text(odd).starts_with("workload.addresses: an address of 5 bytes"));
 
     let nameless = wire::Workload::default();
-    assert_eq!(refused(nameless), "workload.uid: is missing");
+    assert_eq!(decode_error_text(nameless), "workload.uid: is missing");
 
     let legacy = wire::Workload {
         tunnel_protocol: 2,
-        ..good()
+        ..valid_workload()
     };
-    assert!(refused(legacy).contains("legacy"));
+    assert!(decode_error_text(legacy).contains("legacy"));
 
     let unknown = wire::Workload {
         status: 9,
-        ..good()
+        ..valid_workload()
     };
-    assert_eq!(refused(unknown), "workload.status: unknown value 9");
+    assert_eq!(
+        decode_error_text(unknown),
+        "workload.status: unknown value 9"
+    );
 
     let nowhere = wire::Workload {
         waypoint: Some(wire::GatewayAddress::default()),
-        ..good()
+        ..valid_workload()
     };
-    assert_eq!(refused(nowhere), "workload.waypoint: is missing");
+    assert_eq!(decode_error_text(nowhere), "workload.waypoint: is missing");
 
-    let mut flat = good();
+    let mut flat = valid_workload();
     flat.services
         .insert("no-namespace".into(), wire::PortList::default());
-    assert!(refused(flat).contains("no-namespace"));
+    assert!(decode_error_text(flat).contains("no-namespace"));
 
     let extension = wire::Extension {
         name: "ambit.io/waypoint".into(),
@@ -366,9 +372,9 @@ fn what_cannot_be_understood_in_full_is_refused_with_its_field() {
     };
     let attached = wire::Workload {
         extensions: vec![extension],
-        ..good()
+        ..valid_workload()
     };
-    assert!(refused(attached).contains("ambit.io/waypoint"));
+    assert!(decode_error_text(attached).contains("ambit.io/waypoint"));
 }
 
 #[test]
@@ -409,7 +415,7 @@ fn a_policy_that_would_lose_a_part_is_refused() {
             }],
             ..security::Authorization::default()
         };
-        authorization(&policy.encode_to_vec())
+        decode_authorization(&policy.encode_to_vec())
             .unwrap_err()
             .to_string()
     };
@@ -442,32 +448,35 @@ fn a_policy_that_would_lose_a_part_is_refused() {
 #[test]
 fn what_is_unknown_in_a_policy_is_found_at_any_depth() {
     /// Encoded field with the unknown number 99 and an empty text.
-    const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
+    const UNKNOWN_FIELD: [u8; 3] = [0x9a, 0x06, 0];
     let nested = |message: &[u8], field: u8| {
         let length = u8::try_from(message.len()).unwrap();
         [&[field << 3 | 2, length], message].concat()
     };
-    let presence = nested(&UNKNOWN, 4);
+    let presence = nested(&UNKNOWN_FIELD, 4);
     let matching = nested(&presence, 3);
     let clause = nested(&matching, 2);
     let rule = nested(&clause, 1);
     let name = nested(b"p", 1);
     for (bytes, message) in [
-        (UNKNOWN.to_vec(), "istio.security.Authorization"),
-        (nested(&UNKNOWN, 5), "istio.security.Rule"),
-        (nested(&nested(&UNKNOWN, 1), 5), "istio.security.Clause"),
+        (UNKNOWN_FIELD.to_vec(), "istio.security.Authorization"),
+        (nested(&UNKNOWN_FIELD, 5), "istio.security.Rule"),
         (
-            nested(&nested(&nested(&UNKNOWN, 2), 1), 5),
+            nested(&nested(&UNKNOWN_FIELD, 1), 5),
+            "istio.security.Clause",
+        ),
+        (
+            nested(&nested(&nested(&UNKNOWN_FIELD, 2), 1), 5),
             "istio.security.Match",
         ),
         (nested(&rule, 5), "google.protobuf.Empty"),
     ] {
-        let error = authorization(&[&name[..], &bytes].concat()).unwrap_err();
+        let error = decode_authorization(&[&name[..], &bytes].concat()).unwrap_err();
         assert_eq!(error.to_string(), format!("{message}: field 99 is unknown"));
     }
     // The place of `matches` is not the first, which earlier versions of Ambit took it for.
     let old = [&name[..], &nested(&nested(&nested(&[], 1), 1), 5)].concat();
-    let error = authorization(&old).unwrap_err().to_string();
+    let error = decode_authorization(&old).unwrap_err().to_string();
     assert_eq!(error, "istio.security.Clause: field 1 is unknown");
 }
 
@@ -482,19 +491,19 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
         ..security::Authorization::default()
     };
     let substitute = |name: &str, bytes: &[u8]| {
-        let substitute = policy(name, bytes).unwrap_err().substitute_record();
+        let substitute = decode_policy(name, bytes).unwrap_err().substitute_record();
         assert_eq!(substitute.action, model::Action::Deny);
         assert_eq!(substitute.rules, [model::Rule::new()]);
         assert!(substitute.not_understood.is_some());
         substitute
     };
-    const UNKNOWN: &[u8] = &[0x9a, 0x06, 0];
+    const UNKNOWN_FIELD: &[u8] = &[0x9a, 0x06, 0];
     for (scope, expected) in [
         (0, model::Scope::Global),
         (1, model::Scope::Namespace),
         (2, model::Scope::WorkloadSelector),
     ] {
-        let substitute = substitute("ns/p", &sent(&of(scope), UNKNOWN));
+        let substitute = substitute("ns/p", &sent(&of(scope), UNKNOWN_FIELD));
         assert_eq!((substitute.scope, substitute.dry_run), (expected, false));
         assert_eq!(substitute.key().to_string(), "ns/p");
     }
@@ -513,12 +522,12 @@ fn a_policy_not_understood_is_replaced_by_a_deny_all_in_its_scope() {
     let other = substitute("elsewhere/p", &sent(&of(0), &[]));
     assert_eq!(other.key().to_string(), "elsewhere/p");
     assert_eq!(other.scope, model::Scope::Namespace);
-    assert!(policy("ns/p", &sent(&of(1), &[])).is_ok());
+    assert!(decode_policy("ns/p", &sent(&of(1), &[])).is_ok());
     let dry = security::Authorization {
         dry_run: true,
         ..of(1)
     };
-    assert!(substitute("ns/p", &sent(&dry, UNKNOWN)).dry_run);
+    assert!(substitute("ns/p", &sent(&dry, UNKNOWN_FIELD)).dry_run);
 }
 
 #[test]
@@ -531,7 +540,7 @@ fn what_the_contract_never_leaves_empty_is_not_understood() {
             }],
             ..security::Authorization::default()
         };
-        authorization(&policy.encode_to_vec()).map_err(|error| error.to_string())
+        decode_authorization(&policy.encode_to_vec()).map_err(|error| error.to_string())
     };
     let with = |m: security::Match| read(security::Clause { matches: vec![m] }).unwrap_err();
     let none = read(security::Clause::default()).unwrap_err();
@@ -566,18 +575,18 @@ fn what_the_contract_never_leaves_empty_is_not_understood() {
 
 #[test]
 fn unknown_fields_of_workloads_are_ignored_and_counted() {
-    let mut bytes = wire::Address::from(good()).encode_to_vec();
-    assert_eq!(AddressRecord::unknown_fields(&bytes), 0);
+    let mut bytes = wire::Address::from(valid_workload()).encode_to_vec();
+    assert_eq!(AddressRecord::unknown_field_count(&bytes), 0);
     let known = AddressRecord::decode(&bytes).unwrap();
     // Two in the workload, which is merged with what came before, and one beside it.
     bytes.extend([0x0a, 6, 0x9a, 0x06, 0, 0x98, 0x06, 1, 0x9a, 0x06, 0]);
-    assert_eq!(AddressRecord::unknown_fields(&bytes), 3);
+    assert_eq!(AddressRecord::unknown_field_count(&bytes), 3);
     assert_eq!(AddressRecord::decode(&bytes).unwrap(), known);
 }
 
 #[test]
 fn a_response_is_read_without_copying_its_resources() {
-    let value = wire::Address::from(good()).encode_to_vec();
+    let value = wire::Address::from(valid_workload()).encode_to_vec();
     let response = crate::discovery::DeltaDiscoveryResponse {
         type_url: "t".into(),
         nonce: "n".into(),
@@ -595,11 +604,11 @@ fn a_response_is_read_without_copying_its_resources() {
         ..Default::default()
     };
     let bytes = Bytes::from(response.encode_to_vec());
-    let lean = LeanDeltaResponse::decode(bytes.clone()).unwrap();
+    let lean = LazyDeltaResponse::decode(bytes.clone()).unwrap();
     assert_eq!((lean.type_url.as_str(), lean.nonce.as_str()), ("t", "n"));
     assert_eq!(lean.removed_resources, ["gone"]);
     assert!(bytes.as_ptr_range().contains(&lean.resources[0].as_ptr()));
-    let resource = LeanResource::read(lean.resources[0].clone()).unwrap();
+    let resource = LazyResource::decode_envelope(lean.resources[0].clone()).unwrap();
     assert_eq!(
         (resource.name.as_str(), resource.version.as_str()),
         ("c//Pod/ns/a", "v")

@@ -4,7 +4,10 @@ use ambit_model as model;
 
 use super::{
     error::{DecodeError, DecodeErrorReason},
-    fields::{decode_enum, extension, gateway, ip, or_default, port, port_map},
+    fields::{
+        decode_enum, decode_extension, decode_gateway_address, decode_ip, decode_port,
+        decode_port_map, text_or_default,
+    },
     policy::decode_string_matches,
 };
 use crate::{ambit, encode::WAYPOINT_EXTENSION, workload as wire};
@@ -23,7 +26,10 @@ impl TryFrom<wire::Workload> for model::Workload {
                 let name = name.parse().map_err(|source| {
                     DecodeError::new("workload.services", DecodeErrorReason::InvalidName(source))
                 })?;
-                Ok((name, port_map("workload.services.ports", &ports.ports)?))
+                Ok((
+                    name,
+                    decode_port_map("workload.services.ports", &ports.ports)?,
+                ))
             })
             .collect::<Result<_, DecodeError>>()?;
         Ok(Self {
@@ -33,24 +39,24 @@ impl TryFrom<wire::Workload> for model::Workload {
             workload_ips: from
                 .addresses
                 .iter()
-                .map(|bytes| ip("workload.addresses", bytes))
+                .map(|bytes| decode_ip("workload.addresses", bytes))
                 .collect::<Result<_, _>>()?,
             network: from.network.into(),
-            protocol: protocol(from.tunnel_protocol)?,
-            network_mode: network_mode(from.network_mode)?,
+            protocol: decode_protocol(from.tunnel_protocol)?,
+            network_mode: decode_network_mode(from.network_mode)?,
             native_tunnel: from.native_tunnel,
-            trust_domain: or_default(from.trust_domain, model::DEFAULT_TRUST_DOMAIN),
-            service_account: or_default(from.service_account, "default"),
+            trust_domain: text_or_default(from.trust_domain, model::DEFAULT_TRUST_DOMAIN),
+            service_account: text_or_default(from.service_account, "default"),
             waypoint: from
                 .waypoint
-                .map(|at| gateway("workload.waypoint", at))
+                .map(|at| decode_gateway_address("workload.waypoint", at))
                 .transpose()?,
             network_gateway: from
                 .network_gateway
-                .map(|at| gateway("workload.network_gateway", at))
+                .map(|at| decode_gateway_address("workload.network_gateway", at))
                 .transpose()?,
             workload_name: from.workload_name.into(),
-            workload_type: workload_type(from.workload_type)?,
+            workload_type: decode_workload_kind(from.workload_type)?,
             canonical_name: from.canonical_name.into(),
             canonical_revision: from.canonical_revision.into(),
             hostname: from.hostname.into(),
@@ -60,21 +66,21 @@ impl TryFrom<wire::Workload> for model::Workload {
                 .into_iter()
                 .map(Into::into)
                 .collect(),
-            status: status(from.status)?,
-            cluster_id: or_default(from.cluster_id, "Kubernetes"),
-            locality: from.locality.map(locality).unwrap_or_default(),
+            status: decode_status(from.status)?,
+            cluster_id: text_or_default(from.cluster_id, "Kubernetes"),
+            locality: from.locality.map(decode_locality).unwrap_or_default(),
             services,
             capacity: from.capacity.unwrap_or(1),
             application_tunnel: from
                 .application_tunnel
-                .map(application_tunnel)
+                .map(decode_application_tunnel)
                 .transpose()?,
-            endpoint_waypoint: endpoint_waypoint(&from.extensions)?,
+            endpoint_waypoint: decode_endpoint_waypoint(&from.extensions)?,
         })
     }
 }
 
-fn protocol(value: i32) -> Result<model::Protocol, DecodeError> {
+fn decode_protocol(value: i32) -> Result<model::Protocol, DecodeError> {
     const FIELD: &str = "workload.tunnel_protocol";
     match decode_enum(FIELD, value)? {
         wire::TunnelProtocol::None => Ok(model::Protocol::Tcp),
@@ -85,14 +91,14 @@ fn protocol(value: i32) -> Result<model::Protocol, DecodeError> {
     }
 }
 
-fn network_mode(value: i32) -> Result<model::NetworkMode, DecodeError> {
+fn decode_network_mode(value: i32) -> Result<model::NetworkMode, DecodeError> {
     Ok(match decode_enum("workload.network_mode", value)? {
         wire::NetworkMode::Standard => model::NetworkMode::Standard,
         wire::NetworkMode::HostNetwork => model::NetworkMode::HostNetwork,
     })
 }
 
-fn workload_type(value: i32) -> Result<model::WorkloadKind, DecodeError> {
+fn decode_workload_kind(value: i32) -> Result<model::WorkloadKind, DecodeError> {
     Ok(match decode_enum("workload.workload_type", value)? {
         wire::WorkloadType::Deployment => model::WorkloadKind::Deployment,
         wire::WorkloadType::Cronjob => model::WorkloadKind::Cronjob,
@@ -101,14 +107,14 @@ fn workload_type(value: i32) -> Result<model::WorkloadKind, DecodeError> {
     })
 }
 
-fn status(value: i32) -> Result<model::WorkloadStatus, DecodeError> {
+fn decode_status(value: i32) -> Result<model::WorkloadStatus, DecodeError> {
     Ok(match decode_enum("workload.status", value)? {
         wire::WorkloadStatus::Healthy => model::WorkloadStatus::Healthy,
         wire::WorkloadStatus::Unhealthy => model::WorkloadStatus::Unhealthy,
     })
 }
 
-fn locality(from: wire::Locality) -> model::Locality {
+fn decode_locality(from: wire::Locality) -> model::Locality {
     model::Locality {
         region: from.region.into(),
         zone: from.zone.into(),
@@ -116,26 +122,29 @@ fn locality(from: wire::Locality) -> model::Locality {
     }
 }
 
-fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel, DecodeError> {
+fn decode_application_tunnel(
+    from: wire::ApplicationTunnel,
+) -> Result<model::AppTunnel, DecodeError> {
     use wire::application_tunnel::Protocol;
     let protocol = match decode_enum("workload.application_tunnel.protocol", from.protocol)? {
         Protocol::None => model::AppTunnelProtocol::None,
         Protocol::Proxy => model::AppTunnelProtocol::Proxy,
     };
-    let port = port("workload.application_tunnel.port", from.port)?;
+    let port = decode_port("workload.application_tunnel.port", from.port)?;
     Ok(model::AppTunnel {
         protocol,
         port: (port != 0).then_some(port),
     })
 }
 
-/// Decodes Ambit's extension for a waypoint of endpoints; other extensions are ignored. If it is unreadable, the
-/// workload is rejected: without the extension traffic would bypass the waypoint.
-fn endpoint_waypoint(
+/// Decodes Ambit's extension for an endpoint's own waypoint. Other extensions are ignored. A malformed extension
+/// rejects the workload, since traffic would bypass the waypoint without it.
+fn decode_endpoint_waypoint(
     extensions: &[wire::Extension],
 ) -> Result<Option<model::EndpointWaypoint>, DecodeError> {
     const FIELD: &str = "workload.extensions[ambit.io/waypoint]";
-    let found: Option<ambit::EndpointWaypoint> = extension(FIELD, extensions, WAYPOINT_EXTENSION)?;
+    let found: Option<ambit::EndpointWaypoint> =
+        decode_extension(FIELD, extensions, WAYPOINT_EXTENSION)?;
     let Some(waypoint) = found else {
         return Ok(None);
     };
@@ -149,19 +158,24 @@ fn endpoint_waypoint(
         .collect::<Result<_, _>>()
         .map_err(|source| DecodeError::new(FIELD, DecodeErrorReason::InvalidIdentity(source)))?;
     Ok(Some(model::EndpointWaypoint {
-        waypoint: gateway(FIELD, at)?,
+        waypoint: decode_gateway_address(FIELD, at)?,
         identities,
         enforce: waypoint.enforce,
         refuse: waypoint.refuse,
         for_services: waypoint.for_services,
-        rules: waypoint.rules.map(rules).transpose()?,
+        rules: waypoint.rules.map(decode_waypoint_rules).transpose()?,
     }))
 }
 
-fn rules(from: ambit::WaypointRules) -> Result<Vec<model::WaypointRule>, DecodeError> {
+fn decode_waypoint_rules(
+    from: ambit::WaypointRules,
+) -> Result<Vec<model::WaypointRule>, DecodeError> {
     const FIELD: &str = "endpoint_waypoint.rules";
     let rule = |from: ambit::WaypointRule| {
-        let ports = from.ports.into_iter().map(|number| port(FIELD, number));
+        let ports = from
+            .ports
+            .into_iter()
+            .map(|number| decode_port(FIELD, number));
         Ok(model::WaypointRule {
             ports: ports.collect::<Result<_, _>>()?,
             principals: decode_string_matches(FIELD, from.principals)?,

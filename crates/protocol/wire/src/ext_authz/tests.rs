@@ -1,6 +1,6 @@
 use super::*;
 
-/// Encoded denial with a status, a header and a body, byte by byte by Envoy's published message definitions.
+/// Encoded denial with a status, a header and a body, written byte by byte from Envoy's published message definitions.
 const DENIAL: &[u8] =
     b"\x0a\x02\x08\x07\x12\x1d\x0a\x03\x08\x91\x03\x12\x10\x0a\x0e\x0a\x05x-why\x12\x05token\x1a\x04no!\x0a";
 
@@ -16,7 +16,10 @@ fn a_denial_is_read() {
 
 #[test]
 fn ambiguous_check_response_counts_as_none() {
-    assert_eq!(CheckResponse::decode(b""), Err(CheckResponseError::Empty));
+    assert_eq!(
+        CheckResponse::decode(b""),
+        Err(CheckResponseError::NoDecision)
+    );
     // A status of OK, and a denial.
     assert_eq!(
         CheckResponse::decode(b"\x0a\x00\x12\x00"),
@@ -54,7 +57,7 @@ fn headers_are_set_by_the_check_response() {
             append,
             append_action,
         };
-        header(option, unsaid).unwrap().action
+        decode_header_mutation(option, unsaid).unwrap().action
     };
     use HeaderAction as C;
     assert_eq!(of(None, 0, C::Set), C::Set);

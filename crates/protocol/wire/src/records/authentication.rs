@@ -1,12 +1,13 @@
-//! Codec of RequestAuthentications. The substitute of one that is not understood in full rejects every request.
+//! Codec of RequestAuthentications. One that cannot be decoded in full is replaced by a substitute that rejects every
+//! request.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
-    write,
+    decode_fields::{decode_all, decode_hostname, none_if_empty, object_name, substitute_targets},
+    encode_fields,
 };
 use crate::{
     ambit as wire,
@@ -36,7 +37,7 @@ impl RecordCodec for model::Authentication {
             read,
             |read| read.key.clone(),
             |key, why| Substitute {
-                record: Box::new(substitute(key, bytes, why)),
+                record: Box::new(reject_all_substitute(key, bytes, why)),
                 effect: "every request to its targets is refused",
                 is_policy: true,
             },
@@ -44,18 +45,22 @@ impl RecordCodec for model::Authentication {
     }
 }
 
-/// Targets of a RequestAuthentication, decoded without the rest.
+/// Targets of a RequestAuthentication, decoded without its other fields to build the substitute of an invalid one.
 #[derive(Message)]
-struct Outline {
+struct AuthenticationOutline {
     #[prost(bool, tag = "3")]
     for_gateway: bool,
     #[prost(message, repeated, tag = "4")]
     services: Vec<workload::NamespacedHostname>,
 }
 
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authentication {
-    let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
+fn reject_all_substitute(
+    key: PolicyKey,
+    bytes: &[u8],
+    why: model::ArcStr,
+) -> model::Authentication {
+    let outline = AuthenticationOutline::decode(bytes).unwrap_or_default();
+    let (for_gateway, services) = substitute_targets(outline.for_gateway, outline.services);
     model::Authentication {
         key,
         for_gateway,
@@ -77,12 +82,12 @@ fn authentication(
         services: decode_all(from.services, |name| {
             decode_hostname("waypoint_authentication.services", Some(name))
         })?,
-        rules: decode_all(from.rules, rule)?,
+        rules: decode_all(from.rules, decode_jwt_rule)?,
         not_understood: none_if_empty(from.not_understood),
     })
 }
 
-fn rule(from: wire::JwtRule) -> Result<model::JwtRule, DecodeError> {
+fn decode_jwt_rule(from: wire::JwtRule) -> Result<model::JwtRule, DecodeError> {
     use wire::jwt_rule::Keys;
     let texts = |all: Vec<String>| all.into_iter().map(Into::into).collect();
     let pairs = |all: Vec<wire::HttpHeader>| {
@@ -118,9 +123,9 @@ impl From<&model::Authentication> for wire::WaypointAuthentication {
             namespace: from.key.namespace.to_string(),
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
-            services: write::encode_all::<_, workload::NamespacedHostname>(&from.services),
-            rules: write::encode_all(&from.rules),
-            not_understood: write::encode_optional(from.not_understood.as_ref()),
+            services: encode_fields::encode_all::<_, workload::NamespacedHostname>(&from.services),
+            rules: encode_fields::encode_all(&from.rules),
+            not_understood: encode_fields::encode_optional(from.not_understood.as_ref()),
         }
     }
 }
@@ -137,7 +142,7 @@ impl From<&model::JwtRule> for wire::JwtRule {
         };
         Self {
             issuer: from.issuer.to_string(),
-            audiences: write::encode_texts(&from.audiences),
+            audiences: encode_fields::encode_texts(&from.audiences),
             keys: Some(match &from.keys {
                 model::JwtKeys::Known(keys) => Keys::KeySet(keys.to_string()),
                 model::JwtKeys::Pending => Keys::Pending(true),
@@ -145,12 +150,12 @@ impl From<&model::JwtRule> for wire::JwtRule {
             }),
             key_source: from.key_source.to_string(),
             headers: pairs(&from.headers),
-            params: write::encode_texts(&from.params),
-            cookies: write::encode_texts(&from.cookies),
-            payload_header: write::encode_optional(from.payload_header.as_ref()),
+            params: encode_fields::encode_texts(&from.params),
+            cookies: encode_fields::encode_texts(&from.cookies),
+            payload_header: encode_fields::encode_optional(from.payload_header.as_ref()),
             claim_headers: pairs(&from.claim_headers),
             forward_token: from.forward_token,
-            space_delimited_claims: write::encode_texts(&from.words),
+            space_delimited_claims: encode_fields::encode_texts(&from.words),
         }
     }
 }
@@ -159,7 +164,7 @@ impl From<&model::JwtRule> for wire::JwtRule {
 mod tests {
     use super::*;
 
-    fn every_field() -> model::Authentication {
+    fn full_authentication() -> model::Authentication {
         let pair = |a: &str, b: &str| (a.into(), b.into());
         let rule = |keys| model::JwtRule {
             issuer: "https://i".into(),
@@ -189,17 +194,17 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_what_is_read() {
-        let sent = wire::WaypointAuthentication::from(&every_field()).encode_to_vec();
+        let sent = wire::WaypointAuthentication::from(&full_authentication()).encode_to_vec();
         let read = model::Authentication::decode("gw/w/ns/ra", &sent);
-        assert_eq!(read, Ok(every_field()));
+        assert_eq!(read, Ok(full_authentication()));
     }
 
     #[test]
     fn what_is_not_understood_refuses_everything_that_it_is_attached_to() {
-        let sent = wire::WaypointAuthentication::from(&every_field()).encode_to_vec();
+        let sent = wire::WaypointAuthentication::from(&full_authentication()).encode_to_vec();
         // An unknown field, another object's name, missing keys, a truncated text.
         let unknown = [&sent[..], &[0xf8, 0x07, 1]].concat();
-        let mut keyless = wire::WaypointAuthentication::from(&every_field());
+        let mut keyless = wire::WaypointAuthentication::from(&full_authentication());
         keyless.rules[0].keys = None;
         for (name, bytes) in [
             ("gw/w/ns/ra", unknown),
@@ -209,7 +214,7 @@ mod tests {
             let refused = model::Authentication::decode(name, &bytes).unwrap_err();
             let substitute = refused.substitute_record();
             assert!(substitute.not_understood.is_some());
-            assert_eq!(substitute.services, every_field().services);
+            assert_eq!(substitute.services, full_authentication().services);
             assert!(substitute.rules.is_empty());
         }
         let cut = model::Authentication::decode("gw/w/ns/ra", &sent[..sent.len() - 1]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Codec of services' traffic policies (`DestinationRule`): connection limits, TLS, load balancing, outlier
+//! Codec of services' traffic policies (`DestinationRule`): connection limits, TLS, load balancing and outlier
 //! detection.
 
 mod encode;
@@ -12,11 +12,11 @@ use prost::Message as _;
 
 use super::{
     RecordCodec,
-    read::{decode_all, decode_hostname, none_if_empty},
+    decode_fields::{decode_all, decode_hostname, none_if_empty},
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, RecordDecodeError, decode_enum, decode_strictly, port},
+    decode::{DecodeError, RecordDecodeError, decode_enum, decode_port, decode_strictly},
     unknown::AMBIT_V1_WAYPOINTDESTINATION,
 };
 
@@ -43,7 +43,7 @@ fn destination(from: wire::WaypointDestination) -> Result<model::WaypointDestina
         let workloads = of.workloads.into_iter();
         let subset = model::DestinationSubset {
             policy: policy(of.policy)?,
-            ports: ports(of.ports)?,
+            ports: decode_port_policies(of.ports)?,
             workloads: workloads.map(Into::into).collect(),
         };
         subsets.insert(name, subset);
@@ -51,23 +51,23 @@ fn destination(from: wire::WaypointDestination) -> Result<model::WaypointDestina
     Ok(model::WaypointDestination {
         service: decode_hostname("waypoint_destination.service", from.service)?,
         policy: policy(from.policy)?,
-        ports: ports(from.ports)?,
+        ports: decode_port_policies(from.ports)?,
         subsets,
     })
 }
 
-fn ports(
+fn decode_port_policies(
     from: Vec<wire::DestinationPort>,
 ) -> Result<BTreeMap<u16, model::DestinationPolicy>, DecodeError> {
     let mut ports = BTreeMap::new();
     for of in from {
-        let number = port("destination_port.port", of.port)?;
+        let number = decode_port("destination_port.port", of.port)?;
         ports.insert(number, policy(of.policy)?);
     }
     Ok(ports)
 }
 
-fn time(of: u64) -> Option<Duration> {
+fn decode_milliseconds(of: u64) -> Option<Duration> {
     (of > 0).then(|| Duration::from_millis(of))
 }
 
@@ -178,20 +178,25 @@ fn locality(from: wire::DestinationLocality) -> Result<model::LocalityPolicy, De
     Ok(match decode_enum("destination_locality.mode", from.mode)? {
         Mode::OfService => model::LocalityPolicy::ServicePreference,
         Mode::Anywhere => model::LocalityPolicy::Anywhere,
-        Mode::Distribute => {
-            model::LocalityPolicy::Distribute(from.distribute.into_iter().map(shares).collect())
-        }
+        Mode::Distribute => model::LocalityPolicy::Distribute(
+            from.distribute
+                .into_iter()
+                .map(decode_distribution)
+                .collect(),
+        ),
         Mode::Failover => model::LocalityPolicy::Failover(
             from.failover
                 .into_iter()
                 .map(|pair| (pair.from.into(), pair.to.into()))
                 .collect(),
         ),
-        Mode::Priority => model::LocalityPolicy::Priority(decode_all(from.priority, label)?),
+        Mode::Priority => {
+            model::LocalityPolicy::Priority(decode_all(from.priority, decode_locality_label)?)
+        }
     })
 }
 
-fn shares(from: wire::DestinationShares) -> model::LocalityDistribution {
+fn decode_distribution(from: wire::DestinationShares) -> model::LocalityDistribution {
     let share =
         |to: wire::DestinationShare| (locality_pattern(to.locality.unwrap_or_default()), to.share);
     model::LocalityDistribution {
@@ -208,7 +213,9 @@ fn locality_pattern(from: wire::LocalityPattern) -> model::LocalityPattern {
     }
 }
 
-fn label(from: wire::DestinationLabel) -> Result<model::LocalityLabel, DecodeError> {
+fn decode_locality_label(
+    from: wire::DestinationLabel,
+) -> Result<model::LocalityLabel, DecodeError> {
     let key = match decode_enum("destination_label.key", from.key)? {
         wire::DestinationLabelKey::Region => model::LocalityKey::Region,
         wire::DestinationLabelKey::Zone => model::LocalityKey::Zone,
@@ -234,15 +241,15 @@ fn limits(from: wire::DestinationLimits) -> model::DestinationLimits {
             share: budget.share,
             minimum: budget.minimum,
         }),
-        connect_timeout: time(from.connect_timeout),
-        idle_timeout: time(from.idle_timeout),
-        max_connection_duration: time(from.max_connection_duration),
-        tcp_idle_timeout: time(from.tcp_idle_timeout),
+        connect_timeout: decode_milliseconds(from.connect_timeout),
+        idle_timeout: decode_milliseconds(from.idle_timeout),
+        max_connection_duration: decode_milliseconds(from.max_connection_duration),
+        tcp_idle_timeout: decode_milliseconds(from.tcp_idle_timeout),
         streams_per_connection: from.streams_per_connection,
         keepalive: from.keepalive.map(|of| model::TcpKeepalive {
             probes: (of.probes > 0).then_some(of.probes),
-            time: time(of.time),
-            interval: time(of.interval),
+            time: decode_milliseconds(of.time),
+            interval: decode_milliseconds(of.interval),
         }),
     }
 }

@@ -1,19 +1,19 @@
-//! Codec of Wasm plugins. The substitute of one that is not understood in full does not run; requests are handled as
-//! if the plugin had failed.
+//! Codec of Wasm plugins. One that cannot be decoded in full is replaced by a substitute that does not run: requests
+//! are handled as if the plugin had failed.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
 
 use super::{
     RecordCodec,
-    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
-    write,
+    decode_fields::{decode_all, decode_hostname, none_if_empty, object_name, substitute_targets},
+    encode_fields,
 };
 use crate::{
     ambit as wire,
     decode::{
-        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_enum,
-        decode_strictly, port,
+        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_enum, decode_port,
+        decode_strictly,
     },
     unknown::AMBIT_V1_WAYPOINTEXTENSION,
     workload,
@@ -36,7 +36,7 @@ impl RecordCodec for model::WaypointExtension {
             read,
             |read| PolicyKey::from_resource_name(&read.key()),
             |key, why| Substitute {
-                record: Box::new(substitute(key, bytes, why)),
+                record: Box::new(inactive_substitute(key, bytes, why)),
                 effect: "requests are decided as if it had failed",
                 is_policy: false,
             },
@@ -72,7 +72,7 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
         environment: environment
             .map(|one| (one.name.into(), one.value.into()))
             .collect(),
-        ports: decode_all(from.ports, |of| port("waypoint_extension.ports", of))?,
+        ports: decode_all(from.ports, |of| decode_port("waypoint_extension.ports", of))?,
         callees: decode_all(from.callees, |name| {
             decode_hostname("waypoint_extension.callees", Some(name))
         })?,
@@ -80,9 +80,10 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
     })
 }
 
-/// Targets and failure mode of a Wasm plugin, decoded without the rest.
+/// Targets and failure mode of a Wasm plugin, decoded without its other fields to build the substitute of an invalid
+/// one.
 #[derive(Message)]
-struct Outline {
+struct ExtensionOutline {
     #[prost(message, repeated, tag = "4")]
     services: Vec<workload::NamespacedHostname>,
     #[prost(bool, tag = "3")]
@@ -91,9 +92,13 @@ struct Outline {
     fail_open: bool,
 }
 
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::WaypointExtension {
-    let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
+fn inactive_substitute(
+    key: PolicyKey,
+    bytes: &[u8],
+    why: model::ArcStr,
+) -> model::WaypointExtension {
+    let outline = ExtensionOutline::decode(bytes).unwrap_or_default();
+    let (for_gateway, services) = substitute_targets(outline.for_gateway, outline.services);
     model::WaypointExtension {
         namespace: key.namespace,
         name: key.name,
@@ -139,7 +144,7 @@ impl From<&model::WaypointExtension> for wire::WaypointExtension {
                 .collect(),
             ports: from.ports.iter().map(|port| (*port).into()).collect(),
             callees: from.callees.iter().map(Into::into).collect(),
-            unsupported: write::encode_optional(from.unsupported.as_ref()),
+            unsupported: encode_fields::encode_optional(from.unsupported.as_ref()),
         }
     }
 }

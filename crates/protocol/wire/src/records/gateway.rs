@@ -3,10 +3,12 @@
 use ambit_model::{self as model, GatewayName};
 use prost::Message as _;
 
-use super::{RecordCodec, read::decode_all};
+use super::{RecordCodec, decode_fields::decode_all};
 use crate::{
     ambit as wire,
-    decode::{DecodeError, DecodeErrorReason, RecordDecodeError, decode_enum, decode_strictly, ip},
+    decode::{
+        DecodeError, DecodeErrorReason, RecordDecodeError, decode_enum, decode_ip, decode_strictly,
+    },
     encode::ip_bytes,
     unknown::AMBIT_V1_WAYPOINTGATEWAY,
 };
@@ -49,7 +51,7 @@ fn gateway(from: wire::WaypointGateway) -> Result<model::WaypointGateway, Decode
         cluster_addresses: from
             .cluster_addresses
             .iter()
-            .map(|bytes| ip("waypoint_gateway.cluster_addresses", bytes))
+            .map(|bytes| decode_ip("waypoint_gateway.cluster_addresses", bytes))
             .collect::<Result<_, _>>()?,
         allowed_addresses: decode_all(from.allowed_addresses, |text| {
             let refused = |_| {

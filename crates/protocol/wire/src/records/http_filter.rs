@@ -5,12 +5,12 @@ use std::time::Duration;
 use ambit_model as model;
 
 use super::{
-    read::{decode_hostname, none_if_empty},
-    write,
+    decode_fields::{decode_hostname, none_if_empty},
+    encode_fields,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, DecodeErrorReason, port},
+    decode::{DecodeError, DecodeErrorReason, decode_port},
 };
 
 pub(super) fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, DecodeError> {
@@ -27,7 +27,7 @@ pub(super) fn filter(from: wire::HttpFilter) -> Result<model::HttpFilter, Decode
             hostname: none_if_empty(redirect.hostname),
             port: match redirect.port {
                 0 => None,
-                number => Some(port("http_redirect.port", number)?),
+                number => Some(decode_port("http_redirect.port", number)?),
             },
             path: redirect.path.map(path_change).transpose()?,
             status: u16::try_from(redirect.status)
@@ -50,7 +50,7 @@ fn mirror(from: wire::HttpMirror) -> Result<model::HttpMirror, DecodeError> {
     }
     Ok(model::HttpMirror {
         service: decode_hostname("http_mirror.service", from.service)?,
-        port: port("http_mirror.port", from.port)?,
+        port: decode_port("http_mirror.port", from.port)?,
         numerator: from.numerator,
         denominator: from.denominator,
     })
@@ -60,7 +60,7 @@ fn fault(from: wire::HttpFault) -> Result<model::HttpFault, DecodeError> {
     use wire::http_fault_abort::Status;
     let share = |numerator, denominator| match denominator {
         0 => Err(DecodeError::missing("http_fault.denominator")),
-        _ => Ok(model::Share {
+        _ => Ok(model::RequestFraction {
             numerator,
             denominator,
         }),
@@ -133,14 +133,14 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
             model::HttpFilter::RequestHeaders(changes) => Kind::RequestHeaders(changes.into()),
             model::HttpFilter::ResponseHeaders(changes) => Kind::ResponseHeaders(changes.into()),
             model::HttpFilter::Redirect(redirect) => Kind::Redirect(wire::HttpRedirect {
-                scheme: write::encode_optional(redirect.scheme.as_ref()),
-                hostname: write::encode_optional(redirect.hostname.as_ref()),
+                scheme: encode_fields::encode_optional(redirect.scheme.as_ref()),
+                hostname: encode_fields::encode_optional(redirect.hostname.as_ref()),
                 port: redirect.port.map(u32::from).unwrap_or_default(),
                 path: redirect.path.as_ref().map(Into::into),
                 status: redirect.status.into(),
             }),
             model::HttpFilter::Rewrite(rewrite) => Kind::Rewrite(wire::HttpRewrite {
-                hostname: write::encode_optional(rewrite.hostname.as_ref()),
+                hostname: encode_fields::encode_optional(rewrite.hostname.as_ref()),
                 path: rewrite.path.as_ref().map(Into::into),
             }),
             model::HttpFilter::Mirror(mirror) => Kind::Mirror(wire::HttpMirror {
@@ -150,11 +150,11 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
                 denominator: mirror.denominator,
             }),
             model::HttpFilter::Cors(cors) => Kind::Cors(wire::HttpCors {
-                allow_origins: write::encode_texts(&cors.allow_origins),
+                allow_origins: encode_fields::encode_texts(&cors.allow_origins),
                 allow_credentials: cors.allow_credentials,
-                allow_methods: write::encode_texts(&cors.allow_methods),
-                allow_headers: write::encode_texts(&cors.allow_headers),
-                expose_headers: write::encode_texts(&cors.expose_headers),
+                allow_methods: encode_fields::encode_texts(&cors.allow_methods),
+                allow_headers: encode_fields::encode_texts(&cors.allow_headers),
+                expose_headers: encode_fields::encode_texts(&cors.expose_headers),
                 max_age: cors.max_age,
             }),
             model::HttpFilter::Fault(fault) => Kind::Fault(fault.into()),
@@ -166,17 +166,18 @@ impl From<&model::HttpFilter> for wire::HttpFilter {
 impl From<&model::HttpFault> for wire::HttpFault {
     fn from(from: &model::HttpFault) -> Self {
         use wire::http_fault_abort::Status;
-        let abort = |(status, share): (model::FaultStatus, model::Share)| wire::HttpFaultAbort {
-            status: Some(match status {
-                model::FaultStatus::Http(status) => Status::Http(status.into()),
-                model::FaultStatus::Grpc(status) => Status::Grpc(status.into()),
-            }),
-            numerator: share.numerator,
-            denominator: share.denominator,
-        };
+        let abort =
+            |(status, share): (model::FaultStatus, model::RequestFraction)| wire::HttpFaultAbort {
+                status: Some(match status {
+                    model::FaultStatus::Http(status) => Status::Http(status.into()),
+                    model::FaultStatus::Grpc(status) => Status::Grpc(status.into()),
+                }),
+                numerator: share.numerator,
+                denominator: share.denominator,
+            };
         Self {
             delay: from.delay.map(|(duration, share)| wire::HttpFaultDelay {
-                duration: write::encode_milliseconds(Some(duration)),
+                duration: encode_fields::encode_milliseconds(Some(duration)),
                 numerator: share.numerator,
                 denominator: share.denominator,
             }),

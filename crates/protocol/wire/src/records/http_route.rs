@@ -1,17 +1,17 @@
-//! Codec of HTTP routes, which the records of services contain.
+//! Codec of HTTP routes, which are part of service records.
 
 use std::time::Duration;
 
 use ambit_model as model;
 
 use super::{
+    decode_fields::{decode_all, decode_hostname, none_if_empty},
+    encode_fields,
     http_filter::filter,
-    read::{decode_all, decode_hostname, none_if_empty},
-    write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, DecodeErrorReason, decode_ports, port},
+    decode::{DecodeError, DecodeErrorReason, decode_port, decode_ports},
 };
 
 pub(super) fn route(from: wire::HttpRoute) -> Result<model::HttpRoute, DecodeError> {
@@ -126,7 +126,7 @@ fn backend(from: wire::HttpBackend) -> Result<model::HttpBackend, DecodeError> {
     };
     Ok(model::HttpBackend {
         service,
-        port: port("http_backend.port", from.port)?,
+        port: decode_port("http_backend.port", from.port)?,
         weight: from.weight,
         filters: decode_all(from.filters, filter)?,
         subset: none_if_empty(from.subset),
@@ -138,8 +138,8 @@ impl From<&model::HttpRoute> for wire::HttpRoute {
         Self {
             name: Some((&from.name).into()),
             ports: from.ports.iter().copied().map(u32::from).collect(),
-            rules: write::encode_all(&from.rules),
-            clients: write::encode_optional(from.clients.as_ref()),
+            rules: encode_fields::encode_all(&from.rules),
+            clients: encode_fields::encode_optional(from.clients.as_ref()),
             first_match: from.first_match,
             of_service: from.of_service,
         }
@@ -159,26 +159,26 @@ impl From<&model::RouteName> for wire::RouteName {
 impl From<&model::HttpRouteRule> for wire::HttpRouteRule {
     fn from(from: &model::HttpRouteRule) -> Self {
         Self {
-            matches: write::encode_all(&from.matches),
-            backends: write::encode_all(&from.backends),
-            unsupported: write::encode_optional(from.unsupported.as_ref()),
-            filters: write::encode_all(&from.filters),
+            matches: encode_fields::encode_all(&from.matches),
+            backends: encode_fields::encode_all(&from.backends),
+            unsupported: encode_fields::encode_optional(from.unsupported.as_ref()),
+            filters: encode_fields::encode_all(&from.filters),
             timeouts: Some(wire::HttpTimeouts {
-                request: write::encode_milliseconds(from.timeouts.request),
-                backend_request: write::encode_milliseconds(from.timeouts.backend_request),
+                request: encode_fields::encode_milliseconds(from.timeouts.request),
+                backend_request: encode_fields::encode_milliseconds(from.timeouts.backend_request),
             }),
             retry: from.retry.as_ref().map(|retry| wire::HttpRetry {
                 codes: retry.codes.iter().copied().map(u32::from).collect(),
                 attempts: retry.attempts,
-                backoff: write::encode_milliseconds(retry.backoff),
+                backoff: encode_fields::encode_milliseconds(retry.backoff),
             }),
-            name: write::encode_optional(from.name.as_ref()),
+            name: encode_fields::encode_optional(from.name.as_ref()),
             session: from.session.as_ref().map(|session| wire::HttpSession {
                 name: session.name.to_string(),
                 header: session.is_header,
                 permanent: session.is_permanent,
-                absolute_timeout: write::encode_milliseconds(session.absolute_timeout),
-                idle_timeout: write::encode_milliseconds(session.idle_timeout),
+                absolute_timeout: encode_fields::encode_milliseconds(session.absolute_timeout),
+                idle_timeout: encode_fields::encode_milliseconds(session.idle_timeout),
             }),
         }
     }
@@ -197,7 +197,7 @@ impl From<&model::HttpRouteMatch> for wire::HttpRouteMatch {
             path: from.path.as_ref().map(|one| wire::HttpPathMatch {
                 kind: Some(path(one)),
             }),
-            method: write::encode_optional(from.method.as_ref()),
+            method: encode_fields::encode_optional(from.method.as_ref()),
             headers: from.headers.iter().map(named_match).collect(),
             query_params: from.query_params.iter().map(named_match).collect(),
             without_headers: from.without_headers.iter().map(named_match).collect(),
@@ -228,8 +228,8 @@ impl From<&model::HttpBackend> for wire::HttpBackend {
             destination: Some(destination),
             port: from.port.into(),
             weight: from.weight,
-            filters: write::encode_all(&from.filters),
-            subset: write::encode_optional(from.subset.as_ref()),
+            filters: encode_fields::encode_all(&from.filters),
+            subset: encode_fields::encode_optional(from.subset.as_ref()),
         }
     }
 }

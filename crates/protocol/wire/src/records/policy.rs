@@ -1,5 +1,5 @@
-//! Codec of layer 7 authorization policies. The substitute of one that is not understood in full denies every request
-//! for its targets, as far as these can be decoded, otherwise every request.
+//! Codec of L7 authorization policies. One that cannot be decoded in full is replaced by a substitute that denies every
+//! request to its targets, or to the whole waypoint if the targets cannot be decoded.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use prost::Message;
 
 use super::{
     RecordCodec,
+    decode_fields::{decode_all, decode_hostname, none_if_empty, object_name, substitute_targets},
+    encode_fields,
     provider::provider,
-    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
-    write,
 };
 use crate::{
     ambit as wire,
     decode::{
         DecodeError, DecodeErrorReason, RecordDecodeError, Substitute, check_resource_name,
-        decode_enum, decode_ip_nets, decode_ports, decode_service_account_matches, decode_strictly,
-        decode_string_matches, port, prefix,
+        decode_enum, decode_ip_nets, decode_port, decode_ports, decode_prefix,
+        decode_service_account_matches, decode_strictly, decode_string_matches,
     },
     security,
     unknown::AMBIT_V1_WAYPOINTPOLICY,
@@ -42,7 +42,7 @@ impl RecordCodec for model::HttpPolicy {
             read,
             |read| read.key.clone(),
             |key, why| Substitute {
-                record: Box::new(substitute(key, bytes, why)),
+                record: Box::new(deny_all_substitute(key, bytes, why)),
                 effect: "every request to its targets is denied",
                 is_policy: true,
             },
@@ -50,9 +50,9 @@ impl RecordCodec for model::HttpPolicy {
     }
 }
 
-/// Targets and dry-run flag of a policy, decoded without the rest.
+/// Targets and dry-run flag of a policy, decoded without its other fields to build the substitute of an invalid one.
 #[derive(Message)]
-struct Outline {
+struct PolicyOutline {
     #[prost(bool, tag = "3")]
     for_gateway: bool,
     #[prost(message, repeated, tag = "4")]
@@ -61,9 +61,9 @@ struct Outline {
     dry_run: bool,
 }
 
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPolicy {
-    let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
+fn deny_all_substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::HttpPolicy {
+    let outline = PolicyOutline::decode(bytes).unwrap_or_default();
+    let (for_gateway, services) = substitute_targets(outline.for_gateway, outline.services);
     model::HttpPolicy {
         key,
         for_gateway,
@@ -165,13 +165,13 @@ fn pattern(from: wire::PathPattern) -> Result<model::PathPattern, DecodeError> {
     use wire::path_pattern::Kind;
     const FIELD: &str = "path_pattern.kind";
     match from.kind {
-        Some(Kind::Text(one)) => text(FIELD, one).map(model::PathPattern::Text),
+        Some(Kind::Text(one)) => decode_string_match(FIELD, one).map(model::PathPattern::Text),
         Some(Kind::Template(template)) => Ok(model::PathPattern::Template(template.into())),
         None => Err(DecodeError::missing(FIELD)),
     }
 }
 
-fn text(
+fn decode_string_match(
     field: &'static str,
     from: security::StringMatch,
 ) -> Result<model::StringMatch, DecodeError> {
@@ -186,13 +186,13 @@ fn condition(from: wire::HttpCondition) -> Result<model::HttpCondition, DecodeEr
     if from.values.is_empty() && from.not_values.is_empty() {
         return Err(DecodeError::new(
             "http_condition.values",
-            DecodeErrorReason::Empty,
+            DecodeErrorReason::EmptyField,
         ));
     }
     Ok(model::HttpCondition {
         attribute: self::attribute(attribute)?,
-        values: decode_all(from.values, value)?,
-        not_values: decode_all(from.not_values, value)?,
+        values: decode_all(from.values, decode_value)?,
+        not_values: decode_all(from.not_values, decode_value)?,
     })
 }
 
@@ -227,13 +227,15 @@ fn attribute(from: wire::HttpAttribute) -> Result<model::HttpAttribute, DecodeEr
     })
 }
 
-fn value(from: wire::HttpValue) -> Result<model::HttpValue, DecodeError> {
+fn decode_value(from: wire::HttpValue) -> Result<model::HttpValue, DecodeError> {
     use wire::http_value::Kind;
     const FIELD: &str = "http_value.kind";
     match from.kind {
-        Some(Kind::Text(one)) => text(FIELD, one).map(model::HttpValue::Text),
-        Some(Kind::Net(net)) => prefix(FIELD, &net.address, net.length).map(model::HttpValue::Net),
-        Some(Kind::Port(number)) => port(FIELD, number).map(model::HttpValue::Port),
+        Some(Kind::Text(one)) => decode_string_match(FIELD, one).map(model::HttpValue::Text),
+        Some(Kind::Net(net)) => {
+            decode_prefix(FIELD, &net.address, net.length).map(model::HttpValue::Net)
+        }
+        Some(Kind::Port(number)) => decode_port(FIELD, number).map(model::HttpValue::Port),
         None => Err(DecodeError::missing(FIELD)),
     }
 }
@@ -250,11 +252,11 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
             namespace: from.key.namespace.to_string(),
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
-            services: write::encode_all::<_, workload::NamespacedHostname>(&from.services),
+            services: encode_fields::encode_all::<_, workload::NamespacedHostname>(&from.services),
             action: action.into(),
             dry_run: from.dry_run,
-            rules: write::encode_all(&from.rules),
-            not_understood: write::encode_optional(from.not_understood.as_ref()),
+            rules: encode_fields::encode_all(&from.rules),
+            not_understood: encode_fields::encode_optional(from.not_understood.as_ref()),
             provider: from.provider.as_deref().map(Into::into),
         }
     }
@@ -263,9 +265,9 @@ impl From<&model::HttpPolicy> for wire::WaypointPolicy {
 impl From<&model::HttpRule> for wire::HttpRule {
     fn from(from: &model::HttpRule) -> Self {
         Self {
-            sources: write::encode_all(&from.sources),
-            operations: write::encode_all(&from.operations),
-            conditions: write::encode_all(&from.conditions),
+            sources: encode_fields::encode_all(&from.sources),
+            operations: encode_fields::encode_all(&from.operations),
+            conditions: encode_fields::encode_all(&from.conditions),
         }
     }
 }
@@ -273,20 +275,20 @@ impl From<&model::HttpRule> for wire::HttpRule {
 impl From<&model::HttpSource> for wire::HttpSource {
     fn from(from: &model::HttpSource) -> Self {
         Self {
-            principals: write::encode_all(&from.principals),
-            not_principals: write::encode_all(&from.not_principals),
-            namespaces: write::encode_all(&from.namespaces),
-            not_namespaces: write::encode_all(&from.not_namespaces),
-            service_accounts: write::encode_all(&from.service_accounts),
-            not_service_accounts: write::encode_all(&from.not_service_accounts),
-            trust_domains: write::encode_all(&from.trust_domains),
-            not_trust_domains: write::encode_all(&from.not_trust_domains),
-            ip_blocks: write::encode_all::<IpNet, security::Address>(&from.ip_blocks),
-            not_ip_blocks: write::encode_all(&from.not_ip_blocks),
-            remote_ip_blocks: write::encode_all(&from.remote_ip_blocks),
-            not_remote_ip_blocks: write::encode_all(&from.not_remote_ip_blocks),
-            request_principals: write::encode_all(&from.request_principals),
-            not_request_principals: write::encode_all(&from.not_request_principals),
+            principals: encode_fields::encode_all(&from.principals),
+            not_principals: encode_fields::encode_all(&from.not_principals),
+            namespaces: encode_fields::encode_all(&from.namespaces),
+            not_namespaces: encode_fields::encode_all(&from.not_namespaces),
+            service_accounts: encode_fields::encode_all(&from.service_accounts),
+            not_service_accounts: encode_fields::encode_all(&from.not_service_accounts),
+            trust_domains: encode_fields::encode_all(&from.trust_domains),
+            not_trust_domains: encode_fields::encode_all(&from.not_trust_domains),
+            ip_blocks: encode_fields::encode_all::<IpNet, security::Address>(&from.ip_blocks),
+            not_ip_blocks: encode_fields::encode_all(&from.not_ip_blocks),
+            remote_ip_blocks: encode_fields::encode_all(&from.remote_ip_blocks),
+            not_remote_ip_blocks: encode_fields::encode_all(&from.not_remote_ip_blocks),
+            request_principals: encode_fields::encode_all(&from.request_principals),
+            not_request_principals: encode_fields::encode_all(&from.not_request_principals),
         }
     }
 }
@@ -295,14 +297,14 @@ impl From<&model::HttpOperation> for wire::HttpOperation {
     fn from(from: &model::HttpOperation) -> Self {
         let ports = |ports: &[u16]| ports.iter().copied().map(u32::from).collect();
         Self {
-            hosts: write::encode_all(&from.hosts),
-            not_hosts: write::encode_all(&from.not_hosts),
+            hosts: encode_fields::encode_all(&from.hosts),
+            not_hosts: encode_fields::encode_all(&from.not_hosts),
             ports: ports(&from.ports),
             not_ports: ports(&from.not_ports),
-            methods: write::encode_all(&from.methods),
-            not_methods: write::encode_all(&from.not_methods),
-            paths: write::encode_all(&from.paths),
-            not_paths: write::encode_all(&from.not_paths),
+            methods: encode_fields::encode_all(&from.methods),
+            not_methods: encode_fields::encode_all(&from.not_methods),
+            paths: encode_fields::encode_all(&from.paths),
+            not_paths: encode_fields::encode_all(&from.not_paths),
         }
     }
 }
@@ -322,8 +324,8 @@ impl From<&model::HttpCondition> for wire::HttpCondition {
     fn from(from: &model::HttpCondition) -> Self {
         Self {
             attribute: Some((&from.attribute).into()),
-            values: write::encode_all(&from.values),
-            not_values: write::encode_all(&from.not_values),
+            values: encode_fields::encode_all(&from.values),
+            not_values: encode_fields::encode_all(&from.not_values),
         }
     }
 }
@@ -355,7 +357,7 @@ impl From<&model::HttpAttribute> for wire::HttpAttribute {
                 _ => String::new(),
             },
             claim: match from {
-                From::RequestClaim(names) => write::encode_texts(names),
+                From::RequestClaim(names) => encode_fields::encode_texts(names),
                 _ => Vec::new(),
             },
         }

@@ -1,13 +1,13 @@
-//! Codec of external authorization providers, which the records of policies contain.
+//! Codec of external authorization providers, which are part of policy records.
 
 use std::time::Duration;
 
 use ambit_model as model;
 
-use super::{read::decode_hostname, write};
+use super::{decode_fields::decode_hostname, encode_fields};
 use crate::{
     ambit as wire,
-    decode::{DecodeError, DecodeErrorReason, decode_string_matches, port},
+    decode::{DecodeError, DecodeErrorReason, decode_port, decode_string_matches},
 };
 
 pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, DecodeError> {
@@ -16,7 +16,7 @@ pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, 
     let status_on_error = status_on_error.filter(|status| (400..600).contains(status));
     let destination = if from.unavailable.is_empty() {
         let service = decode_hostname("waypoint_provider.service", from.service)?;
-        Ok((service, port("waypoint_provider.port", from.port)?))
+        Ok((service, decode_port("waypoint_provider.port", from.port)?))
     } else {
         Err(from.unavailable.into())
     };
@@ -38,12 +38,12 @@ pub(super) fn provider(from: wire::WaypointProvider) -> Result<model::Provider, 
         }),
         protocol: match from.http {
             None => model::ProviderProtocol::Grpc,
-            Some(http) => model::ProviderProtocol::Http(of_http(http)?),
+            Some(http) => model::ProviderProtocol::Http(decode_http_provider(http)?),
         },
     })
 }
 
-fn of_http(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError> {
+fn decode_http_provider(from: wire::HttpProvider) -> Result<model::HttpProvider, DecodeError> {
     let added = from.added.into_iter();
     Ok(model::HttpProvider {
         path_prefix: from.path_prefix.into(),
@@ -74,7 +74,7 @@ impl From<&model::Provider> for wire::WaypointProvider {
             unavailable,
             service: destination.map(|(service, _)| service.into()),
             port: destination.map_or(0, |(_, port)| (*port).into()),
-            timeout: write::encode_milliseconds(Some(from.timeout)),
+            timeout: encode_fields::encode_milliseconds(Some(from.timeout)),
             status_on_error: from.status_on_error.into(),
             fail_open: from.fail_open,
             body: from.body.map(|body| wire::ProviderBody {
@@ -98,11 +98,11 @@ impl From<&model::HttpProvider> for wire::HttpProvider {
         };
         Self {
             path_prefix: from.path_prefix.to_string(),
-            headers: write::encode_all(&from.headers),
+            headers: encode_fields::encode_all(&from.headers),
             added: from.added.iter().map(header).collect(),
-            to_application: write::encode_all(&from.to_application),
-            to_client_allowed: write::encode_all(&from.to_client_allowed),
-            to_client_denied: write::encode_all(&from.to_client_denied),
+            to_application: encode_fields::encode_all(&from.to_application),
+            to_client_allowed: encode_fields::encode_all(&from.to_client_allowed),
+            to_client_denied: encode_fields::encode_all(&from.to_client_denied),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Codec of rate limits. The substitute of one that is not understood in full evaluates no limit: requests for its
-//! targets pass or fail by its `failOpen`.
+//! Codec of rate limits. One that cannot be decoded in full is replaced by a substitute that evaluates no limit: its
+//! `failOpen` decides whether requests to its targets pass.
 
 use std::time::Duration;
 
@@ -8,14 +8,15 @@ use prost::Message;
 
 use super::{
     RecordCodec,
+    decode_fields::{decode_all, decode_hostname, none_if_empty, object_name, substitute_targets},
+    encode_fields,
     http_route::route_match,
-    read::{decode_all, decode_hostname, none_if_empty, object_name, targets},
-    write,
 };
 use crate::{
     ambit as wire,
     decode::{
-        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_strictly, port,
+        DecodeError, RecordDecodeError, Substitute, check_resource_name, decode_port,
+        decode_strictly,
     },
     unknown::AMBIT_V1_WAYPOINTRATELIMIT,
     workload,
@@ -38,7 +39,7 @@ impl RecordCodec for model::RateLimit {
             read,
             |read| read.key.clone(),
             |key, why| Substitute {
-                record: Box::new(substitute(key, bytes, why)),
+                record: Box::new(inactive_substitute(key, bytes, why)),
                 effect: "requests to its targets follow its failOpen",
                 is_policy: false,
             },
@@ -56,8 +57,8 @@ fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeE
         services: decode_all(from.services, |name| {
             decode_hostname("waypoint_rate_limit.services", Some(name))
         })?,
-        local: decode_all(from.local, local)?,
-        global: from.global.map(global).transpose()?,
+        local: decode_all(from.local, decode_local_limit)?,
+        global: from.global.map(decode_global_limit).transpose()?,
         dry_run: from.dry_run,
         fail_open: from.fail_open,
         sends_headers: from.rate_limit_headers,
@@ -65,7 +66,7 @@ fn rate_limit(from: wire::WaypointRateLimit) -> Result<model::RateLimit, DecodeE
     })
 }
 
-fn local(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
+fn decode_local_limit(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
     if from.requests == 0 {
         return Err(DecodeError::missing("local_limit.requests"));
     }
@@ -74,7 +75,7 @@ fn local(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
     }
     Ok(model::LocalLimit {
         matches: decode_all(from.matches, route_match)?,
-        bucket_keys: decode_all(from.by, key)?,
+        bucket_keys: decode_all(from.by, decode_limit_key)?,
         requests: from.requests,
         per: Duration::from_millis(from.per),
         burst: from.burst,
@@ -82,7 +83,7 @@ fn local(from: wire::LocalLimit) -> Result<model::LocalLimit, DecodeError> {
     })
 }
 
-fn key(from: wire::LimitKey) -> Result<model::LimitKey, DecodeError> {
+fn decode_limit_key(from: wire::LimitKey) -> Result<model::LimitKey, DecodeError> {
     use wire::limit_key::Kind;
     match from.kind {
         Some(Kind::Principal(_)) => Ok(model::LimitKey::Principal),
@@ -95,22 +96,22 @@ fn key(from: wire::LimitKey) -> Result<model::LimitKey, DecodeError> {
     }
 }
 
-fn global(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
+fn decode_global_limit(from: wire::GlobalLimit) -> Result<model::GlobalLimit, DecodeError> {
     use wire::global_limit::Target;
-    const TARGET: &str = "global_limit.target";
+    const TARGET_FIELD: &str = "global_limit.target";
     let target = match from.target {
         Some(Target::Service(name)) => Ok((
-            decode_hostname(TARGET, Some(name))?,
-            port("global_limit.port", from.port)?,
+            decode_hostname(TARGET_FIELD, Some(name))?,
+            decode_port("global_limit.port", from.port)?,
         )),
         Some(Target::Error(error)) => Err(error.into()),
-        None => return Err(DecodeError::missing(TARGET)),
+        None => return Err(DecodeError::missing(TARGET_FIELD)),
     };
     if from.timeout == 0 {
         return Err(DecodeError::missing("global_limit.timeout"));
     }
     Ok(model::GlobalLimit {
-        target: target,
+        target,
         domain: from.domain.into(),
         timeout: Duration::from_millis(from.timeout),
         hits: from.hits,
@@ -124,23 +125,26 @@ fn descriptor(from: wire::LimitDescriptor) -> Result<model::LimitDescriptor, Dec
     }
     Ok(model::LimitDescriptor {
         matches: decode_all(from.matches, route_match)?,
-        entries: decode_all(from.entries, entry)?,
+        entries: decode_all(from.entries, decode_descriptor_entry)?,
     })
 }
 
-fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), DecodeError> {
+fn decode_descriptor_entry(
+    from: wire::LimitEntry,
+) -> Result<(model::ArcStr, model::LimitValue), DecodeError> {
     use wire::limit_entry::Value;
     let value = match from.value {
         Some(Value::Text(text)) => model::LimitValue::Text(text.into()),
-        Some(Value::Attribute(of)) => model::LimitValue::Attribute(key(of)?),
+        Some(Value::Attribute(of)) => model::LimitValue::Attribute(decode_limit_key(of)?),
         None => return Err(DecodeError::missing("limit_entry.value")),
     };
     Ok((from.key.into(), value))
 }
 
-/// Targets and failure mode of a rate limit, decoded without the rest.
+/// Targets and failure mode of a rate limit, decoded without its other fields to build the substitute of an invalid
+/// one.
 #[derive(Message)]
-struct Outline {
+struct RateLimitOutline {
     #[prost(bool, tag = "3")]
     for_gateway: bool,
     #[prost(message, repeated, tag = "4")]
@@ -151,9 +155,9 @@ struct Outline {
     fail_open: bool,
 }
 
-fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLimit {
-    let outline = Outline::decode(bytes).unwrap_or_default();
-    let (for_gateway, services) = targets(outline.for_gateway, outline.services);
+fn inactive_substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::RateLimit {
+    let outline = RateLimitOutline::decode(bytes).unwrap_or_default();
+    let (for_gateway, services) = substitute_targets(outline.for_gateway, outline.services);
     model::RateLimit {
         key,
         for_gateway,
@@ -172,12 +176,12 @@ impl From<&model::RateLimit> for wire::WaypointRateLimit {
             name: from.key.name.to_string(),
             for_gateway: from.for_gateway,
             services: from.services.iter().map(Into::into).collect(),
-            local: write::encode_all(&from.local),
+            local: encode_fields::encode_all(&from.local),
             global: from.global.as_ref().map(Into::into),
             dry_run: from.dry_run,
             fail_open: from.fail_open,
             rate_limit_headers: from.sends_headers,
-            not_understood: write::encode_optional(from.not_understood.as_ref()),
+            not_understood: encode_fields::encode_optional(from.not_understood.as_ref()),
         }
     }
 }
@@ -185,10 +189,10 @@ impl From<&model::RateLimit> for wire::WaypointRateLimit {
 impl From<&model::LocalLimit> for wire::LocalLimit {
     fn from(from: &model::LocalLimit) -> Self {
         Self {
-            matches: write::encode_all(&from.matches),
-            by: write::encode_all(&from.bucket_keys),
+            matches: encode_fields::encode_all(&from.matches),
+            by: encode_fields::encode_all(&from.bucket_keys),
             requests: from.requests,
-            per: write::encode_milliseconds(Some(from.per)),
+            per: encode_fields::encode_milliseconds(Some(from.per)),
             burst: from.burst,
             buckets: from.buckets,
         }
@@ -222,9 +226,9 @@ impl From<&model::GlobalLimit> for wire::GlobalLimit {
             target: Some(target),
             port: port.into(),
             domain: from.domain.to_string(),
-            timeout: write::encode_milliseconds(Some(from.timeout)),
+            timeout: encode_fields::encode_milliseconds(Some(from.timeout)),
             hits: from.hits,
-            descriptors: write::encode_all(&from.descriptors),
+            descriptors: encode_fields::encode_all(&from.descriptors),
         }
     }
 }
@@ -240,7 +244,7 @@ impl From<&model::LimitDescriptor> for wire::LimitDescriptor {
             }),
         };
         Self {
-            matches: write::encode_all(&from.matches),
+            matches: encode_fields::encode_all(&from.matches),
             entries: from.entries.iter().map(entry).collect(),
         }
     }
@@ -255,7 +259,7 @@ mod tests {
 
     use super::*;
 
-    fn limit() -> RateLimit {
+    fn full_rate_limit() -> RateLimit {
         let matches = vec![HttpRouteMatch {
             path: Some(HttpPathMatch::Prefix("/a".into())),
             method: Some("GET".into()),
@@ -303,39 +307,41 @@ mod tests {
         }
     }
 
-    fn read(sent: &wire::WaypointRateLimit) -> Result<RateLimit, RecordDecodeError<RateLimit>> {
+    fn decode_rate_limit(
+        sent: &wire::WaypointRateLimit,
+    ) -> Result<RateLimit, RecordDecodeError<RateLimit>> {
         model::RateLimit::decode("ns/gw/shop/l", &sent.encode_to_vec())
     }
 
     #[test]
     fn a_limit_is_read_as_it_was_sent() {
-        let mut sent = limit();
-        assert_eq!(read(&(&sent).into()), Ok(sent.clone()));
+        let mut sent = full_rate_limit();
+        assert_eq!(decode_rate_limit(&(&sent).into()), Ok(sent.clone()));
         if let Some(global) = &mut sent.global {
             global.target = Err("there is no service".into());
         }
-        assert_eq!(read(&(&sent).into()), Ok(sent));
+        assert_eq!(decode_rate_limit(&(&sent).into()), Ok(sent));
     }
 
     #[test]
     fn what_is_not_understood_decides_nothing_where_the_limit_was() {
-        let mut sent = wire::WaypointRateLimit::from(&limit());
+        let mut sent = wire::WaypointRateLimit::from(&full_rate_limit());
         sent.local[0].requests = 0;
-        let refused = read(&sent).unwrap_err();
+        let refused = decode_rate_limit(&sent).unwrap_err();
         assert_eq!(refused.error.field(), "local_limit.requests");
         let substitute = refused.substitute_record();
         assert!(substitute.local.is_empty() && substitute.global.is_none());
         assert!(substitute.not_understood.is_some());
         assert!(substitute.fail_open && substitute.dry_run && substitute.for_gateway);
-        assert_eq!(substitute.services, limit().services);
+        assert_eq!(substitute.services, full_rate_limit().services);
     }
 
     #[test]
     fn limits_without_a_rate_or_target_are_rejected() {
         let refused = |change: fn(&mut wire::WaypointRateLimit)| {
-            let mut sent = wire::WaypointRateLimit::from(&limit());
+            let mut sent = wire::WaypointRateLimit::from(&full_rate_limit());
             change(&mut sent);
-            read(&sent).unwrap_err().error.field()
+            decode_rate_limit(&sent).unwrap_err().error.field()
         };
         assert_eq!(refused(|of| of.local[0].per = 0), "local_limit.per");
         assert_eq!(

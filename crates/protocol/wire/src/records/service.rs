@@ -1,14 +1,14 @@
-//! Codec of the services that a waypoint serves, with their routes.
+//! Codec of the services that a waypoint serves, including their routes.
 
 use ambit_model as model;
 use prost::Message as _;
 
 use super::{
     RecordCodec,
+    decode_fields::{decode_all, decode_hostname},
+    encode_fields,
     http_route::route,
-    read::{decode_all, decode_hostname},
     stream_route::stream_route,
-    write,
 };
 use crate::{
     ambit as wire,
@@ -53,11 +53,11 @@ impl From<&model::WaypointService> for wire::WaypointService {
     fn from(from: &model::WaypointService) -> Self {
         Self {
             service: Some((&from.service).into()),
-            routes: write::encode_all(&from.routes),
-            tcp_routes: write::encode_all(&from.tcp_routes),
-            tls_routes: write::encode_all(&from.tls_routes),
+            routes: encode_fields::encode_all(&from.routes),
+            tcp_routes: encode_fields::encode_all(&from.tcp_routes),
+            tls_routes: encode_fields::encode_all(&from.tls_routes),
             resolves_hosts: from.resolves_hosts,
-            grantors: write::encode_all(&from.grantors),
+            grantors: encode_fields::encode_all(&from.grantors),
         }
     }
 }

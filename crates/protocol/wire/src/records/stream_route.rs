@@ -1,15 +1,15 @@
-//! Codec of TCP and TLS routes, which the records of services contain.
+//! Codec of TCP and TLS routes, which are part of service records.
 
 use ambit_model as model;
 
 use super::{
+    decode_fields::{decode_all, decode_hostname, none_if_empty},
+    encode_fields,
     http_route::route_name,
-    read::{decode_all, decode_hostname, none_if_empty},
-    write,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, decode_ports, port},
+    decode::{DecodeError, decode_port, decode_ports},
 };
 
 pub(super) fn stream_route(from: wire::StreamRoute) -> Result<model::StreamRoute, DecodeError> {
@@ -33,7 +33,7 @@ fn stream_backend(from: wire::StreamBackend) -> Result<model::StreamBackend, Dec
     };
     Ok(model::StreamBackend {
         service,
-        port: port("stream_backend.port", from.port)?,
+        port: decode_port("stream_backend.port", from.port)?,
         weight: from.weight,
     })
 }
@@ -43,10 +43,10 @@ impl From<&model::StreamRoute> for wire::StreamRoute {
         Self {
             name: Some((&from.name).into()),
             ports: from.ports.iter().copied().map(u32::from).collect(),
-            clients: write::encode_optional(from.clients.as_ref()),
+            clients: encode_fields::encode_optional(from.clients.as_ref()),
             hostnames: from.hostnames.iter().map(ToString::to_string).collect(),
-            backends: write::encode_all(&from.backends),
-            unsupported: write::encode_optional(from.unsupported.as_ref()),
+            backends: encode_fields::encode_all(&from.backends),
+            unsupported: encode_fields::encode_optional(from.unsupported.as_ref()),
         }
     }
 }

@@ -10,12 +10,12 @@ use prost::Message as _;
 
 use super::{
     RecordCodec,
-    read::{decode_hostname, none_if_empty},
-    write,
+    decode_fields::{decode_hostname, none_if_empty},
+    encode_fields,
 };
 use crate::{
     ambit as wire,
-    decode::{DecodeError, RecordDecodeError, decode_enum, decode_strictly, port},
+    decode::{DecodeError, RecordDecodeError, decode_enum, decode_port, decode_strictly},
     unknown::AMBIT_V1_WAYPOINTTELEMETRY,
 };
 
@@ -59,7 +59,7 @@ fn collector(from: wire::OtlpCollector) -> Result<model::OtlpCollector, DecodeEr
     let header = |header: wire::HttpHeader| (header.name.into(), header.value.into());
     Ok(model::OtlpCollector {
         service: decode_hostname("otlp_collector.service", from.service)?,
-        port: port("otlp_collector.port", from.port)?,
+        port: decode_port("otlp_collector.port", from.port)?,
         http_path: none_if_empty(from.http_path),
         timeout: (from.timeout > 0).then(|| Duration::from_millis(from.timeout)),
         headers: from.headers.into_iter().map(header).collect(),
@@ -160,8 +160,8 @@ impl From<&model::OtlpCollector> for wire::OtlpCollector {
         Self {
             service: Some((&from.service).into()),
             port: from.port.into(),
-            http_path: write::encode_optional(from.http_path.as_ref()),
-            timeout: write::encode_milliseconds(from.timeout),
+            http_path: encode_fields::encode_optional(from.http_path.as_ref()),
+            timeout: encode_fields::encode_milliseconds(from.timeout),
             headers: from.headers.iter().map(header).collect(),
         }
     }
@@ -196,7 +196,7 @@ impl From<&model::TelemetryTag> for wire::TelemetryTag {
         Self {
             name: from.name.to_string(),
             kind: Some(kind),
-            default: write::encode_optional(default),
+            default: encode_fields::encode_optional(default),
         }
     }
 }
@@ -212,7 +212,7 @@ impl From<&model::TelemetryLog> for wire::TelemetryLog {
                 model::TelemetryFormat::Text(text) => Some(Format::Text(text.to_string())),
                 model::TelemetryFormat::Json(text) => Some(Format::Json(text.to_string())),
             },
-            filter: write::encode_optional(from.filter.as_ref()),
+            filter: encode_fields::encode_optional(from.filter.as_ref()),
         }
     }
 }
@@ -235,7 +235,7 @@ impl From<&model::TelemetryMetric> for wire::TelemetryMetric {
         };
         let label = |(name, value): &(model::ArcStr, Option<model::ArcStr>)| wire::TelemetryLabel {
             name: name.to_string(),
-            value: write::encode_optional(value.as_ref()),
+            value: encode_fields::encode_optional(value.as_ref()),
         };
         Self {
             family: family.into(),

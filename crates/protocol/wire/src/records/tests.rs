@@ -8,7 +8,7 @@ use ambit_model::{
     HttpProvider, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
     HttpRule, HttpSession, HttpSource, HttpTimeouts, HttpValue, HttpValueMatch, NamespacedHostname,
     PathChange, PathNormalization, PathPattern, PodGrant, PolicyKey, Provider, ProviderBody,
-    ProviderProtocol, RouteName, ServiceAccountMatch, Share, StreamBackend, StreamRoute,
+    ProviderProtocol, RequestFraction, RouteName, ServiceAccountMatch, StreamBackend, StreamRoute,
     StringMatch, WaypointGateway, WaypointService,
 };
 
@@ -99,7 +99,7 @@ fn full_policy() -> HttpPolicy {
     }
 }
 
-fn bytes(policy: &HttpPolicy) -> Vec<u8> {
+fn encode_policy(policy: &HttpPolicy) -> Vec<u8> {
     wire::WaypointPolicy::from(policy).encode_to_vec()
 }
 
@@ -107,7 +107,7 @@ fn bytes(policy: &HttpPolicy) -> Vec<u8> {
 fn policies_read_back_what_was_written() {
     let policy = full_policy();
     assert_eq!(
-        model::HttpPolicy::decode("gw/w/shop/p", &bytes(&policy)),
+        model::HttpPolicy::decode("gw/w/shop/p", &encode_policy(&policy)),
         Ok(policy)
     );
 }
@@ -175,7 +175,7 @@ fn session() -> HttpSession {
 
 #[test]
 fn services_read_back_what_was_written() {
-    let share = Share {
+    let share = RequestFraction {
         numerator: 1,
         denominator: 1000,
     };
@@ -298,7 +298,7 @@ fn a_policy_with_an_unknown_field_denies_what_it_is_attached_to() {
     let mut policy = full_policy();
     policy.for_gateway = false;
     policy.dry_run = false;
-    let mut encoded = bytes(&policy);
+    let mut encoded = encode_policy(&policy);
     // Field 100, a varint: a condition of a later version.
     encoded.extend([0xa0, 0x06, 0x01]);
     let refused = model::HttpPolicy::decode("gw/w/shop/p", &encoded).unwrap_err();
@@ -320,15 +320,16 @@ fn bytes_that_are_no_policy_deny_everything() {
 
 #[test]
 fn a_policy_under_anothers_name_is_refused() {
-    let refused = model::HttpPolicy::decode("gw/w/shop/other", &bytes(&full_policy())).unwrap_err();
+    let refused =
+        model::HttpPolicy::decode("gw/w/shop/other", &encode_policy(&full_policy())).unwrap_err();
     assert!(refused.error.to_string().contains("shop/p"), "{refused}");
 }
 
-/// Checks that a rule with a field of a later version is rejected as a whole, so that the service keeps its earlier
-/// routes.
+/// Checks that a service with a field of a later version in one of its routes is rejected as a whole, so that its
+/// earlier routes remain.
 #[test]
 fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
-    fn field(number: u8, of: &[u8]) -> Vec<u8> {
+    fn encode_field(number: u8, of: &[u8]) -> Vec<u8> {
         let length = u8::try_from(of.len()).unwrap();
         [&[number << 3 | 2, length][..], of].concat()
     }
@@ -344,12 +345,16 @@ fn a_service_with_an_unknown_field_anywhere_in_its_routes_is_refused() {
     // Field 100, a varint.
     let unknown: &[u8] = &[0xa0, 0x06, 0x01];
     let of_rule = |rule: &[u8]| {
-        let route = [route.encode_to_vec(), field(3, rule)].concat();
-        let service = [sent.encode_to_vec(), field(2, &route)].concat();
+        let route = [route.encode_to_vec(), encode_field(3, rule)].concat();
+        let service = [sent.encode_to_vec(), encode_field(2, &route)].concat();
         model::WaypointService::decode("gw/w", &service)
     };
     assert_eq!(of_rule(&[]).unwrap().routes[0].rules.len(), 1);
-    for rule in [unknown.to_vec(), field(1, unknown), field(2, unknown)] {
+    for rule in [
+        unknown.to_vec(),
+        encode_field(1, unknown),
+        encode_field(2, unknown),
+    ] {
         let refused = of_rule(&rule).unwrap_err().to_string();
         assert!(refused.contains("100"), "{rule:?}: {refused}");
     }

@@ -1,4 +1,5 @@
-//! Tests of the registry with real proxy states: rollouts, timeouts, refusals, random orders of events.
+//! Tests of the registry with the state machines of real proxies: rollouts, timeouts, refusals, random sequences of
+//! events.
 
 use std::collections::VecDeque;
 
@@ -8,25 +9,25 @@ use proptest::prelude::*;
 use super::*;
 use crate::{ProxyEffect, ProxyEvent, ProxySide};
 
-/// Node with the agent's registry, and real proxy states at the other ends of its connections.
-struct Node {
+/// Node with the agent's registry, and with the state machines of the proxies that are connected to it.
+struct TestNode {
     registry: Registry<u32>,
     now: Instant,
     proxies: BTreeMap<u64, ProxySide<u32>>,
-    /// Requests in flight to each proxy.
-    wires: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
-    /// Proxies that do not process requests.
-    stuck: BTreeSet<u64>,
-    /// Proxies that cannot start pods' instances.
-    failing: BTreeSet<u64>,
-    delivered: BTreeMap<u64, Result<(), DeliverError>>,
-    closed: BTreeMap<u64, CloseReason>,
+    /// Requests that were sent to each proxy, but not processed yet.
+    requests_in_flight: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
+    /// Proxies that process no requests.
+    stuck_proxies: BTreeSet<u64>,
+    /// Proxies whose instances fail to start.
+    failing_proxies: BTreeSet<u64>,
+    completed_orders: BTreeMap<u64, Result<(), OrderError>>,
+    close_reasons: BTreeMap<u64, CloseReason>,
     synced: Vec<u64>,
-    refused: Vec<String>,
-    next_ticket: u64,
+    refusals: Vec<String>,
+    last_order: u64,
 }
 
-fn info(name: &str) -> WorkloadInfo {
+fn workload_info(name: &str) -> WorkloadInfo {
     let pod = PodName {
         name: name.into(),
         namespace: "ns".into(),
@@ -38,36 +39,39 @@ fn info(name: &str) -> WorkloadInfo {
     }
 }
 
-impl Node {
+impl TestNode {
     fn new() -> Self {
         Self {
             registry: Registry::new(),
             now: Instant::now(),
             proxies: BTreeMap::new(),
-            wires: BTreeMap::new(),
-            stuck: BTreeSet::new(),
-            failing: BTreeSet::new(),
-            delivered: BTreeMap::new(),
-            closed: BTreeMap::new(),
+            requests_in_flight: BTreeMap::new(),
+            stuck_proxies: BTreeSet::new(),
+            failing_proxies: BTreeSet::new(),
+            completed_orders: BTreeMap::new(),
+            close_reasons: BTreeMap::new(),
             synced: Vec::new(),
-            refused: Vec::new(),
-            next_ticket: 0,
+            refusals: Vec::new(),
+            last_order: 0,
         }
     }
 
-    fn event(&mut self, event: RegistryEvent<u32>) {
+    fn handle_event(&mut self, event: RegistryEvent<u32>) {
         for effect in self.registry.on_event(event, self.now) {
             match effect {
                 RegistryEffect::Send(ConnectionId(id), request, netns) => {
                     let is_add = matches!(request, Request::Add { .. });
                     assert_eq!(is_add, netns.is_some(), "a descriptor belongs to an add");
-                    let wire = self.wires.get_mut(&id).expect("an open connection");
+                    let wire = self
+                        .requests_in_flight
+                        .get_mut(&id)
+                        .expect("an open connection");
                     wire.push_back((request, netns));
                     assert_eq!(wire.len(), 1, "lockstep");
                 }
                 RegistryEffect::Close(ConnectionId(id), reason) => {
-                    self.wires.remove(&id);
-                    self.closed.insert(id, reason);
+                    self.requests_in_flight.remove(&id);
+                    self.close_reasons.insert(id, reason);
                     let now = self.now;
                     self.proxies
                         .get_mut(&id)
@@ -75,11 +79,11 @@ impl Node {
                         .on_event(ProxyEvent::Disconnected, now);
                 }
                 RegistryEffect::OrderCompleted(OrderId(ticket), outcome) => {
-                    let twice = self.delivered.insert(ticket, outcome);
+                    let twice = self.completed_orders.insert(ticket, outcome);
                     assert_eq!(twice, None, "ticket {ticket} ended twice");
                 }
                 RegistryEffect::Refused(_, uid, text) => {
-                    self.refused.push(format!("{uid}: {text}"))
+                    self.refusals.push(format!("{uid}: {text}"))
                 }
                 RegistryEffect::Synced(ConnectionId(id)) => self.synced.push(id),
             }
@@ -87,9 +91,9 @@ impl Node {
     }
 
     fn accept(&mut self, id: u64) {
-        self.wires.insert(id, VecDeque::new());
+        self.requests_in_flight.insert(id, VecDeque::new());
         self.proxies.insert(id, ProxySide::new());
-        self.event(RegistryEvent::Accepted(ConnectionId(id)));
+        self.handle_event(RegistryEvent::Accepted(ConnectionId(id)));
     }
 
     fn hello(&mut self, id: u64) {
@@ -97,27 +101,31 @@ impl Node {
             .get_mut(&id)
             .unwrap()
             .on_event(ProxyEvent::Connected, self.now);
-        self.event(RegistryEvent::Hello(ConnectionId(id)));
+        self.handle_event(RegistryEvent::Hello(ConnectionId(id)));
     }
 
     fn connect(&mut self, id: u64) {
         self.accept(id);
         self.hello(id);
-        self.settle();
+        self.process_all_requests();
     }
 
     fn disconnect(&mut self, id: u64) {
-        self.wires.remove(&id);
+        self.requests_in_flight.remove(&id);
         self.proxies.remove(&id);
-        self.event(RegistryEvent::Closed(ConnectionId(id)));
+        self.handle_event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Lets one proxy process a request; returns false if none is in flight.
-    fn work(&mut self, id: u64) -> bool {
-        if self.stuck.contains(&id) {
+    /// Lets one proxy process its next request. Returns false if there is none, or if the proxy is stuck.
+    fn process_request(&mut self, id: u64) -> bool {
+        if self.stuck_proxies.contains(&id) {
             return false;
         }
-        let Some((request, netns)) = self.wires.get_mut(&id).and_then(VecDeque::pop_front) else {
+        let Some((request, netns)) = self
+            .requests_in_flight
+            .get_mut(&id)
+            .and_then(VecDeque::pop_front)
+        else {
             return false;
         };
         let mut todo = VecDeque::from([ProxyEvent::Request(request, netns)]);
@@ -127,7 +135,7 @@ impl Node {
                 match effect {
                     ProxyEffect::Start {
                         uid, generation, ..
-                    } if self.failing.contains(&id) => {
+                    } if self.failing_proxies.contains(&id) => {
                         let error = "no".to_owned();
                         todo.push_back(ProxyEvent::StartFailed {
                             uid,
@@ -141,7 +149,7 @@ impl Node {
                         todo.push_back(ProxyEvent::Started { uid, generation });
                     }
                     ProxyEffect::Reply(ack) => {
-                        self.event(RegistryEvent::Ack(ConnectionId(id), ack));
+                        self.handle_event(RegistryEvent::Ack(ConnectionId(id), ack));
                     }
                     ProxyEffect::Disconnect => panic!("the agent broke the contract"),
                     ProxyEffect::Stop { .. } | ProxyEffect::Update { .. } => {}
@@ -151,47 +159,47 @@ impl Node {
         true
     }
 
-    fn settle(&mut self) {
+    fn process_all_requests(&mut self) {
         let ids: Vec<_> = self.proxies.keys().copied().collect();
-        while ids.iter().any(|id| self.work(*id)) {}
+        while ids.iter().any(|id| self.process_request(*id)) {}
     }
 
     fn add(&mut self, uid: &str, netns: u32) -> u64 {
-        self.next_ticket += 1;
-        let ticket = OrderId(self.next_ticket);
-        self.event(RegistryEvent::Add {
-            ticket,
+        self.last_order += 1;
+        let ticket = OrderId(self.last_order);
+        self.handle_event(RegistryEvent::Add {
+            order_id: ticket,
             uid: uid.into(),
-            info: info(uid),
+            info: workload_info(uid),
             netns,
         });
-        self.next_ticket
+        self.last_order
     }
 
     fn del(&mut self, uid: &str) -> u64 {
-        self.next_ticket += 1;
-        self.event(RegistryEvent::Del {
-            ticket: OrderId(self.next_ticket),
+        self.last_order += 1;
+        self.handle_event(RegistryEvent::Del {
+            order_id: OrderId(self.last_order),
             uid: uid.into(),
         });
-        self.next_ticket
+        self.last_order
     }
 
-    fn serves(&self, id: u64) -> Vec<&str> {
+    fn served_uids(&self, id: u64) -> Vec<&str> {
         self.proxies[&id]
             .running_pods()
             .map(|(uid, ..)| uid.as_str())
             .collect()
     }
 
-    fn pass(&mut self, duration: Duration) {
+    fn advance_clock(&mut self, duration: Duration) {
         let end = self.now + duration;
         for _ in 0..1000 {
             match self.registry.deadline() {
                 Some(deadline) if deadline <= end => {
                     self.now = deadline.max(self.now);
-                    self.event(RegistryEvent::Tick);
-                    self.settle();
+                    self.handle_event(RegistryEvent::Tick);
+                    self.process_all_requests();
                 }
                 _ => {
                     self.now = end;
@@ -205,16 +213,16 @@ impl Node {
 
 #[test]
 fn the_snapshot_comes_before_updates() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.add("a", 1);
-    node.event(RegistryEvent::KeepIfServed("kept".into()));
+    node.handle_event(RegistryEvent::KeepIfServed("kept".into()));
     node.accept(1);
     node.hello(1);
     node.add("b", 2);
     let mut seen = Vec::new();
-    while let Some((request, _)) = node.wires[&1].front() {
+    while let Some((request, _)) = node.requests_in_flight[&1].front() {
         seen.push(request.clone());
-        node.work(1);
+        node.process_request(1);
     }
     let names: Vec<_> = seen
         .iter()
@@ -227,7 +235,10 @@ fn the_snapshot_comes_before_updates() {
         .collect();
     assert_eq!(names, ["add a", "keep kept", "sent", "add b"]);
     assert_eq!(
-        (node.delivered[&1].clone(), node.delivered[&2].clone()),
+        (
+            node.completed_orders[&1].clone(),
+            node.completed_orders[&2].clone()
+        ),
         (Ok(()), Ok(()))
     );
     assert_eq!(node.synced, [1]);
@@ -235,142 +246,151 @@ fn the_snapshot_comes_before_updates() {
 
 #[test]
 fn adds_go_to_the_newest_and_deletes_to_all() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
     let first = node.add("a", 1);
-    node.settle();
+    node.process_all_requests();
     node.connect(2);
     let second = node.add("b", 2);
-    node.settle();
+    node.process_all_requests();
     assert_eq!(
-        (node.serves(1), node.serves(2)),
+        (node.served_uids(1), node.served_uids(2)),
         (vec!["a"], vec!["a", "b"])
     );
     let gone = node.del("a");
-    node.work(1);
+    node.process_request(1);
     assert!(
-        !node.delivered.contains_key(&gone),
+        !node.completed_orders.contains_key(&gone),
         "the other one has not answered"
     );
-    node.settle();
-    assert_eq!((node.serves(1), node.serves(2)), (vec![], vec!["b"]));
+    node.process_all_requests();
+    assert_eq!(
+        (node.served_uids(1), node.served_uids(2)),
+        (vec![], vec!["b"])
+    );
     for ticket in [first, second, gone] {
-        assert_eq!(node.delivered[&ticket], Ok(()));
+        assert_eq!(node.completed_orders[&ticket], Ok(()));
     }
 }
 
 #[test]
 fn a_connection_without_hello_is_not_the_newest() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
     node.accept(2);
     let ticket = node.add("a", 1);
-    node.settle();
-    assert_eq!(node.delivered[&ticket], Ok(()));
-    node.pass(Duration::from_secs(6));
-    assert_eq!(node.closed[&2], CloseReason::NoHello);
+    node.process_all_requests();
+    assert_eq!(node.completed_orders[&ticket], Ok(()));
+    node.advance_clock(Duration::from_secs(6));
+    assert_eq!(node.close_reasons[&2], CloseReason::NoHello);
     assert_eq!(node.registry.connected_proxies(), 1);
 }
 
 #[test]
 fn older_proxy_catches_up_when_the_newest_disconnects() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
     node.connect(2);
     node.add("a", 1);
-    node.settle();
-    node.stuck.insert(2);
+    node.process_all_requests();
+    node.stuck_proxies.insert(2);
     let open = node.add("b", 2);
     let again = node.add("a", 1);
-    assert_eq!(node.serves(1), [""; 0]);
+    assert_eq!(node.served_uids(1), [""; 0]);
     node.disconnect(2);
-    node.settle();
-    assert_eq!(node.serves(1), ["a", "b"]);
-    assert_eq!(node.delivered[&open], Ok(()));
-    assert_eq!(node.delivered[&again], Ok(()));
+    node.process_all_requests();
+    assert_eq!(node.served_uids(1), ["a", "b"]);
+    assert_eq!(node.completed_orders[&open], Ok(()));
+    assert_eq!(node.completed_orders[&again], Ok(()));
 }
 
 #[test]
 fn order_waits_for_a_proxy_until_its_timeout() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     let soon = node.add("a", 1);
-    node.pass(Duration::from_secs(3));
+    node.advance_clock(Duration::from_secs(3));
     node.connect(1);
-    assert_eq!(node.delivered[&soon], Ok(()));
+    assert_eq!(node.completed_orders[&soon], Ok(()));
     node.disconnect(1);
     let never = node.add("b", 2);
-    node.pass(DELIVERY_TIMEOUT);
-    assert_eq!(node.delivered[&never], Err(DeliverError::NoProxy));
+    node.advance_clock(DELIVERY_TIMEOUT);
+    assert_eq!(node.completed_orders[&never], Err(OrderError::NoProxy));
     // The pod is still to be served.
     node.connect(2);
-    assert_eq!(node.serves(2), ["a", "b"]);
+    assert_eq!(node.served_uids(2), ["a", "b"]);
 }
 
 #[test]
 fn deleting_without_a_proxy_is_done_at_once() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     let add = node.add("a", 1);
     let del = node.del("a");
-    assert_eq!(node.delivered[&add], Err(DeliverError::Withdrawn));
-    assert_eq!(node.delivered[&del], Ok(()));
+    assert_eq!(node.completed_orders[&add], Err(OrderError::Withdrawn));
+    assert_eq!(node.completed_orders[&del], Ok(()));
     node.connect(1);
-    assert_eq!(node.serves(1), [""; 0]);
+    assert_eq!(node.served_uids(1), [""; 0]);
 }
 
 #[test]
 fn a_refusal_reaches_the_caller_with_its_text() {
-    let mut node = Node::new();
-    node.failing.insert(1);
+    let mut node = TestNode::new();
+    node.failing_proxies.insert(1);
     node.connect(1);
     let ticket = node.add("a", 1);
-    node.settle();
-    let Err(DeliverError::Refused(text)) = &node.delivered[&ticket] else {
+    node.process_all_requests();
+    let Err(OrderError::Refused(text)) = &node.completed_orders[&ticket] else {
         panic!()
     };
     assert_eq!(text, "failure to start proxy : no");
-    assert_eq!(node.refused.len(), 1);
+    assert_eq!(node.refusals.len(), 1);
     assert_eq!(node.registry.connected_proxies(), 1, "the connection stays");
 }
 
 #[test]
 fn late_acknowledgement_never_counts_for_another_request() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
-    node.stuck.insert(1);
+    node.stuck_proxies.insert(1);
     let slow = node.add("a", 1);
-    node.pass(DELIVERY_TIMEOUT);
-    assert_eq!(node.delivered[&slow], Err(DeliverError::NoAcknowledgement));
+    node.advance_clock(DELIVERY_TIMEOUT);
+    assert_eq!(
+        node.completed_orders[&slow],
+        Err(OrderError::NoAcknowledgement)
+    );
     let next = node.add("b", 2);
     assert_eq!(
-        node.wires[&1].len(),
+        node.requests_in_flight[&1].len(),
         1,
         "not sent before the answer to the one before"
     );
-    node.failing.insert(1);
-    node.stuck.clear();
-    node.work(1);
-    assert!(!node.delivered.contains_key(&next), "the refusal was for a");
-    node.failing.clear();
-    node.settle();
-    assert_eq!(node.delivered[&next], Ok(()));
+    node.failing_proxies.insert(1);
+    node.stuck_proxies.clear();
+    node.process_request(1);
+    assert!(
+        !node.completed_orders.contains_key(&next),
+        "the refusal was for a"
+    );
+    node.failing_proxies.clear();
+    node.process_all_requests();
+    assert_eq!(node.completed_orders[&next], Ok(()));
 }
 
 #[test]
 fn a_proxy_that_never_answers_loses_its_connection() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
-    node.stuck.insert(1);
+    node.stuck_proxies.insert(1);
     node.add("a", 1);
-    node.pass(Duration::from_secs(31));
-    assert_eq!(node.closed[&1], CloseReason::NoAcknowledgement);
+    node.advance_clock(Duration::from_secs(31));
+    assert_eq!(node.close_reasons[&1], CloseReason::NoAcknowledgement);
     assert_eq!(node.registry.connected_proxies(), 0);
     node.connect(2);
-    assert_eq!(node.serves(2), ["a"]);
+    assert_eq!(node.served_uids(2), ["a"]);
 }
 
 #[test]
 fn unexpected_record_ends_the_connection() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     for (id, event) in [
         (1, RegistryEvent::Ack(ConnectionId(1), Ok(()))),
         (2, RegistryEvent::Hello(ConnectionId(2))),
@@ -384,88 +404,94 @@ fn unexpected_record_ends_the_connection() {
             node.registry.expected_record(ConnectionId(id)),
             ExpectedRecord::None
         );
-        node.event(event);
-        assert!(matches!(node.closed[&id], CloseReason::UnexpectedRecord(_)));
+        node.handle_event(event);
+        assert!(matches!(
+            node.close_reasons[&id],
+            CloseReason::UnexpectedRecord(_)
+        ));
     }
     node.accept(4);
     assert_eq!(
         node.registry.expected_record(ConnectionId(4)),
         ExpectedRecord::Hello
     );
-    node.event(RegistryEvent::Ack(ConnectionId(4), Ok(())));
-    assert!(matches!(node.closed[&4], CloseReason::UnexpectedRecord(_)));
+    node.handle_event(RegistryEvent::Ack(ConnectionId(4), Ok(())));
+    assert!(matches!(
+        node.close_reasons[&4],
+        CloseReason::UnexpectedRecord(_)
+    ));
     assert_eq!(node.registry.connected_proxies(), 0);
 }
 
 #[test]
 fn delete_does_not_wait_for_a_disconnected_proxy() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
     node.connect(2);
     node.add("a", 1);
-    node.settle();
-    node.stuck.insert(1);
+    node.process_all_requests();
+    node.stuck_proxies.insert(1);
     let ticket = node.del("a");
-    node.settle();
-    assert!(!node.delivered.contains_key(&ticket));
+    node.process_all_requests();
+    assert!(!node.completed_orders.contains_key(&ticket));
     node.disconnect(1);
-    assert_eq!(node.delivered[&ticket], Ok(()));
+    assert_eq!(node.completed_orders[&ticket], Ok(()));
 }
 
 #[test]
 fn a_newer_namespace_withdraws_the_order_for_the_older_one() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
-    node.stuck.insert(1);
+    node.stuck_proxies.insert(1);
     let old = node.add("a", 1);
     let new = node.add("a", 2);
-    assert_eq!(node.delivered[&old], Err(DeliverError::Withdrawn));
-    node.stuck.clear();
-    node.settle();
-    assert_eq!(node.delivered[&new], Ok(()));
+    assert_eq!(node.completed_orders[&old], Err(OrderError::Withdrawn));
+    node.stuck_proxies.clear();
+    node.process_all_requests();
+    assert_eq!(node.completed_orders[&new], Ok(()));
 }
 
 #[test]
 fn slow_proxy_is_disconnected() {
-    let mut node = Node::new();
+    let mut node = TestNode::new();
     node.connect(1);
-    node.stuck.insert(1);
+    node.stuck_proxies.insert(1);
     for number in 0..5000 {
         node.del(&number.to_string());
     }
-    assert_eq!(node.closed[&1], CloseReason::QueueOverflow);
-    assert_eq!(node.delivered.len(), 5000);
+    assert_eq!(node.close_reasons[&1], CloseReason::QueueOverflow);
+    assert_eq!(node.completed_orders.len(), 5000);
     // A pod that is added repeatedly does not fill the queue.
     node.connect(2);
-    node.stuck.insert(2);
+    node.stuck_proxies.insert(2);
     for _ in 0..5000 {
         node.add("a", 1);
     }
-    assert!(!node.closed.contains_key(&2));
+    assert!(!node.close_reasons.contains_key(&2));
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum RandomStep {
     Add(u8, u32),
     Del(u8),
     Connect,
     Disconnect(u8),
-    Work(u8, u8),
-    Stick(u8, bool),
-    Fail(u8, bool),
-    Pass(u8),
+    ProcessRequests(u8, u8),
+    SetStuck(u8, bool),
+    SetFailing(u8, bool),
+    AdvanceClock(u8),
 }
 
-fn any_move() -> impl Strategy<Value = Move> {
+fn random_step() -> impl Strategy<Value = RandomStep> {
     prop_oneof![
-        4 => (0..4u8, 1..5u32).prop_map(|(uid, netns)| Move::Add(uid, netns)),
-        2 => (0..4u8).prop_map(Move::Del),
-        2 => Just(Move::Connect),
-        1 => (0..4u8).prop_map(Move::Disconnect),
-        6 => (0..4u8, 1..6u8).prop_map(|(which, times)| Move::Work(which, times)),
-        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| Move::Stick(which, on)),
-        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| Move::Fail(which, on)),
-        1 => (0..15u8).prop_map(Move::Pass),
+        4 => (0..4u8, 1..5u32).prop_map(|(uid, netns)| RandomStep::Add(uid, netns)),
+        2 => (0..4u8).prop_map(RandomStep::Del),
+        2 => Just(RandomStep::Connect),
+        1 => (0..4u8).prop_map(RandomStep::Disconnect),
+        6 => (0..4u8, 1..6u8).prop_map(|(which, times)| RandomStep::ProcessRequests(which, times)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| RandomStep::SetStuck(which, on)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(which, on)| RandomStep::SetFailing(which, on)),
+        1 => (0..15u8).prop_map(RandomStep::AdvanceClock),
     ]
 }
 
@@ -474,72 +500,72 @@ proptest! {
     /// namespaces, and every order has ended.
     #[test]
     fn the_newest_proxy_serves_exactly_the_desired_pods(
-        moves in proptest::collection::vec(any_move(), 0..60),
+        moves in proptest::collection::vec(random_step(), 0..60),
     ) {
-        let mut node = Node::new();
+        let mut node = TestNode::new();
         let mut desired: BTreeMap<String, u32> = BTreeMap::new();
         let mut next = 0;
-        let pick = |node: &Node, which: u8| {
-            let open: Vec<_> = node.wires.keys().copied().collect();
+        let pick = |node: &TestNode, which: u8| {
+            let open: Vec<_> = node.requests_in_flight.keys().copied().collect();
             (!open.is_empty()).then(|| open[usize::from(which) % open.len()])
         };
         for one in moves {
             match one {
-                Move::Add(uid, netns) => {
+                RandomStep::Add(uid, netns) => {
                     node.add(&uid.to_string(), netns);
                     desired.insert(uid.to_string(), netns);
                 }
-                Move::Del(uid) => {
+                RandomStep::Del(uid) => {
                     node.del(&uid.to_string());
                     desired.remove(&uid.to_string());
                 }
-                Move::Connect => {
+                RandomStep::Connect => {
                     next += 1;
                     node.accept(next);
                     node.hello(next);
                 }
-                Move::Disconnect(which) => {
+                RandomStep::Disconnect(which) => {
                     if let Some(id) = pick(&node, which) {
                         node.disconnect(id);
                     }
                 }
-                Move::Work(which, times) => {
+                RandomStep::ProcessRequests(which, times) => {
                     if let Some(id) = pick(&node, which) {
-                        for _ in 0..times { node.work(id); }
+                        for _ in 0..times { node.process_request(id); }
                     }
                 }
-                Move::Stick(which, on) => {
+                RandomStep::SetStuck(which, on) => {
                     if let Some(id) = pick(&node, which) {
-                        if on { node.stuck.insert(id); } else { node.stuck.remove(&id); }
+                        if on { node.stuck_proxies.insert(id); } else { node.stuck_proxies.remove(&id); }
                     }
                 }
-                Move::Fail(which, on) => {
+                RandomStep::SetFailing(which, on) => {
                     if let Some(id) = pick(&node, which) {
-                        if on { node.failing.insert(id); } else { node.failing.remove(&id); }
+                        if on { node.failing_proxies.insert(id); } else { node.failing_proxies.remove(&id); }
                     }
                 }
-                Move::Pass(seconds) => node.pass(Duration::from_secs(u64::from(seconds))),
+                RandomStep::AdvanceClock(seconds) => node.advance_clock(Duration::from_secs(u64::from(seconds))),
             }
         }
-        node.failing.clear();
-        node.stuck.clear();
+        node.failing_proxies.clear();
+        node.stuck_proxies.clear();
         // The newest disconnects, and the one before must be sent everything; then a new one
         // connects.
-        if let Some(newest) = node.wires.keys().next_back().copied() {
+        if let Some(newest) = node.requests_in_flight.keys().next_back().copied() {
             node.disconnect(newest);
         }
-        node.settle();
-        if let Some(newest) = node.wires.keys().next_back().copied() {
+        node.process_all_requests();
+        if let Some(newest) = node.requests_in_flight.keys().next_back().copied() {
             let known: BTreeMap<String, ()> =
                 node.proxies[&newest].running_pods().map(|(uid, ..)| (uid.to_string(), ())).collect();
-            let pending = node.proxies[&newest].pending().count();
+            let pending = node.proxies[&newest].pending_pods().count();
             prop_assert_eq!(known.len() + pending, desired.len());
         }
         node.connect(next + 1);
-        let served: Vec<_> = node.serves(next + 1).into_iter().map(str::to_owned).collect();
+        let served: Vec<_> = node.served_uids(next + 1).into_iter().map(str::to_owned).collect();
         prop_assert_eq!(served, desired.keys().cloned().collect::<Vec<_>>());
-        node.settle();
-        node.pass(DELIVERY_TIMEOUT);
-        prop_assert_eq!(node.delivered.len() as u64, node.next_ticket);
+        node.process_all_requests();
+        node.advance_clock(DELIVERY_TIMEOUT);
+        prop_assert_eq!(node.completed_orders.len() as u64, node.last_order);
     }
 }

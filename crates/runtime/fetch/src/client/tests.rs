@@ -7,7 +7,7 @@ use super::*;
 use crate::AdmitAll;
 
 /// Builds a client that may call servers on this machine.
-fn local() -> Client {
+fn local_client() -> Client {
     Client::new(guard(), "ambit-test")
 }
 
@@ -24,7 +24,7 @@ fn get<'a>(url: &'a str, headers: &'a [(HeaderName, HeaderValue)]) -> Get<'a> {
 }
 
 /// Builds the response to a path below `/to/`: a redirect to the URL in it.
-fn redirects(path: &str) -> String {
+fn redirect_response(path: &str) -> String {
     match path.strip_prefix("/to/") {
         Some(to) => format!("307 There\r\nlocation: http://{to}"),
         None => "200 OK".to_owned(),
@@ -33,7 +33,7 @@ fn redirects(path: &str) -> String {
 
 #[tokio::test]
 async fn forbidden_addresses_are_not_called_by_redirects_either() {
-    let server = ScriptedServer::new(redirects);
+    let server = ScriptedServer::new(redirect_response);
     let port = server.address.port();
     let refused = async |client: &Client, url: &str| {
         let error = client.get(get(url, &[]), &AdmitAll).await.unwrap_err();
@@ -50,19 +50,19 @@ async fn forbidden_addresses_are_not_called_by_redirects_either() {
         "[64:ff9b::a9fe:a9fe]",
     ] {
         let to = format!("http://{}/to/{host}:{port}/x", server.address);
-        assert!(refused(&local(), &to).await, "{host}");
+        assert!(refused(&local_client(), &to).await, "{host}");
     }
 }
 
 /// Admission that permits only one address.
 #[derive(Debug)]
-struct Only(IpAddr);
+struct AdmitOnly(IpAddr);
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is not admitted")]
 struct NotAdmitted(IpAddr);
 
-impl Admission for Only {
+impl Admission for AdmitOnly {
     type Error = NotAdmitted;
 
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), NotAdmitted> {
@@ -76,12 +76,12 @@ impl Admission for Only {
 
 #[tokio::test]
 async fn addresses_need_the_admission_after_redirects_too() {
-    let server = ScriptedServer::new(redirects);
+    let server = ScriptedServer::new(redirect_response);
     let (address, port) = (server.address, server.address.port());
     let guard = Guard::new(vec!["127.0.0.0/8".parse().unwrap()]);
     let client = Client::new(guard, "ambit-test");
     let fetched = async |url: &str, only: [u8; 4]| {
-        let response = client.get(get(url, &[]), &Only(only.into())).await;
+        let response = client.get(get(url, &[]), &AdmitOnly(only.into())).await;
         response.map(|response| response.status.as_u16())
     };
     let own = format!("http://{address}/x");
@@ -98,7 +98,7 @@ async fn an_embedded_address_needs_the_admission_too() {
     let nets = ["127.0.0.0/8", "64:ff9b::/96"].map(|net| net.parse().unwrap());
     let client = Client::new(Guard::new(nets.into()), "ambit-test");
     let url = "http://[64:ff9b::7f00:3]:1/";
-    let own = Only("64:ff9b::7f00:3".parse().unwrap());
+    let own = AdmitOnly("64:ff9b::7f00:3".parse().unwrap());
     let refused = client.get(get(url, &[]), &own).await.unwrap_err();
     assert_eq!(refused.to_string(), "127.0.0.3 is not admitted");
 }
@@ -106,12 +106,12 @@ async fn an_embedded_address_needs_the_admission_too() {
 #[tokio::test]
 async fn no_server_after_a_redirect_elsewhere_receives_credentials() {
     let (first, other) = (
-        ScriptedServer::new(redirects),
-        ScriptedServer::new(redirects),
+        ScriptedServer::new(redirect_response),
+        ScriptedServer::new(redirect_response),
     );
     let (own, elsewhere) = (first.address, other.address);
     let secret = [(AUTHORIZATION, HeaderValue::from_static("Basic c2VjcmV0"))];
-    let client = local();
+    let client = local_client();
     let fetched = async |path: &str| {
         let url = format!("http://{own}{path}");
         let response = client.get(get(&url, &secret), &AdmitAll).await.unwrap();
@@ -143,7 +143,7 @@ async fn errors_contain_no_signatures_of_redirects() {
         _ => "403 Forbidden".to_owned(),
     });
     let at = |path: &str| format!("http://{}{path}", server.address);
-    let client = local();
+    let client = local_client();
     let refused = client.get(get(&at("/image"), &[]), &AdmitAll).await;
     let refused = refused.unwrap().error_for_status().unwrap_err();
     assert_eq!(
@@ -162,7 +162,10 @@ async fn errors_contain_no_signatures_of_redirects() {
 async fn redirects_end_after_a_bound() {
     let server = ScriptedServer::new(|_: &str| "307 There\r\nlocation: /again".to_owned());
     let url = format!("http://{}/", server.address);
-    let error = local().get(get(&url, &[]), &AdmitAll).await.unwrap_err();
-    assert!(matches!(error, FetchError::Redirects), "{error}");
+    let error = local_client()
+        .get(get(&url, &[]), &AdmitAll)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, FetchError::TooManyRedirects), "{error}");
     assert_eq!(server.received().len(), MAX_REDIRECTS + 1);
 }

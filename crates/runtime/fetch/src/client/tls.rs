@@ -10,9 +10,9 @@ use crate::error::FetchError;
 
 /// TLS configuration, created on first use. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tls(Arc<Mutex<Option<Arc<ClientConfig>>>>);
+pub(super) struct LazyTlsConfig(Arc<Mutex<Option<Arc<ClientConfig>>>>);
 
-impl Tls {
+impl LazyTlsConfig {
     /// Returns a TLS connector.
     ///
     /// # Errors
@@ -36,10 +36,10 @@ fn with_system_roots() -> Result<ClientConfig, FetchError> {
     }
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        return Err(FetchError::Roots);
+        return Err(FetchError::NoTrustStore);
     }
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|_| FetchError::Roots)?;
+        .map_err(|_| FetchError::NoTrustStore)?;
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

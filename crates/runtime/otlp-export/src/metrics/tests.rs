@@ -31,7 +31,7 @@ const START: Duration = Duration::from_secs(100);
 const NOW: Duration = Duration::from_secs(160);
 
 /// Encodes a registry's metrics, decoded again by OpenTelemetry's crate.
-fn sent(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
+fn exported_requests(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
     let text = ambit_rt::metrics::exposition(registry).unwrap();
     let resource = Resource {
         attributes: vec![attribute("service.name", Value::Text("test".to_owned()))],
@@ -44,7 +44,7 @@ fn sent(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
         start: UNIX_EPOCH + START,
         now: UNIX_EPOCH + NOW,
     };
-    messages(&text, times, &resource, &scope)
+    encode_messages(&text, times, &resource, &scope)
         .iter()
         .map(|message| {
             let bytes = message.encode_to_vec();
@@ -54,13 +54,13 @@ fn sent(registry: &Registry) -> Vec<ExportMetricsServiceRequest> {
 }
 
 fn metrics(registry: &Registry) -> Vec<SentMetric> {
-    let messages = sent(registry).into_iter();
+    let messages = exported_requests(registry).into_iter();
     let resources = messages.flat_map(|message| message.resource_metrics);
     let scopes = resources.flat_map(|resource| resource.scope_metrics);
     scopes.flat_map(|scope| scope.metrics).collect()
 }
 
-fn one(registry: &Registry) -> SentMetric {
+fn single_metric(registry: &Registry) -> SentMetric {
     let mut all = metrics(registry);
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
@@ -86,7 +86,7 @@ fn counters_are_monotonic_cumulative_sums() {
     calls
         .get_or_create(&[("a".into(), "1".into()), ("b".into(), String::new())])
         .inc_by(7);
-    let metric = one(&registry);
+    let metric = single_metric(&registry);
     assert_eq!(
         (
             metric.name.as_str(),
@@ -157,7 +157,7 @@ fn histograms_count_between_their_bounds() {
             histogram.observe(*value);
         }
     }
-    let metric = one(&registry);
+    let metric = single_metric(&registry);
     assert_eq!(
         (metric.name.as_str(), metric.unit.as_str()),
         ("took_seconds", "s")
@@ -186,7 +186,7 @@ fn histograms_count_between_their_bounds() {
 fn infos_are_sums_of_one_that_are_not_monotonic() {
     let mut registry = Registry::default();
     registry.register("build", "Build", Info::new([("version", "1.2")]));
-    let metric = one(&registry);
+    let metric = single_metric(&registry);
     assert_eq!(metric.name, "build_info");
     let Some(SentData::Sum(sum)) = metric.data else {
         panic!("{metric:?}");
@@ -211,7 +211,7 @@ fn hostile_label_values_arrive_as_they_are() {
         calls
             .get_or_create(&[("a".into(), value.into()), ("b".into(), value.into())])
             .inc();
-        let metric = one(&registry);
+        let metric = single_metric(&registry);
         let Some(SentData::Sum(sum)) = metric.data else {
             panic!("{metric:?}");
         };
@@ -233,7 +233,7 @@ fn exemplars_and_malformed_lines_are_skipped() {
         panic!("{families:?}");
     };
     assert_eq!(sample.labels, [("x".to_owned(), "1".to_owned())]);
-    assert_eq!(sample.value, exposition::Value::Whole(2));
+    assert_eq!(sample.value, exposition::Value::Integer(2));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn many_series_are_sent_in_messages_of_bounded_size() {
     for value in &expected {
         calls.get_or_create(&[("a".into(), value.clone())]).inc();
     }
-    let messages = sent(&registry);
+    let messages = exported_requests(&registry);
     assert!(messages.len() > 5, "{}", messages.len());
     let mut values = Vec::new();
     for message in messages {
@@ -279,5 +279,5 @@ fn registries_without_samples_make_no_message() {
     let mut registry = Registry::default();
     let calls = Family::<[(String, String); 1], Counter>::default();
     registry.register("calls", "Calls", calls);
-    assert!(sent(&registry).is_empty());
+    assert!(exported_requests(&registry).is_empty());
 }

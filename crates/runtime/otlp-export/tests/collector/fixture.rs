@@ -13,7 +13,7 @@ use prometheus_client::{
 };
 use prost::Message as _;
 
-use crate::scripted::DEADLINE;
+use crate::scripted::TEST_TIMEOUT;
 
 /// Builds a registry with metrics of each type that programs have.
 fn registry() -> Registry {
@@ -34,10 +34,10 @@ fn registry() -> Registry {
     registry
 }
 
-/// Program with a registry and its exporter.
+/// Simulated program with a metrics registry and its exporter.
 pub(crate) struct Program {
     pub(crate) registry: Arc<Registry>,
-    pub(crate) exporting: RunningExporter,
+    pub(crate) exporter: RunningExporter,
 }
 
 impl Program {
@@ -53,7 +53,7 @@ impl Program {
         let (registry, exporting) = exporter.start_with(registry());
         Self {
             registry,
-            exporting,
+            exporter: exporting,
         }
     }
 
@@ -66,40 +66,41 @@ impl Program {
         String::from_utf8(body.to_vec()).unwrap()
     }
 
-    /// Waits until a scrape contains a text.
-    pub(crate) async fn shows(&self, text: &str) {
-        self.until(text, |scrape| scrape.contains(text)).await;
+    /// Waits until a scrape of the program contains a text.
+    pub(crate) async fn wait_until_shown(&self, text: &str) {
+        self.wait_until(text, |scrape| scrape.contains(text)).await;
     }
 
     /// Waits until the counter with a name and labels is above zero.
-    pub(crate) async fn counts(&self, counter: &str) {
+    pub(crate) async fn wait_until_counted(&self, counter: &str) {
         let zero = format!("{counter} 0\n");
         let is_counted = |scrape: &str| scrape.contains(counter) && !scrape.contains(&zero);
-        self.until(counter, is_counted).await;
+        self.wait_until(counter, is_counted).await;
     }
 
-    async fn until(&self, what: &str, is_shown: impl Fn(&str) -> bool) {
+    async fn wait_until(&self, what: &str, is_shown: impl Fn(&str) -> bool) {
         let mut looks = tokio::time::interval(Duration::from_millis(5));
         let shown = async {
             while !is_shown(&self.scrape().await) {
                 looks.tick().await;
             }
         };
-        let shown = tokio::time::timeout(DEADLINE, shown).await;
+        let shown = tokio::time::timeout(TEST_TIMEOUT, shown).await;
         assert!(shown.is_ok(), "{what} in {}", self.scrape().await);
     }
 }
 
 /// Counter of the export requests that the collector accepted.
-pub(crate) const SENT: &str = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"}";
+pub(crate) const SENT_COUNTER: &str =
+    "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"}";
 
-pub(crate) fn decoded(body: &[u8]) -> ExportMetricsServiceRequest {
+pub(crate) fn decode_request(body: &[u8]) -> ExportMetricsServiceRequest {
     ExportMetricsServiceRequest::decode(body).unwrap()
 }
 
 /// Returns the lines of a scrape without comments and the exporter's own metrics, which change with
 /// each export.
-pub(crate) fn lines(scrape: &str) -> Vec<String> {
+pub(crate) fn comparable_lines(scrape: &str) -> Vec<String> {
     let lines = scrape.lines();
     let lines = lines.filter(|line| !line.starts_with('#') && !line.starts_with("ambit_otlp_"));
     let mut lines: Vec<_> = lines.map(str::to_owned).collect();

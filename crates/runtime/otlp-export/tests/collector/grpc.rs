@@ -12,9 +12,9 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 
 use crate::{
-    fixture::{Program, decoded, lines},
-    rendered::text,
-    scripted::DEADLINE,
+    fixture::{Program, comparable_lines, decode_request},
+    rendered::sample_lines,
+    scripted::TEST_TIMEOUT,
 };
 
 /// Serves requests with these statuses in order, and with three rejected data points on success.
@@ -75,7 +75,7 @@ async fn collectors_of_grpc_get_the_same_messages() {
     ];
     let program = Program::start(&endpoint, &variables);
     let mut next = async || {
-        let next = tokio::time::timeout(DEADLINE, received.recv()).await;
+        let next = tokio::time::timeout(TEST_TIMEOUT, received.recv()).await;
         next.expect("a request in time").unwrap()
     };
     let (head, first) = next().await;
@@ -90,11 +90,14 @@ async fn collectors_of_grpc_get_the_same_messages() {
     assert_eq!(first[0], 0);
     let length = u32::from_be_bytes(first[1..5].try_into().unwrap());
     assert_eq!(usize::try_from(length).unwrap(), first.len() - 5);
-    let pushed = decoded(&first[5..]);
-    assert_eq!(lines(&text(&pushed)), lines(&program.scrape().await));
+    let pushed = decode_request(&first[5..]);
+    assert_eq!(
+        comparable_lines(&sample_lines(&pushed)),
+        comparable_lines(&program.scrape().await)
+    );
     let (_, again) = next().await;
     assert_eq!(first, again);
     program
-        .counts("ambit_otlp_rejected_total{signal=\"metrics\"}")
+        .wait_until_counted("ambit_otlp_rejected_total{signal=\"metrics\"}")
         .await;
 }

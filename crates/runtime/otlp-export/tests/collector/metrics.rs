@@ -7,9 +7,9 @@ use ambit_rt::Env;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    fixture::{Program, SENT, decoded, lines},
-    rendered::text,
-    scripted::{Collector, DEADLINE, Reply},
+    fixture::{Program, SENT_COUNTER, comparable_lines, decode_request},
+    rendered::sample_lines,
+    scripted::{Collector, Reply, TEST_TIMEOUT},
 };
 
 #[tokio::test]
@@ -39,10 +39,10 @@ async fn pushed_metrics_equal_scraped_ones() {
             received.head
         );
     }
-    let pushed = decoded(&received.body);
-    let scraped = lines(&program.scrape().await);
+    let pushed = decode_request(&received.body);
+    let scraped = comparable_lines(&program.scrape().await);
     assert!(scraped.len() > 8, "{scraped:?}");
-    assert_eq!(lines(&text(&pushed)), scraped);
+    assert_eq!(comparable_lines(&sample_lines(&pushed)), scraped);
     let resource = pushed.resource_metrics[0].resource.as_ref().unwrap();
     let names: Vec<_> = resource
         .attributes
@@ -58,7 +58,7 @@ async fn pushed_metrics_equal_scraped_ones() {
             "service.instance.id"
         ]
     );
-    program.counts(SENT).await;
+    program.wait_until_counted(SENT_COUNTER).await;
     collector.next().await;
 }
 
@@ -71,7 +71,7 @@ async fn failing_collectors_get_their_messages_again() {
         Reply::Endless,
         Reply::EndlessHead,
         Reply::Close,
-        Reply::Garbage,
+        Reply::InvalidHttp,
     ];
     let all = replies.map(|reply| {
         tokio::spawn(async move {
@@ -83,9 +83,9 @@ async fn failing_collectors_get_their_messages_again() {
             assert!(program.scrape().await.contains("\nopen -3\n"));
             let again = collector.next().await;
             assert!(first.body == again.body, "{reply:?}");
-            program.counts(SENT).await;
+            program.wait_until_counted(SENT_COUNTER).await;
             let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
-            program.shows(failed).await;
+            program.wait_until_shown(failed).await;
         })
     });
     for one in all {
@@ -95,7 +95,7 @@ async fn failing_collectors_get_their_messages_again() {
 
 #[tokio::test]
 async fn closed_connections_and_empty_successes_fail_no_export() {
-    let replies = [Reply::TakeAndClose, Reply::Status("204 No Content")];
+    let replies = [Reply::AcceptAndClose, Reply::Status("204 No Content")];
     let mut collector = Collector::start(&replies).await;
     // Longer than it takes for the close to arrive.
     let interval = [("OTEL_METRIC_EXPORT_INTERVAL", "300")];
@@ -105,7 +105,7 @@ async fn closed_connections_and_empty_successes_fail_no_export() {
     }
     let failed = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 0";
     assert!(program.scrape().await.contains(failed));
-    program.counts(SENT).await;
+    program.wait_until_counted(SENT_COUNTER).await;
 }
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn refused_messages_are_counted_and_not_sent_again() {
     let program = Program::start(&collector.endpoint(), &[]);
     let first = collector.next().await;
     program
-        .shows("ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 1")
+        .wait_until_shown("ambit_otlp_exports_total{signal=\"metrics\",outcome=\"failed\"} 1")
         .await;
     let second = collector.next().await;
     assert!(first.body != second.body, "a later export has a later time");
@@ -131,8 +131,11 @@ async fn collector_that_starts_later_is_used() {
     assert!(program.scrape().await.contains("\nopen -3\n"));
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
     let mut collector = Collector::serve(listener, &[]);
-    let pushed = decoded(&collector.next().await.body);
-    assert_eq!(lines(&text(&pushed)), lines(&program.scrape().await));
+    let pushed = decode_request(&collector.next().await.body);
+    assert_eq!(
+        comparable_lines(&sample_lines(&pushed)),
+        comparable_lines(&program.scrape().await)
+    );
 }
 
 #[tokio::test]
@@ -140,9 +143,9 @@ async fn ending_programs_send_their_last_metrics() {
     let mut collector = Collector::start(&[]).await;
     let hour = [("OTEL_METRIC_EXPORT_INTERVAL", "3600000")];
     let program = Program::start(&collector.endpoint(), &hour);
-    program.exporting.finish(DEADLINE).await;
+    program.exporter.finish(TEST_TIMEOUT).await;
     assert!(
-        !decoded(&collector.next().await.body)
+        !decode_request(&collector.next().await.body)
             .resource_metrics
             .is_empty()
     );
@@ -156,8 +159,8 @@ async fn hanging_collectors_do_not_delay_the_end_of_a_program() {
         &[("OTEL_EXPORTER_OTLP_TIMEOUT", "3600000")],
     );
     collector.next().await;
-    let finish = program.exporting.finish(Duration::from_millis(50));
-    let finished = tokio::time::timeout(DEADLINE, finish).await;
+    let finish = program.exporter.finish(Duration::from_millis(50));
+    let finished = tokio::time::timeout(TEST_TIMEOUT, finish).await;
     assert!(finished.is_ok());
 }
 
@@ -170,5 +173,5 @@ async fn programs_without_variables_export_nothing_and_have_no_further_metrics()
     exporter.register(&mut registry);
     assert_eq!(ambit_rt::metrics::exposition(&registry).unwrap(), "# EOF\n");
     let exporting = exporter.start(|| panic!("nobody reads the metrics"));
-    exporting.finish(DEADLINE).await;
+    exporting.finish(TEST_TIMEOUT).await;
 }

@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::{
 };
 
 /// Returns the lines of all samples, in no particular order.
-pub(crate) fn text(message: &ExportMetricsServiceRequest) -> String {
+pub(crate) fn sample_lines(message: &ExportMetricsServiceRequest) -> String {
     let mut text = String::new();
     let scopes = message
         .resource_metrics

@@ -11,15 +11,15 @@ use tokio::{
 };
 
 /// Timeout of every wait in the tests.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How the scripted collector handles a request.
+/// Scripted behaviour of the collector for one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     /// Responds with 200.
-    Take,
+    Accept,
     /// Responds with 200, and closes the connection without announcing it.
-    TakeAndClose,
+    AcceptAndClose,
     /// Responds with this status and headers, without a body.
     Status(&'static str),
     /// Reads the request and sends no response.
@@ -28,15 +28,15 @@ pub(crate) enum Reply {
     Endless,
     /// Responds with endless headers.
     EndlessHead,
-    /// Closes the connection.
+    /// Closes the connection without a response.
     Close,
     /// Responds with bytes that are not HTTP.
-    Garbage,
+    InvalidHttp,
 }
 
 /// Request that the collector has received.
 #[derive(Debug)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedRequest {
     /// Request line and headers, in lower case.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
@@ -45,7 +45,7 @@ pub(crate) struct Received {
 #[derive(Debug)]
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
-    received: mpsc::UnboundedReceiver<Received>,
+    received: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 impl Collector {
@@ -64,7 +64,7 @@ impl Collector {
         tokio::spawn(unrecorded(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let connection = connection(stream, sender.clone(), replies.clone());
+                let connection = serve_connection(stream, sender.clone(), replies.clone());
                 tokio::spawn(unrecorded(connection));
             }
         }));
@@ -72,8 +72,8 @@ impl Collector {
     }
 
     /// Returns the next request that the collector received.
-    pub(crate) async fn next(&mut self) -> Received {
-        let next = tokio::time::timeout(DEADLINE, self.received.recv()).await;
+    pub(crate) async fn next(&mut self) -> ReceivedRequest {
+        let next = tokio::time::timeout(TEST_TIMEOUT, self.received.recv()).await;
         next.expect("a request in time").unwrap()
     }
 
@@ -82,21 +82,21 @@ impl Collector {
     }
 }
 
-async fn connection(
+async fn serve_connection(
     mut stream: TcpStream,
-    sender: mpsc::UnboundedSender<Received>,
+    sender: mpsc::UnboundedSender<ReceivedRequest>,
     replies: Arc<Mutex<VecDeque<Reply>>>,
 ) {
     let mut bytes = Vec::new();
     loop {
-        let Some(received) = request(&mut stream, &mut bytes).await else {
+        let Some(received) = read_request(&mut stream, &mut bytes).await else {
             return;
         };
         sender.send(received).ok();
-        let reply = replies.lock().pop_front().unwrap_or(Reply::Take);
+        let reply = replies.lock().pop_front().unwrap_or(Reply::Accept);
         let take: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
         let written = match reply {
-            Reply::Take => stream.write_all(take).await,
+            Reply::Accept => stream.write_all(take).await,
             Reply::Status(head) => {
                 let response = format!("HTTP/1.1 {head}\r\ncontent-length: 0\r\n\r\n");
                 stream.write_all(response.as_bytes()).await
@@ -104,15 +104,17 @@ async fn connection(
             Reply::Hang => std::future::pending().await,
             Reply::Endless => {
                 let head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n";
-                endless(&mut stream, head, &[0; 1024]).await
+                send_endlessly(&mut stream, head, &[0; 1024]).await
             }
-            Reply::EndlessHead => endless(&mut stream, b"HTTP/1.1 200 OK\r\n", b"a: b\r\n").await,
-            Reply::TakeAndClose => {
+            Reply::EndlessHead => {
+                send_endlessly(&mut stream, b"HTTP/1.1 200 OK\r\n", b"a: b\r\n").await
+            }
+            Reply::AcceptAndClose => {
                 stream.write_all(take).await.ok();
                 return;
             }
             Reply::Close => return,
-            Reply::Garbage => {
+            Reply::InvalidHttp => {
                 stream
                     .write_all(b"\x16\x03\x01 nothing of HTTP\r\n\r\n")
                     .await
@@ -124,7 +126,7 @@ async fn connection(
     }
 }
 
-async fn endless(stream: &mut TcpStream, head: &[u8], more: &[u8]) -> std::io::Result<()> {
+async fn send_endlessly(stream: &mut TcpStream, head: &[u8], more: &[u8]) -> std::io::Result<()> {
     stream.write_all(head).await?;
     loop {
         stream.write_all(more).await?;
@@ -132,7 +134,7 @@ async fn endless(stream: &mut TcpStream, head: &[u8], more: &[u8]) -> std::io::R
 }
 
 /// Reads a request that has a `content-length`.
-async fn request(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<Received> {
+async fn read_request(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<ReceivedRequest> {
     loop {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         if let Some(end) = end {
@@ -143,7 +145,7 @@ async fn request(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<Received
             if bytes.len() >= end {
                 let body = bytes[start..end].to_vec();
                 bytes.drain(..end);
-                return Some(Received { head, body });
+                return Some(ReceivedRequest { head, body });
             }
         }
         if stream.read_buf(bytes).await.ok()? == 0 {

@@ -13,10 +13,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::fixture::{Program, SENT};
+use crate::fixture::{Program, SENT_COUNTER};
 
 /// Starts a collector with a self-signed certificate over TLS; returns its endpoint and the certificate.
-async fn collector(name: &str) -> (String, String) {
+async fn start_tls_collector(name: &str) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let certificate = params.self_signed(&key).unwrap();
@@ -51,37 +51,40 @@ async fn collector(name: &str) -> (String, String) {
 }
 
 /// Writes a root certificate to a temporary file.
-fn file(pem: &str) -> tempfile::NamedTempFile {
+fn certificate_file(pem: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(pem.as_bytes()).unwrap();
     file
 }
 
-const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+const CERTIFICATE_VARIABLE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 
 #[tokio::test]
 async fn collectors_are_trusted_by_the_configured_authority() {
-    let (endpoint, authority) = collector("localhost").await;
-    let authority = file(&authority);
+    let (endpoint, authority) = start_tls_collector("localhost").await;
+    let authority = certificate_file(&authority);
     let path = authority.path().to_str().unwrap();
-    let program = Program::start(&endpoint, &[(CERTIFICATE, path)]);
-    program.counts(SENT).await;
+    let program = Program::start(&endpoint, &[(CERTIFICATE_VARIABLE, path)]);
+    program.wait_until_counted(SENT_COUNTER).await;
 }
 
 #[tokio::test]
 async fn collectors_of_other_authorities_and_names_get_nothing() {
-    let (_, other) = collector("localhost").await;
-    let (untrusted, _) = collector("localhost").await;
-    let (misnamed, own) = collector("elsewhere").await;
-    for (endpoint, authority) in [(untrusted, file(&other)), (misnamed, file(&own))] {
+    let (_, other) = start_tls_collector("localhost").await;
+    let (untrusted, _) = start_tls_collector("localhost").await;
+    let (misnamed, own) = start_tls_collector("elsewhere").await;
+    for (endpoint, authority) in [
+        (untrusted, certificate_file(&other)),
+        (misnamed, certificate_file(&own)),
+    ] {
         let path = authority.path().to_str().unwrap();
         let variables = [
-            (CERTIFICATE, path),
+            (CERTIFICATE_VARIABLE, path),
             ("OTEL_METRIC_EXPORT_INTERVAL", "3600000"),
         ];
         let program = Program::start(&endpoint, &variables);
         let registry = program.registry.clone();
-        program.exporting.finish(crate::scripted::DEADLINE).await;
+        program.exporter.finish(crate::scripted::TEST_TIMEOUT).await;
         let scrape = ambit_rt::metrics::exposition(&registry).unwrap();
         for count in ["outcome=\"sent\"} 0", "outcome=\"failed\"} 1"] {
             assert!(scrape.contains(count), "{scrape}");
@@ -92,14 +95,14 @@ async fn collectors_of_other_authorities_and_names_get_nothing() {
 #[test]
 fn authorities_that_cannot_be_read_are_an_error_at_the_start() {
     for (path, text) in [("/does/not/exist.pem", ""), ("", "no certificate")] {
-        let file = file(text);
+        let file = certificate_file(text);
         let path = match path {
             "" => file.path().to_str().unwrap(),
             path => path,
         };
         let env = Env::from_pairs([
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector"),
-            (CERTIFICATE, path),
+            (CERTIFICATE_VARIABLE, path),
         ]);
         let error = Exporter::from_env(&env, "ambit-test").unwrap_err();
         assert!(error.to_string().contains(path), "{error}");

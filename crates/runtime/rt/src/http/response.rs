@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 /// Body of a response: complete, or a stream of unknown length.
 pub type Body = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 
-/// Response of a handler.
+/// HTTP response that a handler returns.
 pub type Response = http::Response<Body>;
 
 /// Builds a response with a status, content type and body.

@@ -8,12 +8,12 @@ const NO_LIMIT: u64 = 1 << 60;
 /// Returns the smallest memory limit of the process's cgroups in bytes; `None` if there is none.
 pub fn memory_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    smallest(Path::new("/sys/fs/cgroup"), &own)
+    smallest_limit(Path::new("/sys/fs/cgroup"), &own)
 }
 
 /// Returns the smallest limit of the cgroups below `root` that `own` lists in the format of `/proc/self/cgroup`, and
 /// of their parents.
-fn smallest(root: &Path, own: &str) -> Option<u64> {
+fn smallest_limit(root: &Path, own: &str) -> Option<u64> {
     let of_line = |line: &str| {
         // hierarchy-ID:controllers:path
         let mut parts = line.splitn(3, ':').skip(1);
@@ -28,12 +28,12 @@ fn smallest(root: &Path, own: &str) -> Option<u64> {
         let path = Path::new(path.trim_start_matches('/'));
         // Inside a container the mounted root may be the process's own group, regardless of the path.
         let groups = path.ancestors().map(|above| root.join(above).join(file));
-        groups.filter_map(|file| limit(&file)).min()
+        groups.filter_map(|file| read_limit(&file)).min()
     };
     own.lines().filter_map(of_line).min()
 }
 
-fn limit(file: &Path) -> Option<u64> {
+fn read_limit(file: &Path) -> Option<u64> {
     let bytes: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     (bytes < NO_LIMIT).then_some(bytes)
 }
@@ -51,7 +51,7 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, text).unwrap();
         }
-        smallest(root.path(), own)
+        smallest_limit(root.path(), own)
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl TextFields {
         }
     }
 
-    fn key(&mut self, field: &Field) {
+    fn push_key(&mut self, field: &Field) {
         if !self.fields.is_empty() {
             self.fields.push(' ');
         }
@@ -34,11 +34,11 @@ impl TextFields {
         self.fields.push('=');
     }
 
-    fn plain(&mut self, field: &Field, value: fmt::Arguments<'_>) {
+    fn push_unquoted(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         if field.name() == "message" {
             push_escaped(&mut self.message, value);
         } else {
-            self.key(field);
+            self.push_key(field);
             push_escaped(&mut self.fields, value);
         }
     }
@@ -49,27 +49,27 @@ impl Visit for TextFields {
         if field.name() == "message" {
             push_escaped(&mut self.message, format_args!("{value}"));
         } else {
-            self.key(field);
+            self.push_key(field);
             push_escaped(&mut self.fields, format_args!("{:?}", truncate(value)));
         }
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.plain(field, format_args!("{value:?}"));
+        self.push_unquoted(field, format_args!("{value:?}"));
     }
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.plain(field, format_args!("{value}"));
+        self.push_unquoted(field, format_args!("{value}"));
     }
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.plain(field, format_args!("{value}"));
+        self.push_unquoted(field, format_args!("{value}"));
     }
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.plain(field, format_args!("{value}"));
+        self.push_unquoted(field, format_args!("{value}"));
     }
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.plain(field, format_args!("{value}"));
+        self.push_unquoted(field, format_args!("{value}"));
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.plain(field, format_args!("{}", ErrorChain(value)));
+        self.push_unquoted(field, format_args!("{}", ErrorChain(value)));
     }
 }
 
@@ -81,15 +81,15 @@ pub(super) struct JsonFields {
 }
 
 impl JsonFields {
-    fn text(&mut self, field: &Field, value: &str) {
+    fn push_text(&mut self, field: &Field, value: &str) {
         if field.name() == "message" {
             self.message.push_str(truncate(value));
         } else {
-            self.raw(field, &json_string(truncate(value)));
+            self.push_json(field, &json_string(truncate(value)));
         }
     }
 
-    fn raw(&mut self, field: &Field, json: &str) {
+    fn push_json(&mut self, field: &Field, json: &str) {
         self.members.push(',');
         self.members
             .push_str(&json_string(field.name().trim_start_matches("r#")));
@@ -100,22 +100,22 @@ impl JsonFields {
 
 impl Visit for JsonFields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field, value);
+        self.push_text(field, value);
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.text(field, &format!("{value:?}"));
+        self.push_text(field, &format!("{value:?}"));
     }
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.raw(field, if value { "true" } else { "false" });
+        self.push_json(field, if value { "true" } else { "false" });
     }
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.raw(field, &value.to_string());
+        self.push_json(field, &value.to_string());
     }
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.raw(field, &value.to_string());
+        self.push_json(field, &value.to_string());
     }
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.raw(
+        self.push_json(
             field,
             &if value.is_finite() {
                 value.to_string()
@@ -125,7 +125,7 @@ impl Visit for JsonFields {
         );
     }
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.text(field, &ErrorChain(value).to_string());
+        self.push_text(field, &ErrorChain(value).to_string());
     }
 }
 

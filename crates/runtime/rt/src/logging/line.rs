@@ -74,7 +74,12 @@ where
 {
     let metadata = event.metadata();
     SystemTime.format_time(&mut line)?;
-    write!(line, "\t{}\t{}", level(metadata.level()), metadata.target())?;
+    write!(
+        line,
+        "\t{}\t{}",
+        level_name(metadata.level()),
+        metadata.target()
+    )?;
     for span in context
         .event_scope()
         .into_iter()
@@ -108,7 +113,7 @@ where
     let mut fields = JsonFields::default();
     event.record(&mut fields);
     let metadata = event.metadata();
-    let level = level(metadata.level());
+    let level = level_name(metadata.level());
     write!(line, "{{\"level\":\"{level}\",\"time\":\"")?;
     SystemTime.format_time(&mut line)?;
     let scope = json_string(metadata.target());
@@ -129,7 +134,7 @@ where
     line.write_str("}\n")
 }
 
-fn level(level: &Level) -> &'static str {
+fn level_name(level: &Level) -> &'static str {
     match *level {
         Level::ERROR => "error",
         Level::WARN => "warn",

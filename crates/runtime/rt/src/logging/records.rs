@@ -25,7 +25,7 @@ use crate::ErrorChain;
 
 /// Log target of the lines of [`super::write_line`]: access logs that are already formatted.
 const ACCESS_LOG_TARGET: &str = "access";
-/// Maximum length of such a line in a record, in bytes; longer ones are truncated.
+/// Maximum length of an access log line in a record, in bytes; longer lines are truncated.
 const MAX_LINE_BYTES: usize = 32 * 1024;
 /// Prefix of the log targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
 const RESOLVER_TARGETS: &str = "hickory_";
@@ -121,7 +121,7 @@ impl<S: Subscriber> Layer<S> for RecordLayer {
         if IS_UNRECORDED.get() || metadata.target().starts_with(RESOLVER_TARGETS) {
             return;
         }
-        let mut fields = Fields::default();
+        let mut fields = RecordFields::default();
         event.record(&mut fields);
         self.0.record(LogRecord {
             time: SystemTime::now(),
@@ -135,12 +135,12 @@ impl<S: Subscriber> Layer<S> for RecordLayer {
 
 /// Collects the fields of an event for a record.
 #[derive(Debug, Default)]
-struct Fields {
+struct RecordFields {
     message: String,
     fields: Vec<(&'static str, FieldValue)>,
 }
 
-impl Fields {
+impl RecordFields {
     fn push(&mut self, field: &Field, value: FieldValue) {
         self.fields
             .push((field.name().trim_start_matches("r#"), value));
@@ -158,7 +158,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for RecordFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.text(field, format_args!("{}", truncate(value)));
     }

@@ -19,7 +19,7 @@ impl io::Write for Output {
 }
 
 /// Runs `work` with its own logging; returns the lines, without their times.
-fn logged(format: LogFormat, filter: &str, work: impl FnOnce(&LogHandle)) -> Vec<String> {
+fn log_lines(format: LogFormat, filter: &str, work: impl FnOnce(&LogHandle)) -> Vec<String> {
     let output = Output::default();
     let queue = LineQueue::start(output.clone()).unwrap();
     let (subscriber, handle) = subscriber(format, filter, queue.clone(), None).unwrap();
@@ -41,7 +41,7 @@ fn without_time(line: &str) -> String {
 
 #[test]
 fn text_lines_have_tabs_and_quoted_strings() {
-    let lines = logged(LogFormat::Text, "info", |_| {
+    let lines = log_lines(LogFormat::Text, "info", |_| {
         tracing::event!(
             target: "access",
             tracing::Level::INFO,
@@ -65,7 +65,7 @@ fn text_lines_have_tabs_and_quoted_strings() {
 
 #[test]
 fn spans_are_printed_after_the_scope() {
-    let lines = logged(LogFormat::Text, "info", |_| {
+    let lines = log_lines(LogFormat::Text, "info", |_| {
         let span = tracing::info_span!("inbound", id = "7", peer = tracing::field::Empty);
         span.record("peer", 9);
         let _entered = span.enter();
@@ -77,7 +77,7 @@ fn spans_are_printed_after_the_scope() {
 
 #[test]
 fn json_lines_are_objects() {
-    let lines = logged(LogFormat::Json, "info", |_| {
+    let lines = log_lines(LogFormat::Json, "info", |_| {
         let _span = tracing::info_span!("inbound", id = "7").entered();
         tracing::event!(
             target: "access",
@@ -98,7 +98,7 @@ fn json_lines_are_objects() {
 
 #[test]
 fn a_peers_text_cannot_forge_a_line() {
-    let lines = logged(LogFormat::Text, "info", |_| {
+    let lines = log_lines(LogFormat::Text, "info", |_| {
         let hostile = "x\ninfo\taccess\tforged";
         tracing::info!(target: "a", a = %hostile, b = hostile, "{hostile}");
     });
@@ -107,7 +107,7 @@ fn a_peers_text_cannot_forge_a_line() {
 
 #[test]
 fn long_values_are_truncated() {
-    let lines = logged(LogFormat::Text, "info", |_| {
+    let lines = log_lines(LogFormat::Text, "info", |_| {
         let long = "x".repeat(1_000_000);
         tracing::info!(target: "a", a = %long, b = long, "m");
     });
@@ -119,7 +119,7 @@ fn an_error_is_written_with_its_causes() {
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
     struct Outer(#[source] io::Error);
-    let lines = logged(LogFormat::Text, "info", |_| {
+    let lines = log_lines(LogFormat::Text, "info", |_| {
         let error = Outer(io::Error::other("inner"));
         let error: &(dyn std::error::Error + 'static) = &error;
         tracing::info!(target: "a", error, "failed");
@@ -129,7 +129,7 @@ fn an_error_is_written_with_its_causes() {
 
 #[test]
 fn levels_change_while_running() {
-    let lines = logged(LogFormat::Text, "warn", |handle| {
+    let lines = log_lines(LogFormat::Text, "warn", |handle| {
         tracing::info!(target: "one", "hidden");
         handle.change("info,two=debug").unwrap();
         tracing::info!(target: "one", "shown");
@@ -155,7 +155,7 @@ fn levels_change_while_running() {
 
 #[test]
 fn the_logging_endpoint_changes_and_shows_levels() {
-    logged(LogFormat::Text, "warn", |handle| {
+    log_lines(LogFormat::Text, "warn", |handle| {
         assert_eq!(handle.respond(&get("/logging")).status(), 405);
         let shown = body_text(handle.respond(&request("POST", "/logging?level=debug")));
         assert!(
@@ -175,8 +175,8 @@ fn the_logging_endpoint_changes_and_shows_levels() {
 #[test]
 fn a_stuck_output_costs_lines_not_time() {
     /// Output that blocks until the test releases it.
-    struct Stuck(std::sync::mpsc::Receiver<()>, Output);
-    impl io::Write for Stuck {
+    struct BlockedOutput(std::sync::mpsc::Receiver<()>, Output);
+    impl io::Write for BlockedOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let _ = self.0.recv();
             self.1.write(bytes)
@@ -187,7 +187,7 @@ fn a_stuck_output_costs_lines_not_time() {
     }
     let (release, stuck) = std::sync::mpsc::channel();
     let output = Output::default();
-    let queue = LineQueue::start(Stuck(stuck, output.clone())).unwrap();
+    let queue = LineQueue::start(BlockedOutput(stuck, output.clone())).unwrap();
     // Far more than may wait.
     for _ in 0..100 {
         queue.push("x".repeat(100_000).as_bytes());
@@ -204,8 +204,8 @@ fn a_stuck_output_costs_lines_not_time() {
 #[test]
 fn the_writer_ends_with_its_last_queue() {
     /// Value that signals when it is dropped.
-    struct Tells(std::sync::mpsc::Sender<()>);
-    impl io::Write for Tells {
+    struct DropSignal(std::sync::mpsc::Sender<()>);
+    impl io::Write for DropSignal {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             Ok(bytes.len())
         }
@@ -213,13 +213,13 @@ fn the_writer_ends_with_its_last_queue() {
             Ok(())
         }
     }
-    impl Drop for Tells {
+    impl Drop for DropSignal {
         fn drop(&mut self) {
             self.0.send(()).ok();
         }
     }
     let (sender, receiver) = std::sync::mpsc::channel();
-    let queue = LineQueue::start(Tells(sender)).unwrap();
+    let queue = LineQueue::start(DropSignal(sender)).unwrap();
     let clone = queue.clone();
     drop(queue);
     clone.push(b"line\n");
@@ -238,7 +238,7 @@ impl RecordSink for Records {
 }
 
 /// Runs `work` with a receiver of records; returns the records and the lines of standard output.
-fn recorded(filter: &str, work: impl FnOnce()) -> (Vec<LogRecord>, String) {
+fn capture_records(filter: &str, work: impl FnOnce()) -> (Vec<LogRecord>, String) {
     let (output, records) = (Output::default(), Arc::new(Records::default()));
     let queue = LineQueue::start(output.clone()).unwrap();
     let sink: Arc<dyn RecordSink> = records.clone();
@@ -252,7 +252,7 @@ fn recorded(filter: &str, work: impl FnOnce()) -> (Vec<LogRecord>, String) {
 
 #[test]
 fn records_carry_level_target_message_and_typed_fields() {
-    let (records, lines) = recorded("info", || {
+    let (records, lines) = capture_records("info", || {
         tracing::warn!(
             target: "access",
             bytes_sent = 7,
@@ -288,7 +288,7 @@ fn records_carry_level_target_message_and_typed_fields() {
 
 #[test]
 fn long_record_values_are_truncated_at_characters() {
-    let (records, _) = recorded("info", || {
+    let (records, _) = capture_records("info", || {
         let long = "ä".repeat(1_000_000);
         tracing::info!(a = %long, b = long, "{long}");
     });
@@ -304,7 +304,7 @@ fn long_record_values_are_truncated_at_characters() {
 #[test]
 fn unrecorded_futures_and_the_resolver_log_to_standard_output_alone() {
     let runtime = crate::current_thread_runtime().unwrap();
-    let (records, lines) = recorded("trace", || {
+    let (records, lines) = capture_records("trace", || {
         runtime.block_on(async {
             unrecorded(async {
                 tracing::info!("before");

@@ -40,15 +40,15 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     buffer: Vec<u8>,
-    dropped: u64,
-    /// Number of bytes accepted so far.
-    accepted: u64,
-    written: u64,
-    /// Whether the writer waits for a line.
-    idle: bool,
+    dropped_lines: u64,
+    /// Number of bytes of lines queued so far, which a flush waits for.
+    accepted_bytes: u64,
+    written_bytes: u64,
+    /// Whether the writer's thread waits for a line.
+    is_writer_idle: bool,
     /// Number of threads that wait for their lines to be written.
     waiting_flushes: usize,
-    closed: bool,
+    is_closed: bool,
 }
 
 impl Shared {
@@ -72,12 +72,12 @@ impl LineQueue {
         let shared = &self.0.0;
         let mut state = shared.lock();
         if state.buffer.len() + line.len() > MAX_QUEUED_BYTES {
-            state.dropped += 1;
+            state.dropped_lines += 1;
             return;
         }
-        let idle = std::mem::take(&mut state.idle);
+        let idle = std::mem::take(&mut state.is_writer_idle);
         state.buffer.extend_from_slice(line);
-        state.accepted += line.len() as u64;
+        state.accepted_bytes += line.len() as u64;
         drop(state);
         if idle {
             shared.wake.notify_one();
@@ -89,10 +89,10 @@ impl LineQueue {
         let shared = &self.0.0;
         let deadline = Instant::now() + timeout;
         let mut state = shared.lock();
-        let target = state.accepted;
+        let target = state.accepted_bytes;
         state.waiting_flushes += 1;
         shared.wake.notify_one();
-        while state.written < target {
+        while state.written_bytes < target {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -108,18 +108,18 @@ impl LineQueue {
 }
 
 impl<'a> MakeWriter<'a> for LineQueue {
-    type Writer = Line<'a>;
+    type Writer = LineWriter<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self)
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter(self)
     }
 }
 
 /// Writer that queues each write as one complete line.
 #[derive(Debug)]
-pub(super) struct Line<'a>(&'a LineQueue);
+pub(super) struct LineWriter<'a>(&'a LineQueue);
 
-impl io::Write for Line<'_> {
+impl io::Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.push(line);
         Ok(line.len())
@@ -132,7 +132,7 @@ impl io::Write for Line<'_> {
 
 impl Drop for QueueOwner {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
+        self.0.lock().is_closed = true;
         self.0.wake.notify_one();
     }
 }
@@ -141,11 +141,11 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
     let mut batch = Vec::new();
     loop {
         let mut state = shared.lock();
-        while state.buffer.is_empty() && state.dropped == 0 {
-            if state.closed {
+        while state.buffer.is_empty() && state.dropped_lines == 0 {
+            if state.is_closed {
                 return;
             }
-            state.idle = true;
+            state.is_writer_idle = true;
             state = shared
                 .wake
                 .wait(state)
@@ -154,7 +154,7 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
         batch.clear();
         batch.shrink_to(MAX_RETAINED_BYTES);
         std::mem::swap(&mut batch, &mut state.buffer);
-        let dropped = std::mem::take(&mut state.dropped);
+        let dropped = std::mem::take(&mut state.dropped_lines);
         drop(state);
         let length = batch.len() as u64;
         if dropped > 0 {
@@ -165,10 +165,10 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
         // An output that is gone (a closed pipe) must not end the process.
         output.write_all(&batch).and_then(|()| output.flush()).ok();
         let mut state = shared.lock();
-        state.written += length;
+        state.written_bytes += length;
         shared.written.notify_all();
         let gathering = shared.wake.wait_timeout_while(state, BATCH_DELAY, |state| {
-            state.waiting_flushes == 0 && !state.closed
+            state.waiting_flushes == 0 && !state.is_closed
         });
         drop(gathering.unwrap_or_else(PoisonError::into_inner));
     }

@@ -12,7 +12,7 @@ fn gateway(name: &str) -> GatewayName {
     GatewayName::new("shop", name)
 }
 
-fn object(namespace: &str) -> PolicyKey {
+fn policy_key(namespace: &str) -> PolicyKey {
     PolicyKey {
         namespace: namespace.into(),
         name: "one".into(),
@@ -20,7 +20,7 @@ fn object(namespace: &str) -> PolicyKey {
 }
 
 fn plugin() -> WaypointExtension {
-    let object = object("shop");
+    let object = policy_key("shop");
     WaypointExtension {
         namespace: object.namespace,
         name: object.name,
@@ -32,7 +32,7 @@ fn plugin() -> WaypointExtension {
 /// `local` has no rate-limit service to call), and waypoint `shop/idle` without attached objects.
 fn waypoints() -> Arc<WaypointRegistry> {
     let limit = |namespace, global| RateLimit {
-        key: object(namespace),
+        key: policy_key(namespace),
         global,
         ..RateLimit::default()
     };

@@ -18,10 +18,10 @@ impl AttachedPolicy {
         let waypoints = self.targets.by_waypoint(view).into_iter();
         let provider = self.provider.as_ref();
         let provider = provider.map(|name| Arc::new(view.resolve_authorizer(name)));
-        let expanded = self.expanded(view);
+        let expanded = self.with_expanded_principals(view);
         let policy = |(gateway, concerned): (_, WaypointTargets)| {
             let policy = HttpPolicy {
-                for_gateway: concerned.for_gateway,
+                for_gateway: concerned.targets_gateway,
                 services: concerned.services,
                 provider: provider.clone(),
                 ..expanded.clone()
@@ -32,18 +32,18 @@ impl AttachedPolicy {
     }
 
     /// Returns the policy with principals expanded to all names of the mesh's trust domain.
-    pub(crate) fn expanded(&self, view: &MeshView) -> HttpPolicy {
+    pub(crate) fn with_expanded_principals(&self, view: &MeshView) -> HttpPolicy {
         let mut policy = self.policy.clone();
         let names = view.own_trust_domain_names();
-        if !names.is_literal() {
-            names.expand_in(&mut policy);
+        if !names.needs_no_expansion() {
+            names.expand_in_policy(&mut policy);
         }
         policy
     }
 
     /// Builds the note on a CUSTOM policy whose provider cannot be called, for all requests or for connections that are
     /// not HTTP.
-    pub(crate) fn note(&self, view: &MeshView) -> Option<Note> {
+    pub(crate) fn provider_note(&self, view: &MeshView) -> Option<Note> {
         let provider = view.resolve_authorizer(self.provider.as_ref()?);
         let Err(why) = &provider.target else {
             return connections::refused_ports_note(view, &provider, &self.targets);

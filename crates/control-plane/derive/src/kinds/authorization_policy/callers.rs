@@ -23,7 +23,7 @@ use crate::{
 pub(crate) fn client_identity_note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     let field = input.client_field.as_deref()?;
     let policy = input.node_proxy_policy.as_ref()?;
-    let waypoints = waypoints(view, policy);
+    let waypoints = waypoints_of_policy(view, policy);
     let names = join_gateway_names(
         waypoints
             .iter()
@@ -42,7 +42,7 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {
         let all = view.objects(namespace).into_iter();
-        let all = all.flat_map(|objects| objects.all::<AuthorizationPolicy>());
+        let all = all.flat_map(|objects| objects.all_of_kind::<AuthorizationPolicy>());
         let all = all.filter(|(of, _)| name.is_none_or(|name| name == of.as_str()));
         let is_of_scope = |input: &PolicyInput| {
             let node_proxy_policy = input.node_proxy_policy.as_ref();
@@ -54,7 +54,7 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
             found.insert(format!("AuthorizationPolicy {namespace}/{name}"));
         }
     };
-    for scope in view.policy_waypoints.of(gateway) {
+    for scope in view.policy_waypoints.keys_at_waypoint(gateway) {
         match scope {
             PolicyScope::Policy(name) => {
                 if let Some((namespace, name)) = name.split_once('/') {
@@ -89,7 +89,7 @@ fn ignores_waypoint(view: &MeshView, input: &PolicyInput, gateway: &GatewayName)
     let objects = view.objects(&policy.namespace);
     let mut all = objects
         .into_iter()
-        .flat_map(|objects| objects.all::<AuthorizationPolicy>());
+        .flat_map(|objects| objects.all_of_kind::<AuthorizationPolicy>());
     let is_migrated = match policy.action {
         Action::Allow => all.any(|(_, other)| {
             let node_proxy_policy = other.node_proxy_policy.as_ref();
@@ -109,16 +109,16 @@ fn ignores_waypoint(view: &MeshView, input: &PolicyInput, gateway: &GatewayName)
     !is_migrated
 }
 
-/// Marks the policies of a namespace and the Gateways whose notes may change with a changed policy.
-pub(crate) fn mark_notes(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
+/// Marks as stale the policies of a namespace and the Gateways whose notes may change with a changed policy.
+pub(crate) fn mark_client_notes_stale(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
     let objects = index.view.objects(namespace).into_iter();
     let mut beside = Vec::new();
-    for (name, other) in objects.flat_map(|objects| objects.all::<AuthorizationPolicy>()) {
+    for (name, other) in objects.flat_map(|objects| objects.all_of_kind::<AuthorizationPolicy>()) {
         let is_beside = other.client_field.is_some()
             && (input.attached.is_some() || other.selector == input.selector);
         if let Some(node_proxy_policy) = other.node_proxy_policy.as_ref().filter(|_| is_beside) {
-            gateways.extend(waypoints(&index.view, node_proxy_policy));
+            gateways.extend(waypoints_of_policy(&index.view, node_proxy_policy));
             beside.push(name.clone());
         }
     }
@@ -127,14 +127,14 @@ pub(crate) fn mark_notes(index: &mut Index, namespace: &ArcStr, input: &PolicyIn
         .as_ref()
         .filter(|_| input.client_field.is_some())
     {
-        gateways.extend(waypoints(&index.view, node_proxy_policy));
+        gateways.extend(waypoints_of_policy(&index.view, node_proxy_policy));
     }
     for name in beside {
         let key = ObjectKey::new(Kind::AuthorizationPolicy, namespace.clone(), name);
-        index.mark_object(key);
+        index.mark_object_stale(key);
     }
     for gateway in gateways {
-        index.mark_object(ObjectKey::new(
+        index.mark_object_stale(ObjectKey::new(
             Kind::Gateway,
             gateway.namespace,
             gateway.name,
@@ -143,7 +143,7 @@ pub(crate) fn mark_notes(index: &mut Index, namespace: &ArcStr, input: &PolicyIn
 }
 
 /// Returns the waypoints of the pods that a policy applies to.
-fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
+fn waypoints_of_policy(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
     let behind = &view.policy_waypoints;
     let of = |scope: PolicyScope| behind.waypoints(&scope).cloned().collect();
     match policy.scope {
@@ -162,7 +162,7 @@ fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
 
 /// Whether a policy names an identity of a waypoint, so that its author expects the waypoint as client.
 fn names_waypoint_identity(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
-    let identities = view.identities(gateway);
+    let identities = view.waypoint_identities(gateway);
     let is_any = |one: &Match| {
         identities
             .iter()

@@ -44,7 +44,7 @@ fn refused_ports(view: &MeshView, targets: &PolicyTargets) -> Vec<String> {
     let concerned = targets.by_waypoint(view);
     let whole: Vec<&GatewayName> = concerned
         .iter()
-        .filter(|(_, concerned)| concerned.for_gateway)
+        .filter(|(_, concerned)| concerned.targets_gateway)
         .map(|(gateway, _)| gateway)
         .collect();
     let named = targets.0.iter();
@@ -55,9 +55,9 @@ fn refused_ports(view: &MeshView, targets: &PolicyTargets) -> Vec<String> {
     if !whole.is_empty() {
         for (namespace, objects) in view.all_objects() {
             let key = |kind: Kind, name| ObjectKey::new(kind, namespace.clone(), name);
-            let own = objects.all::<Service>().keys();
+            let own = objects.all_of_kind::<Service>().keys();
             services.extend(own.map(|name| key(Kind::Service, name.clone())));
-            let entries = objects.all::<ServiceEntry>().keys();
+            let entries = objects.all_of_kind::<ServiceEntry>().keys();
             services.extend(entries.map(|name| key(Kind::ServiceEntry, name.clone())));
         }
     }

@@ -8,20 +8,20 @@ impl AttachedPolicy {
     /// Returns the clients and service ports that the policy could refuse. Dry-run policies refuse none. ALLOW refuses
     /// all clients that it does not name, and CUSTOM refuses all while its provider cannot be called: both apply to
     /// every connection.
-    pub(crate) fn scopes(&self, view: &MeshView) -> Vec<WaypointRule> {
-        let policy = self.expanded(view);
+    pub(crate) fn refusable_scopes(&self, view: &MeshView) -> Vec<WaypointRule> {
+        let policy = self.with_expanded_principals(view);
         if policy.not_understood.is_some() {
             return vec![WaypointRule::default()];
         }
         match policy.action {
             _ if policy.dry_run => Vec::new(),
             HttpAction::Allow | HttpAction::Custom => vec![WaypointRule::default()],
-            HttpAction::Deny | HttpAction::Audit => policy.rules.iter().map(scope).collect(),
+            HttpAction::Deny | HttpAction::Audit => policy.rules.iter().map(rule_scope).collect(),
         }
     }
 }
 
-fn scope(rule: &HttpRule) -> WaypointRule {
+fn rule_scope(rule: &HttpRule) -> WaypointRule {
     let (mut principals, mut namespaces) = (Vec::new(), Vec::new());
     for source in &rule.sources {
         let HttpSource {

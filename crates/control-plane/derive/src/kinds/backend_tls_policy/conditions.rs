@@ -77,7 +77,9 @@ fn ancestor_status(
     accepted: ConditionContent,
 ) -> StatusEntry {
     let resolved = match policy.resolve_tls(view) {
-        Err(refused) if refused.is_reference => condition_false(refused.reason, refused.message),
+        Err(refused) if refused.is_unresolved_reference => {
+            condition_false(refused.reason, refused.message)
+        }
         _ => condition_true("ResolvedRefs", "every reference is found".to_owned()),
     };
     StatusEntry {
@@ -85,7 +87,7 @@ fn ancestor_status(
             ("ancestorRef", ancestor),
             ("controllerName", CONTROLLER.into()),
         ]),
-        fields: BTreeMap::new(),
+        other_fields: BTreeMap::new(),
         conditions: vec![("Accepted", accepted), ("ResolvedRefs", resolved)],
     }
 }
@@ -96,7 +98,7 @@ fn accepted_condition(
     targets: &[&TlsTarget],
 ) -> ConditionContent {
     if let Err(refused) = policy.resolve_tls(view) {
-        let reason = if refused.is_reference {
+        let reason = if refused.is_unresolved_reference {
             "NoValidCACertificate"
         } else {
             refused.reason

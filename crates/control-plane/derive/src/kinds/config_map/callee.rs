@@ -6,8 +6,8 @@ use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::{ArcStr, NamespacedHostname};
 
 use crate::{
-    index::Index, objects::config_map::callee::host, relations::references::ReferenceKind,
-    view::MeshView,
+    index::Index, objects::config_map::callee::host_of_service,
+    relations::references::ReferenceKind, view::MeshView,
 };
 
 impl MeshView {
@@ -19,7 +19,7 @@ impl MeshView {
     /// The reason, for messages: no such service exists, or several do and the name has no namespace.
     pub(crate) fn resolve_callee(&self, service: &str) -> Result<NamespacedHostname, String> {
         let namespace = service.split_once('/').map(|(namespace, _)| namespace);
-        let host = host(service);
+        let host = host_of_service(service);
         let objects_declaring: Vec<&ObjectKey> = self
             .objects_declaring(&host)
             .filter(|key| match namespace {
@@ -56,38 +56,42 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks the objects on whose behalf waypoints call a host, since the host may now be another service.
-    pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
+    /// Marks as stale the objects on whose behalf waypoints call a host, since the host may now be another service.
+    pub(crate) fn mark_host_callers_stale(&mut self, host: &ArcStr) {
         let callers: Vec<_> = self
             .view
             .references
-            .of(ReferenceKind::Calls, host)
+            .referrers(ReferenceKind::CalledHost, host)
             .cloned()
             .collect();
         if callers.is_empty() {
             return;
         }
-        self.mark_users_of_providers();
+        self.mark_provider_policies_stale();
         // Providers of the mesh's settings are called for telemetry.
         if callers.iter().any(|caller| caller.kind == Kind::ConfigMap) {
-            self.mark_telemetry();
+            self.mark_all_telemetry_stale();
         }
         for caller in callers {
-            self.mark_object(caller);
+            self.mark_object_stale(caller);
         }
     }
 
-    /// Marks the policies that name an authorization provider.
-    pub(crate) fn mark_users_of_providers(&mut self) {
+    /// Marks as stale the policies that name an authorization provider.
+    pub(crate) fn mark_provider_policies_stale(&mut self) {
         let users: Vec<_> = self
             .view
             .references
-            .names(ReferenceKind::Provider)
-            .flat_map(|name: &ArcStr| self.view.references.of(ReferenceKind::Provider, name))
+            .referenced_names(ReferenceKind::ExtensionProvider)
+            .flat_map(|name: &ArcStr| {
+                self.view
+                    .references
+                    .referrers(ReferenceKind::ExtensionProvider, name)
+            })
             .cloned()
             .collect();
         for user in users {
-            self.mark_object(user);
+            self.mark_object_stale(user);
         }
     }
 }

@@ -8,11 +8,11 @@ use ambit_model::{GatewayName, NamespacedHostname};
 use crate::{
     condition::{ConditionContent, DerivedStatus},
     names::join_gateway_names,
-    objects::destination_rule::input::RuleInput,
+    objects::destination_rule::input::DestinationRuleInput,
     view::MeshView,
 };
 
-pub(crate) fn derived_status(view: &MeshView, rule: &RuleInput) -> DerivedStatus {
+pub(crate) fn derived_status(view: &MeshView, rule: &DestinationRuleInput) -> DerivedStatus {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead: BTreeSet<&ObjectKey> = BTreeSet::new();
     let (mut any_host, mut any_waypoint) = (false, false);

@@ -14,7 +14,7 @@ use crate::{
 impl SubsetInput {
     /// Returns the subset with its current workloads: endpoints of the object that declares the host, with the subset's
     /// labels.
-    pub(crate) fn of(&self, view: &MeshView, key: &ObjectKey) -> DestinationSubset {
+    pub(crate) fn resolve_subset(&self, view: &MeshView, key: &ObjectKey) -> DestinationSubset {
         let selector = match key.kind {
             Kind::Service => view.get::<Service>(key).map(|one| one.selector.as_ref()),
             _ => view
@@ -27,10 +27,10 @@ impl SubsetInput {
         };
         let objects = view.objects(&key.namespace).into_iter();
         let workloads = objects.flat_map(|objects| {
-            let pods = objects.all::<Pod>().values();
+            let pods = objects.all_of_kind::<Pod>().values();
             let pods = pods.filter(|pod| pod.is_published() && is_in(&pod.labels));
-            let pods = pods.map(|pod| pod.uid_in(view));
-            let entries = objects.all::<WorkloadEntry>().iter();
+            let pods = pods.map(|pod| pod.workload_uid(view));
+            let entries = objects.all_of_kind::<WorkloadEntry>().iter();
             let entries = entries.filter(|(_, entry)| is_in(&entry.endpoint.labels));
             pods.chain(entries.map(|(name, _)| view.uid_of_entry(&key.namespace, name)))
         });
@@ -43,9 +43,9 @@ impl SubsetInput {
 }
 
 impl Index {
-    /// Marks the services that a created, changed or deleted workload is an endpoint of, since their subsets may have
-    /// changed.
-    pub(crate) fn mark_subsets(
+    /// Marks as stale the services that a created, changed or deleted workload is an endpoint of, since their subsets
+    /// may have changed.
+    pub(crate) fn mark_endpoint_subsets_stale(
         &mut self,
         namespace: &ArcStr,
         old: Option<&Labels>,
@@ -54,7 +54,7 @@ impl Index {
         let has_subsets = self
             .view
             .references
-            .of_mesh(ReferenceKind::HasSubsets)
+            .mesh_referrers(ReferenceKind::RuleWithSubsets)
             .next()
             .is_some();
         if !has_subsets || old == new {
@@ -67,17 +67,17 @@ impl Index {
             let mut both = old.into_iter().chain(new);
             selector.is_none_or(|selector| both.any(|labels| selects(selector, labels)))
         };
-        let services = objects.all::<Service>().iter();
+        let services = objects.all_of_kind::<Service>().iter();
         let services = services
             .filter(|(_, service)| is_meant(service.selector.as_ref()))
             .map(|(name, _)| ObjectKey::new(Kind::Service, namespace.clone(), name.clone()));
-        let entries = objects.all::<ServiceEntry>().iter();
+        let entries = objects.all_of_kind::<ServiceEntry>().iter();
         let entries = entries
             .filter(|(_, entry)| is_meant(entry.selector.as_ref()))
             .map(|(name, _)| ObjectKey::new(Kind::ServiceEntry, namespace.clone(), name.clone()));
         for key in services.chain(entries).collect::<Vec<_>>() {
             for host in self.view.hosts_of(&key) {
-                self.mark_only_host(host);
+                self.mark_only_host_stale(host);
             }
         }
     }

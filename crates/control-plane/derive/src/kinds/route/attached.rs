@@ -1,4 +1,4 @@
-//! Routes in relation to one of their parents.
+//! Route together with one of the parents that it is attached to.
 
 use ambit_k8s_api::ObjectKey;
 

@@ -13,14 +13,15 @@ use serde_json::{Map, Value, json};
 use crate::{
     condition::{ConditionContent, DerivedStatus, StatusEntry},
     kinds::route::{
-        conditions::serving::serving_waypoints, ports::declared_ports, references::Unresolved,
+        conditions::serving::serving_waypoints, ports::declared_ports,
+        references::UnresolvedReference,
     },
     names::join_gateway_names,
     objects::{
         gateway_class::CONTROLLER,
         route::{
             backends::BackendInput,
-            input::{Parent, RouteInput, RouteRules},
+            input::{RouteInput, RouteParent, RouteRules},
             unsupported::UnsupportedPart,
         },
     },
@@ -45,12 +46,12 @@ fn condition_false(reason: &'static str, message: impl Into<String>) -> Conditio
 }
 
 pub(crate) fn derived_status(view: &MeshView, route: &RouteInput) -> DerivedStatus {
-    let part = |parent: &Parent| StatusEntry {
+    let part = |parent: &RouteParent| StatusEntry {
         identity: BTreeMap::from([
-            ("parentRef", json(&parent.reference)),
+            ("parentRef", parent_reference_json(&parent.reference)),
             ("controllerName", CONTROLLER.into()),
         ]),
-        fields: BTreeMap::new(),
+        other_fields: BTreeMap::new(),
         conditions: vec![
             ("Accepted", accepted_condition(view, route, parent)),
             ("ResolvedRefs", resolved_refs_condition(view, route, parent)),
@@ -64,7 +65,7 @@ pub(crate) fn derived_status(view: &MeshView, route: &RouteInput) -> DerivedStat
 }
 
 /// Serializes a parent reference for the status.
-fn json(reference: &ParentReference) -> Value {
+fn parent_reference_json(reference: &ParentReference) -> Value {
     let mut fields = Map::new();
     let texts = [
         ("group", &reference.group),
@@ -84,9 +85,13 @@ fn json(reference: &ParentReference) -> Value {
     fields.into()
 }
 
-fn accepted_condition(view: &MeshView, route: &RouteInput, parent: &Parent) -> ConditionContent {
+fn accepted_condition(
+    view: &MeshView,
+    route: &RouteInput,
+    parent: &RouteParent,
+) -> ConditionContent {
     let target = &parent.target;
-    let meant = match parent.ports(view) {
+    let meant = match parent.selected_ports(view) {
         Ok(meant) => meant,
         Err(why) => return condition_false("NoMatchingParent", why),
     };
@@ -131,26 +136,26 @@ fn accepted_condition(view: &MeshView, route: &RouteInput, parent: &Parent) -> C
 fn resolved_refs_condition(
     view: &MeshView,
     route: &RouteInput,
-    parent: &Parent,
+    parent: &RouteParent,
 ) -> ConditionContent {
     let attached = route.attached_to(&parent.target);
     let backends = route.rules.backends();
     let serving = serving_waypoints(view, &parent.target);
-    let find = |backend: &BackendInput| -> Result<(), Unresolved> {
-        backend.to.find(view, attached)?;
+    let find = |backend: &BackendInput| -> Result<(), UnresolvedReference> {
+        backend.service.resolve(view, attached)?;
         // Whether there are its endpoints is up to each of them.
         let mut all = serving.iter();
-        all.try_for_each(|gateway| backend.find(view, attached, gateway).map(drop))
+        all.try_for_each(|gateway| backend.resolve(view, attached, gateway).map(drop))
     };
     let errors = backends.filter_map(|backend| find(backend).err());
-    let errors: Vec<Unresolved> = errors.collect();
+    let errors: Vec<UnresolvedReference> = errors.collect();
     let mirrors = route.rules.mirror_errors(view, attached);
     let filters = route.rules.filter_errors(view);
     let mut all = errors.iter().chain(&filters).chain(&mirrors);
-    let Some(Unresolved { reason, .. }) = all.next() else {
+    let Some(UnresolvedReference { reason, .. }) = all.next() else {
         return condition_true("ResolvedRefs", "every backend is found");
     };
-    let summary = |of: &[Unresolved], what: &str| {
+    let summary = |of: &[UnresolvedReference], what: &str| {
         let texts: Vec<_> = of.iter().map(|error| error.text.as_str()).collect();
         (!of.is_empty()).then(|| format!("{}; {what}", texts.join("; ")))
     };
@@ -170,11 +175,15 @@ fn resolved_refs_condition(
     condition_false(reason, message.join("; "))
 }
 
-fn waypoint_condition(view: &MeshView, route: &RouteInput, parent: &Parent) -> ConditionContent {
+fn waypoint_condition(
+    view: &MeshView,
+    route: &RouteInput,
+    parent: &RouteParent,
+) -> ConditionContent {
     let target = &parent.target;
     let of = &route.name.namespace;
     let serving = serving_waypoints(view, target);
-    let is_for_all = |gateway: &GatewayName| route.is_for_all(target, gateway);
+    let is_for_all = |gateway: &GatewayName| route.is_producer_route(target, gateway);
     match join_gateway_names(&serving) {
         Some(names) if serving.iter().any(is_for_all) => {
             condition_true("ResolvedWaypoints", format!("followed by {names}"))

@@ -4,17 +4,17 @@ use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::AppProtocol;
 
 use crate::{
-    objects::route::input::{Parent, RouteInput},
+    objects::route::input::{RouteInput, RouteParent},
     view::MeshView,
 };
 
-impl Parent {
+impl RouteParent {
     /// Returns the ports of the service that the parent reference selects; empty for all ports.
     ///
     /// # Errors
     ///
     /// If the service does not exist, or has no such port.
-    pub(crate) fn ports(&self, view: &MeshView) -> Result<Vec<u16>, String> {
+    pub(crate) fn selected_ports(&self, view: &MeshView) -> Result<Vec<u16>, String> {
         let target = &self.target;
         let ports = declared_ports(view, target);
         let ports = ports.ok_or_else(|| format!("there is no {target}"))?;
@@ -60,13 +60,13 @@ pub(crate) fn declared_ports<'a>(
 
 impl RouteInput {
     /// Returns the ports of a service that the route applies to, empty for all; `None` if it applies to no port.
-    pub(crate) fn ports(&self, view: &MeshView, target: &ObjectKey) -> Option<Vec<u16>> {
+    pub(crate) fn applicable_ports(&self, view: &MeshView, target: &ObjectKey) -> Option<Vec<u16>> {
         let parents = self
             .parents
             .iter()
             .filter(|parent| parent.target == *target);
         let meant: Vec<Vec<u16>> = parents
-            .filter_map(|parent| parent.ports(view).ok())
+            .filter_map(|parent| parent.selected_ports(view).ok())
             .collect();
         if meant.is_empty() {
             return None;

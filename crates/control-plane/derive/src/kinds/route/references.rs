@@ -16,7 +16,7 @@ use crate::{
 
 /// Reason why a reference of a route cannot be resolved.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Unresolved {
+pub(crate) struct UnresolvedReference {
     /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: ArcStr,
@@ -25,7 +25,7 @@ pub(crate) struct Unresolved {
 impl ServiceReference {
     /// Resolves the reference to a service and port, for requests to a parent of the route. A parent needs no grant as
     /// backend of requests to itself; for requests to other parents it needs one like any other backend.
-    pub(crate) fn find(
+    pub(crate) fn resolve(
         &self,
         view: &MeshView,
         AttachedRoute {
@@ -33,8 +33,8 @@ impl ServiceReference {
             parent,
             port: called,
         }: AttachedRoute<'_>,
-    ) -> Result<(NamespacedHostname, u16), Unresolved> {
-        let unresolved = |reason, text| Unresolved { reason, text };
+    ) -> Result<(NamespacedHostname, u16), UnresolvedReference> {
+        let unresolved = |reason, text| UnresolvedReference { reason, text };
         let named = self.target.as_ref();
         let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
             ServiceIdentifier::Object(key) => (key, None),
@@ -87,11 +87,12 @@ impl ServiceReference {
         Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
     }
 
-    /// Splits the result into service and port; for an unresolved reference, the port that the reference names.
-    pub(crate) fn parts(
+    /// Splits the result of resolving the reference into service and port; for an unresolved reference, the port that
+    /// the reference names.
+    pub(crate) fn split_resolved(
         &self,
-        found: Result<(NamespacedHostname, u16), Unresolved>,
-    ) -> (Result<NamespacedHostname, Unresolved>, u16) {
+        found: Result<(NamespacedHostname, u16), UnresolvedReference>,
+    ) -> (Result<NamespacedHostname, UnresolvedReference>, u16) {
         match found {
             Ok((service, port)) => (Ok(service), port),
             Err(why) => (Err(why), self.port.unwrap_or_default()),

@@ -1,10 +1,10 @@
-//! Rendering of rules for the records of waypoints.
+//! Rendering of HTTP route rules for the records of waypoints.
 
 use ambit_model::{GatewayName, HttpBackend, HttpFilter, HttpRouteRule};
 
 use crate::{
-    kinds::route::{attached::AttachedRoute, filters, references::Unresolved},
-    objects::route::{backends::BackendInput, input::RouteRules, rules::RuleInput},
+    kinds::route::{attached::AttachedRoute, filters, references::UnresolvedReference},
+    objects::route::{backends::BackendInput, input::RouteRules, rules::RouteRuleInput},
     view::MeshView,
 };
 
@@ -14,7 +14,7 @@ impl RouteRules {
         &self,
         view: &MeshView,
         route: AttachedRoute<'_>,
-    ) -> Vec<Unresolved> {
+    ) -> Vec<UnresolvedReference> {
         let Self::Http(rules) = self else {
             return Vec::new();
         };
@@ -23,7 +23,7 @@ impl RouteRules {
     }
 
     /// Returns the reasons why `ExtensionRef` filters of the rules cannot be resolved.
-    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
+    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<UnresolvedReference> {
         let Self::Http(rules) = self else {
             return Vec::new();
         };
@@ -32,10 +32,10 @@ impl RouteRules {
     }
 }
 
-impl RuleInput {
+impl RouteRuleInput {
     /// Returns the reasons why `ExtensionRef` filters of the rule cannot be resolved.
-    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
-        let found = self.extensions().map(|one| one.find(view));
+    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<UnresolvedReference> {
+        let found = self.extensions().map(|one| one.resolve(view));
         found.filter_map(Result::err).collect()
     }
 
@@ -44,22 +44,24 @@ impl RuleInput {
         &self,
         view: &MeshView,
         route: AttachedRoute<'_>,
-    ) -> Vec<Unresolved> {
-        let found = self.mirrors().map(|one| one.to.find(view, route));
+    ) -> Vec<UnresolvedReference> {
+        let found = self.mirrors().map(|one| one.service.resolve(view, route));
         found.filter_map(Result::err).collect()
     }
 
     /// Renders the rule with its resolved backends and filters, for one of the waypoints that apply it.
-    pub(crate) fn resolved(
+    pub(crate) fn render(
         &self,
         view: &MeshView,
         route: AttachedRoute<'_>,
         gateway: &GatewayName,
     ) -> HttpRouteRule {
         let backend = |from: &BackendInput| {
-            let filters = filters::resolved(&from.filters, view, route);
-            let (filters, missing) = split(filters);
-            let (service, port) = from.to.parts(from.find(view, route, gateway));
+            let filters = filters::resolve_filters(&from.filters, view, route);
+            let (filters, missing) = split_filters_result(filters);
+            let (service, port) = from
+                .service
+                .split_resolved(from.resolve(view, route, gateway));
             HttpBackend {
                 service: missing.map_or(service, Err).map_err(|error| error.text),
                 port,
@@ -68,8 +70,9 @@ impl RuleInput {
                 filters,
             }
         };
-        let (filters, missing) = split(filters::resolved(&self.filters, view, route));
-        let unsupported = self.unsupported.as_ref().map(|one| one.text.clone());
+        let (filters, missing) =
+            split_filters_result(filters::resolve_filters(&self.filters, view, route));
+        let unsupported = self.unsupported_part.as_ref().map(|one| one.text.clone());
         HttpRouteRule {
             name: self.name.clone(),
             matches: self.matches.clone(),
@@ -84,7 +87,9 @@ impl RuleInput {
 }
 
 /// Splits the result of resolving filters into the filters and the reason why one cannot be resolved.
-fn split(filters: Result<Vec<HttpFilter>, Unresolved>) -> (Vec<HttpFilter>, Option<Unresolved>) {
+fn split_filters_result(
+    filters: Result<Vec<HttpFilter>, UnresolvedReference>,
+) -> (Vec<HttpFilter>, Option<UnresolvedReference>) {
     match filters {
         Ok(filters) => (filters, None),
         Err(missing) => (Vec::new(), Some(missing)),

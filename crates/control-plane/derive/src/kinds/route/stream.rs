@@ -11,9 +11,11 @@ use crate::{
 impl StreamInput {
     /// Renders the rules with their resolved backends, for connections to a parent; the caller adds the route's name,
     /// ports and clients.
-    pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> StreamRoute {
+    pub(crate) fn render(&self, view: &MeshView, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| {
-            let (service, port) = from.to.parts(from.to.find(view, route));
+            let (service, port) = from
+                .service
+                .split_resolved(from.service.resolve(view, route));
             StreamBackend {
                 service: service.map_err(|error| error.text),
                 port,
@@ -23,7 +25,7 @@ impl StreamInput {
         StreamRoute {
             hostnames: self.hostnames.clone(),
             backends: self.backends.iter().map(backend).collect(),
-            unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
+            unsupported: self.unsupported_part.as_ref().map(|one| one.text.clone()),
             ..StreamRoute::default()
         }
     }

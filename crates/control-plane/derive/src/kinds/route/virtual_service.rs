@@ -21,29 +21,30 @@ use crate::{
         route::{attached::AttachedRoute, changed, ports::declared_ports},
     },
     objects::route::{
-        hosts::HostScope,
+        hosts::VirtualServiceScope,
         input::{RouteInput, RouteRules},
-        rules::{MatchScope, RuleInput},
+        rules::{MatchScope, RouteRuleInput},
     },
     pod_directory::PodDirectory,
     relations::references::ReferenceKind,
     view::MeshView,
 };
 
-/// Clients (of a namespace, or all clients) with the VirtualServices that apply to them, by precedence.
+/// Clients that the same VirtualServices apply to: all clients, or those of one namespace.
 #[derive(Debug)]
-struct Audience<'a> {
-    clients: Option<ArcStr>,
-    /// Whether the VirtualServices are those for all clients, with additional matches for clients of this namespace.
+struct ClientGroup<'a> {
+    client_namespace: Option<ArcStr>,
+    /// Whether the VirtualServices apply to all clients. If the group is still limited to one namespace, some of their
+    /// matches name it.
     is_for_all_clients: bool,
-    services: Vec<&'a RouteInput>,
+    virtual_services: Vec<&'a RouteInput>,
 }
 
 /// HTTPRoute or GRPCRoute of a service, which takes precedence over VirtualServices.
 #[derive(Debug)]
 struct PrecedingRoute<'a> {
     name: &'a RouteName,
-    clients: Option<ArcStr>,
+    client_namespace: Option<ArcStr>,
     /// Service ports that the route applies to; all ports if empty.
     ports: Vec<u16>,
 }
@@ -62,29 +63,35 @@ impl MeshKind for VirtualService {
         let both = || old.iter().chain(&new);
         if both().any(|scope| !scope.is_for_mesh) {
             // Their Gateways' conditions name it.
-            index.mark_gateways();
+            index.mark_all_gateways_stale();
         }
         // With a host its other VirtualServices are judged.
-        let hosts: BTreeSet<ArcStr> = both().flat_map(HostScope::hosts).cloned().collect();
+        let hosts: BTreeSet<ArcStr> = both()
+            .flat_map(VirtualServiceScope::hosts)
+            .cloned()
+            .collect();
         for host in &hosts {
-            index.mark_only_host(host.clone());
+            index.mark_only_host_stale(host.clone());
         }
-        let hosts = |scope: Option<&HostScope>| -> Vec<ArcStr> {
+        let hosts = |scope: Option<&VirtualServiceScope>| -> Vec<ArcStr> {
             let scope = scope.into_iter();
-            scope.flat_map(HostScope::hosts).cloned().collect()
+            scope
+                .flat_map(VirtualServiceScope::hosts)
+                .cloned()
+                .collect()
         };
         let all = (hosts(old.as_ref()), hosts(new.as_ref()));
         index
             .view
             .references
-            .replace(ReferenceKind::VirtualHost, change.key, all.0, all.1);
-        let catches_all = |scope: &&HostScope| scope.has_catch_all;
+            .replace(ReferenceKind::VirtualServiceHost, change.key, all.0, all.1);
+        let catches_all = |scope: &&VirtualServiceScope| scope.has_catch_all_rule;
         let old = hosts(old.as_ref().filter(catches_all));
         let new = hosts(new.as_ref().filter(catches_all));
         index
             .view
             .references
-            .replace(ReferenceKind::CatchAll, change.key, old, new);
+            .replace(ReferenceKind::CatchAllHost, change.key, old, new);
     }
 }
 
@@ -100,62 +107,64 @@ impl MeshView {
         let preceding_routes = http.filter_map(|route| {
             Some(PrecedingRoute {
                 name: &route.name,
-                clients: route.clients(target, gateway),
-                ports: route.ports(self, target)?,
+                client_namespace: route.consumer_namespace(target, gateway),
+                ports: route.applicable_ports(self, target)?,
             })
         });
         preceding_routes.collect()
     }
 
     /// Groups the VirtualServices that a waypoint applies to a host of a service by the clients that they are for.
-    fn audiences(
+    fn client_groups(
         &self,
         host: &ArcStr,
         target: &ObjectKey,
         gateway: &GatewayName,
-    ) -> Vec<Audience<'_>> {
-        let services = self.references.of(ReferenceKind::VirtualHost, host);
+    ) -> Vec<ClientGroup<'_>> {
+        let services = self
+            .references
+            .referrers(ReferenceKind::VirtualServiceHost, host);
         let services = services.filter_map(|key| self.route(key));
         let services = services.filter(|one| one.is_applied_by(target, gateway));
         let mut services: Vec<_> = services.collect();
-        services.sort_by_key(|one| one.age());
+        services.sort_by_key(|one| one.precedence_key());
         let (of_all, of_own): (Vec<_>, Vec<_>) = services
             .into_iter()
-            .partition(|one| one.is_for_all(target, gateway));
+            .partition(|one| one.is_producer_route(target, gateway));
         let mut own = BTreeMap::<ArcStr, Vec<&RouteInput>>::new();
         for one in of_own {
             own.entry(one.namespace().clone()).or_default().push(one);
         }
-        let scopes = of_all.iter().flat_map(|one| one.scopes());
+        let scopes = of_all.iter().flat_map(|one| one.match_scopes());
         let named: BTreeSet<ArcStr> = scopes.filter_map(|one| one.namespace.clone()).collect();
         let named = named.into_iter().filter(|one| !own.contains_key(one));
         let of_all = [None]
             .into_iter()
             .chain(named.map(Some))
-            .map(|clients| Audience {
-                clients,
+            .map(|clients| ClientGroup {
+                client_namespace: clients,
                 is_for_all_clients: true,
-                services: of_all.clone(),
+                virtual_services: of_all.clone(),
             });
         let of_all: Vec<_> = of_all.collect();
-        let own = own.into_iter().map(|(namespace, services)| Audience {
-            clients: Some(namespace),
+        let own = own.into_iter().map(|(namespace, services)| ClientGroup {
+            client_namespace: Some(namespace),
             is_for_all_clients: false,
-            services,
+            virtual_services: services,
         });
         of_all.into_iter().chain(own).collect()
     }
 
     /// Renders the VirtualServices that a waypoint applies to a host of a service, by precedence: the oldest first,
     /// then by name.
-    pub(crate) fn virtual_routes(
+    pub(crate) fn render_virtual_routes(
         &self,
         host: &ArcStr,
         target: &ObjectKey,
         gateway: &GatewayName,
     ) -> Vec<HttpRoute> {
-        let audiences = self.audiences(host, target, gateway);
-        if audiences.iter().all(|one| one.services.is_empty()) {
+        let audiences = self.client_groups(host, target, gateway);
+        if audiences.iter().all(|one| one.virtual_services.is_empty()) {
             return Vec::new();
         }
         let preceding_routes = self.preceding_routes(target, gateway);
@@ -166,10 +175,16 @@ impl MeshView {
             let free: Vec<u16> = ports
                 .filter(|port| audience.has_free_port(&preceding_routes, *port))
                 .collect();
-            for route in &audience.services {
-                let rules = |port| self.virtual_rules(route, target, gateway, (port, audience));
+            for route in &audience.virtual_services {
+                let rules =
+                    |port| self.render_virtual_rules(route, target, gateway, (port, audience));
                 if !route.depends_on_port() && free.len() == declared.len() {
-                    routes.extend(record(route, audience, Vec::new(), rules(None)));
+                    routes.extend(virtual_service_record(
+                        route,
+                        audience,
+                        Vec::new(),
+                        rules(None),
+                    ));
                     continue;
                 }
                 let mut alike: Vec<(Vec<HttpRouteRule>, Vec<u16>)> = Vec::new();
@@ -187,21 +202,21 @@ impl MeshView {
                     ports.clear();
                 }
                 let records = alike.into_iter();
-                routes.extend(
-                    records.filter_map(|(rules, ports)| record(route, audience, ports, rules)),
-                );
+                routes.extend(records.filter_map(|(rules, ports)| {
+                    virtual_service_record(route, audience, ports, rules)
+                }));
             }
         }
         routes
     }
 
-    /// Renders the rules of a VirtualService that apply to requests of an audience to a port.
-    fn virtual_rules(
+    /// Renders the rules of a VirtualService that apply to the requests of an audience to one port.
+    fn render_virtual_rules(
         &self,
         route: &RouteInput,
         target: &ObjectKey,
         gateway: &GatewayName,
-        (port, audience): (Option<u16>, &Audience<'_>),
+        (port, audience): (Option<u16>, &ClientGroup<'_>),
     ) -> Vec<HttpRouteRule> {
         let attached = AttachedRoute {
             route,
@@ -210,10 +225,10 @@ impl MeshView {
         };
         let is_within = |scope: &MatchScope| {
             scope.port.is_none_or(|of| Some(of) == port)
-                && (scope.namespace.is_none() || scope.namespace == audience.clients)
+                && (scope.namespace.is_none() || scope.namespace == audience.client_namespace)
         };
-        let rule = |rule: &RuleInput| {
-            let scopes = rule.scopes.iter();
+        let rule = |rule: &RouteRuleInput| {
+            let scopes = rule.match_scopes.iter();
             let matches: Vec<HttpRouteMatch> = scopes
                 .zip(&rule.matches)
                 .filter(|(scope, _)| is_within(scope))
@@ -222,7 +237,7 @@ impl MeshView {
             if matches.is_empty() && !rule.matches.is_empty() {
                 return None;
             }
-            let resolved = rule.resolved(self, attached, gateway);
+            let resolved = rule.render(self, attached, gateway);
             Some(HttpRouteRule {
                 matches,
                 ..resolved
@@ -232,12 +247,12 @@ impl MeshView {
     }
 }
 
-impl Audience<'_> {
-    /// Whether no Gateway API route takes precedence over the VirtualServices on a port.
+impl ClientGroup<'_> {
+    /// Whether no Gateway API route takes precedence over the VirtualServices on a port, for these clients.
     fn has_free_port(&self, preceding_routes: &[PrecedingRoute<'_>], port: u16) -> bool {
         let mut preceding_routes = preceding_routes.iter();
         !preceding_routes.any(|rival| {
-            rival.precedes(self.clients.as_ref(), port)
+            rival.precedes(self.client_namespace.as_ref(), port)
                 || self.is_for_all_clients && rival.precedes(None, port)
         })
     }
@@ -246,14 +261,15 @@ impl Audience<'_> {
 impl PrecedingRoute<'_> {
     /// Whether the route takes precedence on a port over VirtualServices for the same clients.
     fn precedes(&self, clients: Option<&ArcStr>, port: u16) -> bool {
-        self.clients.as_ref() == clients && (self.ports.is_empty() || self.ports.contains(&port))
+        self.client_namespace.as_ref() == clients
+            && (self.ports.is_empty() || self.ports.contains(&port))
     }
 }
 
 /// Builds the record of a VirtualService; `None` if no rule applies to the clients.
-fn record(
+fn virtual_service_record(
     route: &RouteInput,
-    audience: &Audience<'_>,
+    audience: &ClientGroup<'_>,
     ports: Vec<u16>,
     rules: Vec<HttpRouteRule>,
 ) -> Option<HttpRoute> {
@@ -261,8 +277,8 @@ fn record(
         name: route.name.clone(),
         ports,
         rules,
-        clients: audience.clients.clone(),
+        clients: audience.client_namespace.clone(),
         first_match: true,
-        of_service: audience.is_for_all_clients && audience.clients.is_some(),
+        of_service: audience.is_for_all_clients && audience.client_namespace.is_some(),
     })
 }

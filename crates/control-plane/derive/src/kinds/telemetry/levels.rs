@@ -4,7 +4,7 @@ use ambit_k8s_api::{Kind, ObjectKey, Telemetry};
 use ambit_model::{GatewayName, TelemetryScope};
 
 use crate::{
-    kinds::telemetry::targets::{is_gateway, is_target_of_host},
+    kinds::telemetry::targets::{is_target_of_gateway, is_target_of_host},
     objects::telemetry::input::TelemetryInput,
     view::MeshView,
 };
@@ -37,10 +37,10 @@ pub(crate) fn telemetry_levels<'a>(
         oldest_telemetry(view, namespace, |one| one.targets.iter().any(is))
     };
     levels.extend(attached(root, &|target| {
-        target.kind == Kind::GatewayClass && is_gateway(view, target, gateway)
+        target.kind == Kind::GatewayClass && is_target_of_gateway(view, target, gateway)
     }));
     levels.extend(attached(&gateway.namespace, &|target| {
-        target.kind == Kind::Gateway && is_gateway(view, target, gateway)
+        target.kind == Kind::Gateway && is_target_of_gateway(view, target, gateway)
     }));
     if let TelemetryScope::Service(service) = scope {
         levels.extend(attached(&service.namespace, &|target| {
@@ -55,7 +55,7 @@ fn oldest_telemetry<'a>(
     namespace: &str,
     is: impl Fn(&TelemetryInput) -> bool,
 ) -> Option<&'a TelemetryInput> {
-    let all = view.objects(namespace)?.all::<Telemetry>().values();
+    let all = view.objects(namespace)?.all_of_kind::<Telemetry>().values();
     let found = all.filter(|one| is(one));
     found.min_by_key(|one| (&one.created, &one.key.name))
 }

@@ -51,8 +51,8 @@ fn merge_tracing(
         }
         merged.sampling = part.sampling.or(merged.sampling);
         merged.is_disabled = part.is_disabled.or(merged.is_disabled);
-        merged.by_request_id = part.by_request_id.or(merged.by_request_id);
-        merged.istio_tags = part.istio_tags.or(merged.istio_tags);
+        merged.samples_by_request_id = part.samples_by_request_id.or(merged.samples_by_request_id);
+        merged.adds_istio_tags = part.adds_istio_tags.or(merged.adds_istio_tags);
         merged.omits_trace_context = part.omits_trace_context.or(merged.omits_trace_context);
         if part.tags.is_some() {
             merged.tags.clone_from(&part.tags);
@@ -76,8 +76,8 @@ fn merge_tracing(
             .sampling
             .or(of_mesh)
             .unwrap_or(DEFAULT_SAMPLING_PER_10000),
-        by_request_id: merged.by_request_id.unwrap_or(true),
-        istio_tags: merged.istio_tags.unwrap_or(true),
+        by_request_id: merged.samples_by_request_id.unwrap_or(true),
+        istio_tags: merged.adds_istio_tags.unwrap_or(true),
         tags: merged.tags.unwrap_or_default(),
         max_tag: MAX_TAG_VALUE_LENGTH,
         propagates: merged.omits_trace_context != Some(true),
@@ -163,7 +163,7 @@ fn merge_metrics(
                     disabled: false,
                     labels: Vec::new(),
                 });
-                metric.disabled = change.disabled.unwrap_or(metric.disabled);
+                metric.disabled = change.is_disabled.unwrap_or(metric.disabled);
                 for label in &change.labels {
                     metric.labels.retain(|(name, _)| *name != label.0);
                     metric.labels.push(label.clone());

@@ -10,7 +10,7 @@ use crate::{objects::telemetry::input::TelemetryInput, view::MeshView};
 
 /// Name of the built-in access log provider, which writes to the waypoint's own log.
 pub(crate) const BUILTIN_LOG_PROVIDER: &str = "envoy";
-/// Kind of metrics providers, and name of the built-in one.
+/// Kind of the MeshConfig's metrics providers, and name of the built-in one.
 const PROMETHEUS_PROVIDER: &str = "prometheus";
 /// Default path for spans over OTLP/HTTP, as OpenTelemetry defines it.
 const TRACES_PATH: &str = "/v1/traces";
@@ -31,11 +31,11 @@ pub(crate) fn provider_errors(view: &MeshView, of: &TelemetryInput) -> Vec<Strin
     all
 }
 
-fn unknown_provider(name: &str) -> String {
+fn unknown_provider_message(name: &str) -> String {
     format!("meshConfig.extensionProviders has no provider {name}: references to it have no effect")
 }
 
-fn wrong_provider_kind(name: &str, kind: &str, what: &str) -> String {
+fn wrong_provider_kind_message(name: &str, kind: &str, what: &str) -> String {
     format!("the provider {name} is of the kind {kind}, which is not supported for {what}")
 }
 
@@ -46,15 +46,15 @@ pub(crate) fn resolve_tracing_provider(
 ) -> Result<OtlpCollector, String> {
     let provider = view
         .extension_provider(name)
-        .ok_or_else(|| unknown_provider(name))?;
+        .ok_or_else(|| unknown_provider_message(name))?;
     if provider.kind != "opentelemetry" {
-        return Err(wrong_provider_kind(
+        return Err(wrong_provider_kind_message(
             name,
             &provider.kind,
             "tracing: opentelemetry is",
         ));
     }
-    collector(view, name, &provider.settings)
+    resolve_collector(view, name, &provider.settings)
 }
 
 /// Resolves an access log provider to a destination and format.
@@ -73,7 +73,7 @@ pub(crate) fn resolve_log_provider(view: &MeshView, name: &str) -> Result<LogDes
     let Some(provider) = view.extension_provider(name) else {
         return match name {
             BUILTIN_LOG_PROVIDER => Ok(log(None, name, of_mesh.unwrap_or_default())),
-            _ => Err(unknown_provider(name)),
+            _ => Err(unknown_provider_message(name)),
         };
     };
     let settings = &provider.settings;
@@ -88,21 +88,21 @@ pub(crate) fn resolve_log_provider(view: &MeshView, name: &str) -> Result<LogDes
                     "the provider {name} writes to {path}: waypoints write to /dev/stdout alone"
                 ));
             }
-            let format = format(name, settings)?;
+            let format = parse_log_format(name, settings)?;
             let format = format.or(of_mesh).unwrap_or_default();
             Ok(log(None, name, format))
         }
         "envoyOtelAls" => {
-            let to = collector(view, name, settings)?;
+            let to = resolve_collector(view, name, settings)?;
             let log_name = settings.get("logName").and_then(Value::as_str);
-            let format = format(name, settings)?.unwrap_or_default();
+            let format = parse_log_format(name, settings)?.unwrap_or_default();
             Ok(log(
                 Some(to),
                 log_name.unwrap_or("otel_envoy_accesslog"),
                 format,
             ))
         }
-        kind => Err(wrong_provider_kind(
+        kind => Err(wrong_provider_kind_message(
             name,
             kind,
             "access logs: envoyFileAccessLog and envoyOtelAls are",
@@ -114,17 +114,17 @@ pub(crate) fn resolve_log_provider(view: &MeshView, name: &str) -> Result<LogDes
 pub(crate) fn check_metrics_provider(view: &MeshView, name: &str) -> Result<(), String> {
     match view.extension_provider(name) {
         Some(provider) if provider.kind == PROMETHEUS_PROVIDER => Ok(()),
-        Some(provider) => Err(wrong_provider_kind(
+        Some(provider) => Err(wrong_provider_kind_message(
             name,
             &provider.kind,
             "metrics: prometheus is",
         )),
         None if name == PROMETHEUS_PROVIDER => Ok(()),
-        None => Err(unknown_provider(name)),
+        None => Err(unknown_provider_message(name)),
     }
 }
 
-fn collector(
+fn resolve_collector(
     view: &MeshView,
     name: &str,
     settings: &Map<String, Value>,
@@ -193,7 +193,10 @@ fn parse_seconds(text: &str) -> Option<Duration> {
 }
 
 /// Parses the log format of a provider; `None` if it is unset.
-fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryFormat>, String> {
+fn parse_log_format(
+    name: &str,
+    settings: &Map<String, Value>,
+) -> Result<Option<TelemetryFormat>, String> {
     let Some(format) = settings.get("logFormat").filter(|format| !format.is_null()) else {
         return Ok(None);
     };

@@ -1,4 +1,4 @@
-//! Match of a Telemetry object's targets with services and waypoints.
+//! Matches a Telemetry object's targets with services and waypoints.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::GatewayName;
@@ -19,7 +19,11 @@ pub(crate) fn is_target_of_host(view: &MeshView, target: &ObjectKey, host: &str)
 }
 
 /// Whether a target is a waypoint's Gateway or its GatewayClass.
-pub(crate) fn is_gateway(view: &MeshView, target: &ObjectKey, gateway: &GatewayName) -> bool {
+pub(crate) fn is_target_of_gateway(
+    view: &MeshView,
+    target: &ObjectKey,
+    gateway: &GatewayName,
+) -> bool {
     match target.kind {
         Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,
         Kind::GatewayClass => view.gateways_of_class(&target.name).contains(gateway),

@@ -7,7 +7,7 @@ use crate::{
     config::MeshConfig,
     objects::{
         authorization_policy::{http, metadata::namespace_of},
-        targets::{PolicyTargets, references},
+        targets::{PolicyTargets, target_references},
     },
     problem::{FieldError, Note},
 };
@@ -29,7 +29,8 @@ impl AttachedPolicy {
         config: &MeshConfig,
         notes: &mut Vec<Note>,
     ) -> Result<Self, FieldError> {
-        let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
+        let references =
+            target_references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
         let targets = PolicyTargets::read(references, &namespace_of(policy), config)?;
         let annotations = policy.metadata.annotations.as_ref();
         let migrated_from = annotations.and_then(|all| all.get(labels::MIGRATED_FROM));
@@ -46,7 +47,8 @@ impl AttachedPolicy {
 
     /// Builds the fail-closed substitute, which denies all requests to every object that the targets may mean.
     pub(crate) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
-        let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
+        let references =
+            target_references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
         Some(Self {
             targets: PolicyTargets::possible_targets(&references, &namespace_of(policy), config)?,
             policy: http::substitute(policy, "the policy cannot be used as it is written"),

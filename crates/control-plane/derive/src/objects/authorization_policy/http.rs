@@ -53,7 +53,7 @@ pub(crate) fn http_policy(
             unsupported: Vec::new(),
         };
         let at = format!("spec.rules[{index}]");
-        let read = reader.rule(rule, &at)?;
+        let read = reader.convert_rule(rule, &at)?;
         let unsupported = reader.unsupported.join(", ");
         if unsupported.is_empty() {
             rules.push(read);
@@ -75,7 +75,7 @@ pub(crate) fn http_policy(
         action,
         dry_run,
         rules,
-        ..named(policy)
+        ..empty_policy(policy)
     };
     Ok((read, notes))
 }
@@ -105,11 +105,11 @@ pub(crate) fn substitute(policy: &AuthorizationPolicy, why: &str) -> HttpPolicy 
         action: HttpAction::Deny,
         rules: vec![HttpRule::default()],
         not_understood: Some(why.into()),
-        ..named(policy)
+        ..empty_policy(policy)
     }
 }
 
-fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
+fn empty_policy(policy: &AuthorizationPolicy) -> HttpPolicy {
     HttpPolicy {
         key: PolicyKey {
             namespace: namespace_of(policy),
@@ -119,16 +119,16 @@ fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
     }
 }
 
-/// Converts one rule, and collects notes.
+/// Converter of one AuthorizationPolicy rule to a rule of waypoints, which collects notes.
 struct HttpRuleReader<'a> {
     namespace: &'a ArcStr,
     notes: &'a mut Vec<Note>,
-    /// Unsupported attributes that the rule uses.
+    /// Attributes that the rule uses and waypoints do not support.
     unsupported: Vec<String>,
 }
 
 impl HttpRuleReader<'_> {
-    fn rule(&mut self, rule: &PolicyRule, at: &str) -> Result<HttpRule, FieldError> {
+    fn convert_rule(&mut self, rule: &PolicyRule, at: &str) -> Result<HttpRule, FieldError> {
         let mut read = HttpRule::default();
         for (index, from) in rule.from.iter().enumerate() {
             let at = format!("{at}.from[{index}].source");
@@ -140,7 +140,7 @@ impl HttpRuleReader<'_> {
                     "must name at least one of principals, namespaces, ipBlocks, …",
                 )
             })?;
-            read.sources.push(self.source(source, &at)?);
+            read.sources.push(self.convert_source(source, &at)?);
         }
         for (index, to) in rule.to.iter().enumerate() {
             let at = format!("{at}.to[{index}].operation");
@@ -152,16 +152,17 @@ impl HttpRuleReader<'_> {
                     "must name at least one of ports, hosts, methods, paths",
                 )
             })?;
-            read.operations.push(self.operation(operation, &at)?);
+            read.operations
+                .push(self.convert_operation(operation, &at)?);
         }
         for (index, condition) in rule.when.iter().enumerate() {
-            let read_one = self.condition(condition, &format!("{at}.when[{index}]"))?;
+            let read_one = self.convert_condition(condition, &format!("{at}.when[{index}]"))?;
             read.conditions.extend(read_one);
         }
         Ok(read)
     }
 
-    fn source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
+    fn convert_source(&mut self, s: &Source, at: &str) -> Result<HttpSource, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let mut names = |name, values: &[String]| parse_patterns(values, &field(name), self.notes);
         let account = |text: &str| parse_service_account(text, self.namespace);
@@ -186,7 +187,7 @@ impl HttpRuleReader<'_> {
         })
     }
 
-    fn operation(&mut self, o: &Operation, at: &str) -> Result<HttpOperation, FieldError> {
+    fn convert_operation(&mut self, o: &Operation, at: &str) -> Result<HttpOperation, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let ports = |name, values: &[String]| parse_list(values, &field(name), parse_port);
         let notes = &mut *self.notes;
@@ -222,7 +223,7 @@ impl HttpRuleReader<'_> {
     }
 
     /// Converts a condition of `when`; `None` if its attribute is not supported.
-    fn condition(
+    fn convert_condition(
         &mut self,
         condition: &Condition,
         at: &str,
@@ -239,8 +240,8 @@ impl HttpRuleReader<'_> {
             self.unsupported.push(name);
             return Ok(None);
         };
-        let values = self.values(&attribute, &condition.values, &some)?;
-        let not_values = self.values(&attribute, &condition.not_values, &none)?;
+        let values = self.convert_values(&attribute, &condition.values, &some)?;
+        let not_values = self.convert_values(&attribute, &condition.not_values, &none)?;
         Ok(Some(HttpCondition {
             attribute,
             values,
@@ -248,7 +249,7 @@ impl HttpRuleReader<'_> {
         }))
     }
 
-    fn values(
+    fn convert_values(
         &mut self,
         attribute: &HttpAttribute,
         values: &[String],
@@ -283,7 +284,7 @@ impl HttpRuleReader<'_> {
     }
 }
 
-/// Parses the `key` of a condition; `None` if the attribute is not supported.
+/// Parses the `key` of a `when` condition; `None` if waypoints do not support the attribute.
 fn parse_attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     use HttpAttribute as A;
     Ok(Some(match key {
@@ -314,7 +315,7 @@ fn parse_attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldEr
     }))
 }
 
-/// Parses the path of a claim: `request.auth.claims[a][b]`.
+/// Parses the path of a JWT claim: `request.auth.claims[a][b]`.
 fn parse_claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));

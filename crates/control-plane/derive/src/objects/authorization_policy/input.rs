@@ -16,7 +16,7 @@ pub(crate) struct PolicyInput {
     pub(crate) selector: Option<Labels>,
     /// Path of the policy's first field that compares properties of the client.
     pub(crate) client_field: Option<String>,
-    /// Policy that waypoints enforce.
+    /// Policy that waypoints enforce; `None` if the object has no `targetRefs`.
     pub(crate) attached: Option<AttachedPolicy>,
     /// Hash of the policy's action and rules; `None` for invalid policies and policies without effect.
     pub(crate) content_hash: Option<u64>,

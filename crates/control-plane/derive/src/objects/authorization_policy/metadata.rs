@@ -1,4 +1,4 @@
-//! Namespace and annotations of a policy.
+//! Namespace and annotations of an AuthorizationPolicy.
 
 use ambit_k8s_api::{AuthorizationPolicy, labels};
 use ambit_model::ArcStr;

@@ -13,7 +13,7 @@ use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
 use crate::{
     objects::{
         authorization_policy::values::{
-            matches_nobody, parse_ip_net, parse_list, parse_patterns, parse_port,
+            matches_no_principal, parse_ip_net, parse_list, parse_patterns, parse_port,
             parse_service_account,
         },
         trust_domain_names::TrustDomainNames,
@@ -23,7 +23,7 @@ use crate::{
 
 /// Converts a rule: usually to one rule, to several if a source needs more than one clause, to none if an ALLOW rule
 /// has fields about requests. Principals of the mesh's trust domain are expanded to all `names` of it.
-pub(crate) fn convert(
+pub(crate) fn convert_rule(
     rule: &PolicyRule,
     action: Action,
     namespace: &ArcStr,
@@ -31,16 +31,16 @@ pub(crate) fn convert(
     at: &str,
     notes: &mut Vec<Note>,
 ) -> Result<Vec<Rule>, FieldError> {
-    let mut converter = Converter {
+    let mut converter = RuleConverter {
         namespace,
         names,
         notes,
-        l7: Vec::new(),
+        request_fields: Vec::new(),
     };
-    let to = converter.operations(&rule.to, at)?;
-    let from = converter.sources(&rule.from, at)?;
-    let when = converter.conditions(&rule.when, at)?;
-    let l7 = converter.l7;
+    let to = converter.convert_operations(&rule.to, at)?;
+    let from = converter.convert_sources(&rule.from, at)?;
+    let when = converter.convert_conditions(&rule.when, at)?;
+    let l7 = converter.request_fields;
     if action == Action::Allow && !l7.is_empty() {
         let message = format!(
             "{} can only be evaluated by a waypoint: this rule allows nothing here",
@@ -85,16 +85,20 @@ pub(crate) fn convert(
     })
 }
 
-struct Converter<'a> {
+struct RuleConverter<'a> {
     namespace: &'a ArcStr,
     names: &'a TrustDomainNames,
     notes: &'a mut Vec<Note>,
     /// Fields about requests (layer 7) that the rule uses.
-    l7: Vec<String>,
+    request_fields: Vec<String>,
 }
 
-impl Converter<'_> {
-    fn operations(&mut self, to: &[RuleTo], at: &str) -> Result<Option<Clause>, FieldError> {
+impl RuleConverter<'_> {
+    fn convert_operations(
+        &mut self,
+        to: &[RuleTo],
+        at: &str,
+    ) -> Result<Option<Clause>, FieldError> {
         if to.is_empty() {
             return Ok(None);
         }
@@ -130,7 +134,7 @@ impl Converter<'_> {
                 ("paths", paths),
                 ("notPaths", not_paths),
             ] {
-                self.request_field(values, &format!("{at}.{name}"))?;
+                self.record_request_field(values, &format!("{at}.{name}"))?;
             }
             clause.push(Match {
                 destination_ports: parse_list(ports, &format!("{at}.ports"), parse_port)?,
@@ -146,7 +150,7 @@ impl Converter<'_> {
     }
 
     /// Converts the `from` of a rule: for each source, the clauses that must all match; `None` without `from`.
-    fn sources(
+    fn convert_sources(
         &mut self,
         from: &[RuleFrom],
         at: &str,
@@ -168,12 +172,12 @@ impl Converter<'_> {
                         "must name at least one of principals, namespaces, ipBlocks, …",
                     )
                 })?;
-            sources.push(self.source(source, &at)?);
+            sources.push(self.convert_source(source, &at)?);
         }
         Ok(Some(sources))
     }
 
-    fn source(&mut self, source: &Source, at: &str) -> Result<Vec<Clause>, FieldError> {
+    fn convert_source(&mut self, source: &Source, at: &str) -> Result<Vec<Clause>, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         for (name, values) in [
             ("requestPrincipals", &source.request_principals),
@@ -181,14 +185,16 @@ impl Converter<'_> {
             ("remoteIpBlocks", &source.remote_ip_blocks),
             ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
         ] {
-            self.request_field(values, &field(name))?;
+            self.record_request_field(values, &field(name))?;
         }
         let account = |text: &str| parse_service_account(text, self.namespace);
         let mut matched = Match {
-            principals: self.principals(&source.principals, &field("principals"))?,
-            not_principals: self.principals(&source.not_principals, &field("notPrincipals"))?,
-            namespaces: self.names(&source.namespaces, &field("namespaces"))?,
-            not_namespaces: self.names(&source.not_namespaces, &field("notNamespaces"))?,
+            principals: self.convert_principals(&source.principals, &field("principals"))?,
+            not_principals: self
+                .convert_principals(&source.not_principals, &field("notPrincipals"))?,
+            namespaces: self.convert_patterns(&source.namespaces, &field("namespaces"))?,
+            not_namespaces: self
+                .convert_patterns(&source.not_namespaces, &field("notNamespaces"))?,
             service_accounts: parse_list(
                 &source.service_accounts,
                 &field("serviceAccounts"),
@@ -226,16 +232,22 @@ impl Converter<'_> {
         Ok(vec![vec![matched], vec![of_domains]])
     }
 
-    fn conditions(&mut self, when: &[Condition], at: &str) -> Result<Vec<Clause>, FieldError> {
+    fn convert_conditions(
+        &mut self,
+        when: &[Condition],
+        at: &str,
+    ) -> Result<Vec<Clause>, FieldError> {
         let at = format!("{at}.when");
         let mut clauses = Vec::new();
         for (index, condition) in when.iter().enumerate() {
-            clauses.push(vec![self.condition(condition, &format!("{at}[{index}]"))?]);
+            clauses.push(vec![
+                self.convert_condition(condition, &format!("{at}[{index}]"))?,
+            ]);
         }
         Ok(clauses)
     }
 
-    fn condition(&mut self, condition: &Condition, at: &str) -> Result<Match, FieldError> {
+    fn convert_condition(&mut self, condition: &Condition, at: &str) -> Result<Match, FieldError> {
         let (values, not_values) = (&condition.values, &condition.not_values);
         if values.is_empty() && not_values.is_empty() {
             return Err(FieldError::new(at, "must have values or notValues"));
@@ -250,13 +262,13 @@ impl Converter<'_> {
                 ..empty()
             },
             "source.namespace" => Match {
-                namespaces: self.names(values, &some)?,
-                not_namespaces: self.names(not_values, &none)?,
+                namespaces: self.convert_patterns(values, &some)?,
+                not_namespaces: self.convert_patterns(not_values, &none)?,
                 ..empty()
             },
             "source.principal" => Match {
-                principals: self.principals(values, &some)?,
-                not_principals: self.principals(not_values, &none)?,
+                principals: self.convert_principals(values, &some)?,
+                not_principals: self.convert_principals(not_values, &none)?,
                 ..empty()
             },
             "source.trustDomain" => Match {
@@ -283,7 +295,7 @@ impl Converter<'_> {
                 for (values, field) in [(values, &some), (not_values, &none)] {
                     parse_list(values, field, |_| Ok(()))?;
                 }
-                self.l7.push(format!("{at}.key {key}"));
+                self.request_fields.push(format!("{at}.key {key}"));
                 empty()
             }
             key => {
@@ -295,22 +307,26 @@ impl Converter<'_> {
         })
     }
 
-    fn principals(
+    fn convert_principals(
         &mut self,
         values: &[String],
         field: &str,
     ) -> Result<Vec<StringMatch>, FieldError> {
-        Ok(self.names.expand(self.names(values, field)?))
+        Ok(self.names.expand(self.convert_patterns(values, field)?))
     }
 
-    fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
+    fn convert_patterns(
+        &mut self,
+        values: &[String],
+        field: &str,
+    ) -> Result<Vec<StringMatch>, FieldError> {
         parse_patterns(values, field, self.notes)
     }
 
-    fn request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
+    fn record_request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
         if !values.is_empty() {
             parse_list(values, field, |_| Ok(()))?;
-            self.l7.push(field.to_owned());
+            self.request_fields.push(field.to_owned());
         }
         Ok(())
     }
@@ -338,7 +354,7 @@ fn is_request_key(key: &str) -> bool {
 /// Converts a trust domain to a match of the prefix of principals.
 fn parse_trust_domain(text: &str) -> Result<StringMatch, String> {
     match StringMatch::from_pattern(text) {
-        _ if matches_nobody(text) => Err(format!("{text:?} is not a trust domain")),
+        _ if matches_no_principal(text) => Err(format!("{text:?} is not a trust domain")),
         StringMatch::Exact(domain) => Ok(StringMatch::Prefix(arcstr::format!("{domain}/"))),
         StringMatch::Suffix(_) => Err(format!(
             "{text:?}: a trust domain cannot be matched by its end; write it out"

@@ -34,7 +34,7 @@ pub(crate) fn parse_patterns(
     notes: &mut Vec<Note>,
 ) -> Result<Vec<StringMatch>, FieldError> {
     let literal = values.iter().enumerate();
-    for (index, value) in literal.filter(|(_, value)| matches_nobody(value)) {
+    for (index, value) in literal.filter(|(_, value)| matches_no_principal(value)) {
         let message = format!(
             "{value:?} is compared as it is written and matches nobody: '*' stands for other text only at the beginning or at the end, and principals are written without spiffe://"
         );
@@ -43,14 +43,14 @@ pub(crate) fn parse_patterns(
     parse_list(values, field, parse_pattern)
 }
 
-/// Parses `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
+/// Parses a pattern: `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
 pub(crate) fn parse_pattern(text: &str) -> Result<StringMatch, String> {
     Ok(StringMatch::from_pattern(text))
 }
 
 /// Whether a pattern of principals can match none: `*` in the middle is a literal character, which principals do not
 /// contain, and principals are compared without `spiffe://`.
-pub(crate) fn matches_nobody(text: &str) -> bool {
+pub(crate) fn matches_no_principal(text: &str) -> bool {
     let literal = match StringMatch::from_pattern(text) {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
         StringMatch::Presence => return false,
@@ -58,7 +58,7 @@ pub(crate) fn matches_nobody(text: &str) -> bool {
     literal.contains('*') || text.starts_with("spiffe://")
 }
 
-/// Parses `namespace/account`, or `account` in the policy's namespace.
+/// Parses a service account: `namespace/account`, or `account` in the policy's namespace.
 pub(crate) fn parse_service_account(
     text: &str,
     namespace: &ArcStr,
@@ -87,7 +87,7 @@ pub(crate) fn parse_ip_net(text: &str) -> Result<IpNet, String> {
         .map_err(|_| format!("{text:?} is neither an IP address nor a prefix"))
 }
 
-/// Parses a port.
+/// Parses a port number from 1 to 65535.
 pub(crate) fn parse_port(text: &str) -> Result<u16, String> {
     text.parse::<u16>()
         .ok()

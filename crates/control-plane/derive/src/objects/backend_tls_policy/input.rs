@@ -12,7 +12,7 @@ pub(crate) struct BackendTlsInput {
     pub(crate) created: String,
     pub(crate) targets: Vec<TlsTarget>,
     /// TLS settings, or the reason why the policy is invalid.
-    pub(crate) tls: Result<TlsInput, InvalidReason>,
+    pub(crate) tls: Result<TlsInput, InvalidPolicyReason>,
 }
 
 /// Service that the policy is attached to, or one port of it.
@@ -23,38 +23,38 @@ pub(crate) struct TlsTarget {
     pub(crate) port: Option<ArcStr>,
 }
 
-/// TLS settings of a policy.
+/// TLS settings that a BackendTLSPolicy requires for connections to endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TlsInput {
     pub(crate) hostname: ArcStr,
-    pub(crate) names: Vec<ArcStr>,
+    pub(crate) subject_alt_names: Vec<ArcStr>,
     /// Names of ConfigMaps with CA certificates, in the policy's namespace; `None` for the system's trust store.
-    pub(crate) roots: Option<Vec<ArcStr>>,
+    pub(crate) ca_config_maps: Option<Vec<ArcStr>>,
 }
 
-/// Reason why a policy is invalid.
+/// Reason why a BackendTLSPolicy is invalid.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct InvalidReason {
-    /// Reason of the status condition.
+pub(crate) struct InvalidPolicyReason {
+    /// Field `reason` of the status condition that reports the invalid policy.
     pub(crate) reason: &'static str,
     /// Whether a reference to CA certificates cannot be resolved, rather than another field being invalid.
-    pub(crate) is_reference: bool,
+    pub(crate) is_unresolved_reference: bool,
     pub(crate) message: String,
 }
 
-impl InvalidReason {
-    pub(crate) fn invalid(error: &FieldError) -> Self {
+impl InvalidPolicyReason {
+    pub(crate) fn from_field_error(error: &FieldError) -> Self {
         Self {
             reason: "Invalid",
-            is_reference: false,
+            is_unresolved_reference: false,
             message: error.to_string(),
         }
     }
 
-    pub(crate) fn reference(reason: &'static str, message: String) -> Self {
+    pub(crate) fn unresolved_reference(reason: &'static str, message: String) -> Self {
         Self {
             reason,
-            is_reference: true,
+            is_unresolved_reference: true,
             message,
         }
     }

@@ -9,13 +9,13 @@ use ambit_model::ArcStr;
 
 use crate::{
     objects::{
-        backend_tls_policy::input::{BackendTlsInput, InvalidReason, TlsInput, TlsTarget},
-        destination_rule::tls::names,
+        backend_tls_policy::input::{BackendTlsInput, InvalidPolicyReason, TlsInput, TlsTarget},
+        destination_rule::tls::validate_subject_alt_names,
     },
     problem::FieldError,
 };
 
-/// Maximum number of targets of one policy.
+/// Maximum number of targets of one BackendTLSPolicy.
 const MAX_TARGETS: usize = 16;
 /// Maximum number of ConfigMaps with CA certificates of one policy.
 const MAX_CA_REFERENCES: usize = 8;
@@ -49,18 +49,21 @@ fn parse_target(reference: &TlsTargetReference, namespace: &str) -> Option<TlsTa
     })
 }
 
-fn invalid(field: impl Into<String>, message: impl Into<String>) -> InvalidReason {
-    InvalidReason::invalid(&FieldError::new(field, message))
+fn invalid_field(field: impl Into<String>, message: impl Into<String>) -> InvalidPolicyReason {
+    InvalidPolicyReason::from_field_error(&FieldError::new(field, message))
 }
 
-fn parse_tls(from: &BackendTlsValidation) -> Result<TlsInput, InvalidReason> {
+fn parse_tls(from: &BackendTlsValidation) -> Result<TlsInput, InvalidPolicyReason> {
     let hostname = from.hostname.to_ascii_lowercase();
     if !is_dns_name(&hostname, 253) {
         let message = format!("{:?} is not a host name", from.hostname);
-        return Err(invalid("spec.validation.hostname", message));
+        return Err(invalid_field("spec.validation.hostname", message));
     }
     if let Some(other) = from.other.keys().next() {
-        return Err(invalid(format!("spec.validation.{other}"), "is not known"));
+        return Err(invalid_field(
+            format!("spec.validation.{other}"),
+            "is not known",
+        ));
     }
     let at = "spec.validation.subjectAltNames";
     let mut all = Vec::new();
@@ -75,19 +78,22 @@ fn parse_tls(from: &BackendTlsValidation) -> Result<TlsInput, InvalidReason> {
             "URI" if uri.contains("://") => uri.clone(),
             other => {
                 let message = format!("{other:?} with {uri:?} is neither a Hostname nor a URI");
-                return Err(invalid(format!("{at}[{index}]"), message));
+                return Err(invalid_field(format!("{at}[{index}]"), message));
             }
         });
     }
     Ok(TlsInput {
         hostname: hostname.into(),
-        names: names(&all, at).map_err(|error| InvalidReason::invalid(&error))?,
-        roots: parse_roots(from)?,
+        subject_alt_names: validate_subject_alt_names(&all, at)
+            .map_err(|error| InvalidPolicyReason::from_field_error(&error))?,
+        ca_config_maps: parse_ca_references(from)?,
     })
 }
 
-/// Returns the ConfigMaps with CA certificates; `None` for the system's trust store.
-fn parse_roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, InvalidReason> {
+/// Returns the names of the ConfigMaps with CA certificates; `None` for the system's trust store.
+fn parse_ca_references(
+    from: &BackendTlsValidation,
+) -> Result<Option<Vec<ArcStr>>, InvalidPolicyReason> {
     let well_known = from.well_known_ca_certificates.as_deref();
     let references = &from.ca_certificate_refs;
     match (well_known.filter(|of| !of.is_empty()), references.len()) {
@@ -95,16 +101,19 @@ fn parse_roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Inval
         (None, 1..=MAX_CA_REFERENCES) => {}
         (None, 0) | (Some("System"), _) => {
             let message = "one of caCertificateRefs and wellKnownCACertificates is needed";
-            return Err(invalid("spec.validation", message));
+            return Err(invalid_field("spec.validation", message));
         }
         (Some(other), _) => {
             let message = format!("{other:?} is not supported: System alone is");
             let field = "spec.validation.wellKnownCACertificates";
-            return Err(invalid(field, message));
+            return Err(invalid_field(field, message));
         }
         (None, _) => {
             let field = "spec.validation.caCertificateRefs";
-            return Err(invalid(field, format!("more than {MAX_CA_REFERENCES}")));
+            return Err(invalid_field(
+                field,
+                format!("more than {MAX_CA_REFERENCES}"),
+            ));
         }
     }
     let is_map = |one: &LocalObjectReference| {
@@ -113,7 +122,10 @@ fn parse_roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Inval
     if let Some(other) = references.iter().find(|one| !is_map(one)) {
         let kind = &other.kind;
         let message = format!("{kind}: certificates are read of ConfigMaps alone");
-        return Err(InvalidReason::reference("InvalidKind", message));
+        return Err(InvalidPolicyReason::unresolved_reference(
+            "InvalidKind",
+            message,
+        ));
     }
     let names = references.iter().map(|one| ArcStr::from(&*one.name));
     Ok(Some(names.collect()))

@@ -60,7 +60,7 @@ struct BodyFields {
     pack_as_bytes: bool,
 }
 
-/// Fields that both kinds of providers have.
+/// Settings that `envoyExtAuthzGrpc` and `envoyExtAuthzHttp` both have.
 const COMMON_FIELDS: [&str; 7] = [
     "service",
     "port",
@@ -70,7 +70,7 @@ const COMMON_FIELDS: [&str; 7] = [
     "clearRouteCache",
     "includeRequestBodyInCheck",
 ];
-/// Further fields of `envoyExtAuthzHttp`.
+/// Settings that only `envoyExtAuthzHttp` has.
 const HTTP_ONLY_FIELDS: [&str; 7] = [
     "pathPrefix",
     "includeRequestHeadersInCheck",

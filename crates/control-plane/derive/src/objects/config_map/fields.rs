@@ -5,12 +5,12 @@ use serde_json::{Map, Value};
 use crate::problem::{FieldError, Note};
 
 /// Key of the MeshConfig in its ConfigMap.
-pub(crate) const MESH_KEY: &str = "mesh";
+pub(crate) const MESH_CONFIG_KEY: &str = "mesh";
 
 /// Builds an error or note for a field of the MeshConfig.
 pub(crate) fn field_error(at: &str, message: impl Into<String>) -> FieldError {
     let dot = if at.is_empty() { "" } else { "." };
-    FieldError::new(format!("data.{MESH_KEY}{dot}{at}"), message)
+    FieldError::new(format!("data.{MESH_CONFIG_KEY}{dot}{at}"), message)
 }
 
 /// Returns the value as a map; an absent value is an empty map.

@@ -36,7 +36,7 @@ const UNSUPPORTED_KINDS: [&str; 9] = [
     "sds",
 ];
 
-/// The field of MeshConfig that lists them.
+/// MeshConfig field that lists the extension providers.
 pub(crate) const PROVIDERS_FIELD: &str = "extensionProviders";
 
 /// Parsed entry of `extensionProviders`.
@@ -44,9 +44,9 @@ pub(crate) const PROVIDERS_FIELD: &str = "extensionProviders";
 pub(crate) struct ExtensionProvider {
     /// Name of the provider.
     pub(crate) name: ArcStr,
-    /// Name of the field that determines the provider's kind, such as `envoyExtAuthzGrpc`.
+    /// Kind of the provider: the name of the field that has its settings, such as `envoyExtAuthzGrpc`.
     pub(crate) kind: ArcStr,
-    /// Value of that field.
+    /// Settings of the provider: the value of the field that [`Self::kind`] names.
     pub(crate) settings: Map<String, Value>,
     /// Parsed authorization provider; `None` for other kinds.
     pub(crate) authorizer: Option<AuthorizationProvider>,
@@ -56,11 +56,11 @@ impl ExtensionProvider {
     /// Returns the host of the provider's service, if it has one.
     pub(crate) fn host(&self) -> Option<ArcStr> {
         let service = self.settings.get("service")?.as_str()?;
-        Some(callee::host(service))
+        Some(callee::host_of_service(service))
     }
 }
 
-/// Parses the list of providers.
+/// Parses the list of extension providers.
 pub(crate) fn read(
     of: Option<&Value>,
     notes: &mut Vec<Note>,

@@ -21,14 +21,15 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Parsed MeshConfig of the mesh.
+/// Parsed MeshConfig: settings of the whole mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MeshSettings {
     /// Extension providers by name.
     pub(crate) providers: BTreeMap<ArcStr, ExtensionProvider>,
     /// Path normalization in waypoints; `None` for the default from the control plane's flags.
     pub(crate) path_normalization: Option<PathNormalization>,
-    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`; `None` for the default from the flags.
+    /// Number of trusted proxies in front of the mesh that add to `x-forwarded-for`; `None` for the default from the
+    /// control plane's flags.
     pub(crate) trusted_proxies: Option<u32>,
     /// Visibility of ServiceEntries without `exportTo`, and the widest that an entry may request; `None` for the
     /// default from the flags.
@@ -45,7 +46,7 @@ pub(crate) struct MeshSettings {
 
 impl MeshSettings {
     /// Returns the hosts of the providers' services, which waypoints call.
-    pub(crate) fn hosts(&self) -> Vec<ArcStr> {
+    pub(crate) fn provider_hosts(&self) -> Vec<ArcStr> {
         let providers = self.providers.values();
         providers.filter_map(ExtensionProvider::host).collect()
     }
@@ -95,9 +96,9 @@ const FIELDS_WITHOUT_EFFECT: [&str; 39] = [
     "xdsAuthProvider",
 ];
 
-/// Field that selects the namespaces whose objects the mesh uses.
+/// MeshConfig field that selects the namespaces whose objects the mesh uses.
 const DISCOVERY_SELECTORS_FIELD: &str = "discoverySelectors";
-/// Field with the default visibility of ServiceEntries.
+/// MeshConfig field with the default visibility of ServiceEntries.
 const DEFAULT_EXPORT_FIELD: &str = "defaultServiceExportTo";
 
 /// Parses a MeshConfig from YAML.
@@ -188,29 +189,29 @@ fn check_outbound_policy(
 
 fn attachment_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_attachment {
-        WaypointAttachment::Seed => "seed",
-        WaypointAttachment::Labels => "labels",
+        WaypointAttachment::LabelsAndGateways => "seed",
+        WaypointAttachment::LabelsOnly => "labels",
     }
 }
 
 fn workload_waypoints_setting(config: &MeshConfig) -> &'static str {
     match config.workload_waypoints {
-        WorkloadWaypoints::Enforced => "enforced",
-        WorkloadWaypoints::Istio => "istio",
+        WorkloadWaypoints::AllClients => "enforced",
+        WorkloadWaypoints::CapturedClients => "istio",
     }
 }
 
 fn waypoint_missing_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_missing {
-        WaypointMissing::Refuse => "refuse",
-        WaypointMissing::Allow => "allow",
+        WaypointMissing::RefuseConnections => "refuse",
+        WaypointMissing::BypassWaypoint => "allow",
     }
 }
 
 fn waypoint_binding_setting(config: &MeshConfig) -> &'static str {
     match config.waypoint_binding {
         WaypointBinding::Strict => "strict",
-        WaypointBinding::Ready => "ready",
+        WaypointBinding::WhenReady => "ready",
     }
 }
 

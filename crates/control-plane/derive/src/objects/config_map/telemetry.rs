@@ -1,7 +1,7 @@
 //! Parsing of the telemetry defaults in the MeshConfig.
 
 use ambit_model::{ArcStr, TelemetryFormat};
-use ambit_observation::{ISTIO_JSON, LogFormat};
+use ambit_observation::{ISTIO_JSON_FORMAT, LogFormat};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -78,7 +78,7 @@ fn parse_access_log(
         }
         "JSON" => {
             let format = if format.is_empty() {
-                ISTIO_JSON
+                ISTIO_JSON_FORMAT
             } else {
                 format
             };

@@ -13,11 +13,11 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Field with further names of the mesh's trust domain.
+/// MeshConfig field with further names of the mesh's trust domain.
 pub(crate) const ALIASES_FIELD: &str = "trustDomainAliases";
-/// Field with root certificates of trust domains.
+/// MeshConfig field with root certificates of trust domains.
 pub(crate) const CA_CERTIFICATES_FIELD: &str = "caCertificates";
-/// Maximum number of entries of either field, and of trust domains in one entry.
+/// Maximum number of entries of `trustDomainAliases` and of `caCertificates`, and of trust domains in one entry.
 const MAX_TRUST_DOMAIN_ENTRIES: usize = 64;
 
 /// Parses `trustDomainAliases` of a MeshConfig.
@@ -62,7 +62,9 @@ pub(crate) fn parse_ca_certificates(
                     "has no certificate in PEM",
                 ));
             }
-            (None, Some(url)) if url.starts_with("https://") => RootSource::Bundle(url.into()),
+            (None, Some(url)) if url.starts_with("https://") => {
+                RootSource::TrustBundleUrl(url.into())
+            }
             (None, Some(url)) => {
                 let message = format!("{url:?} is no address of https");
                 return Err(field_error(&format!("{at}.spiffeBundleUrl"), message));

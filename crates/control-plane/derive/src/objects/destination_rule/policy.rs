@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Message of the note on `tunnel`, which waypoints do not support.
-const TUNNEL_UNSUPPORTED: &str = "tunnels through another proxy are not supported";
+const TUNNEL_UNSUPPORTED_MESSAGE: &str = "tunnels through another proxy are not supported";
 /// Maximum number of `portLevelSettings` of one policy.
 const MAX_PORT_LEVEL_SETTINGS: usize = 4096;
 /// Maximum idle time and interval of TCP keepalive probes: Linux accepts up to 32767 seconds.
@@ -31,7 +31,7 @@ const MAX_KEEPALIVE_TIME: Duration = Duration::from_secs(9 * 3600);
 
 type PolicyWithPorts = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
-/// Settings of a traffic policy, of its rule, of a subset or of one port.
+/// Settings of one traffic policy: of a DestinationRule, of a subset, or of one port.
 #[derive(Clone, Copy)]
 struct PolicySettings<'a> {
     balancer: Option<&'a LoadBalancer>,
@@ -61,7 +61,7 @@ fn parse_traffic_policy(
     factor: u32,
     notes: &mut Vec<Note>,
 ) -> Result<PolicyWithPorts, FieldError> {
-    let mut policy = PolicySettings::of(from).read(at, factor, notes)?;
+    let mut policy = PolicySettings::from_policy(from).read(at, factor, notes)?;
     let mut ports = BTreeMap::new();
     for (index, (port, parts)) in port_level_settings(from, at)?.into_iter().enumerate() {
         let at = format!("{at}.portLevelSettings[{index}]");
@@ -72,7 +72,10 @@ fn parse_traffic_policy(
         }
     }
     if from.tunnel.is_some() {
-        notes.push(refusal_note(format!("{at}.tunnel"), TUNNEL_UNSUPPORTED));
+        notes.push(refusal_note(
+            format!("{at}.tunnel"),
+            TUNNEL_UNSUPPORTED_MESSAGE,
+        ));
         refuse_tunnel((&mut policy, &mut ports));
     }
     Ok((policy, ports))
@@ -100,14 +103,19 @@ pub(crate) fn parse_subset_policy(
     };
     let of_rule: BTreeMap<_, _> = port_level_settings(rule, at)?.into_iter().collect();
     let of_subset: BTreeMap<_, _> = port_level_settings(subset, at)?.into_iter().collect();
-    let (whole, above) = (PolicySettings::of(rule), PolicySettings::of(subset));
-    let mut policy = above.overriding(whole).read(at, factor, &mut known)?;
+    let (whole, above) = (
+        PolicySettings::from_policy(rule),
+        PolicySettings::from_policy(subset),
+    );
+    let mut policy = above
+        .with_defaults_from(whole)
+        .read(at, factor, &mut known)?;
     let mut ports = BTreeMap::new();
     for port in of_rule.keys().chain(of_subset.keys()) {
-        let base = above.overriding(*of_rule.get(port).unwrap_or(&whole));
+        let base = above.with_defaults_from(*of_rule.get(port).unwrap_or(&whole));
         let parts = of_subset
             .get(port)
-            .map_or(base, |parts| parts.overriding(base));
+            .map_or(base, |parts| parts.with_defaults_from(base));
         ports.insert(*port, parts.read(at, factor, &mut known)?);
     }
     if rule.tunnel.is_some() || subset.tunnel.is_some() {
@@ -126,7 +134,7 @@ fn refuse_tunnel(
     for policy in ports.values_mut().chain([policy]) {
         policy
             .unsupported
-            .get_or_insert_with(|| TUNNEL_UNSUPPORTED.into());
+            .get_or_insert_with(|| TUNNEL_UNSUPPORTED_MESSAGE.into());
     }
 }
 
@@ -149,7 +157,7 @@ fn port_level_settings<'a>(
             let field = format!("{at}[{index}].port.number");
             FieldError::new(field, "a port from 1 to 65535 is needed")
         })?;
-        Ok((port, PolicySettings::of_port(of, from)))
+        Ok((port, PolicySettings::from_port_policy(of, from)))
     };
     from.port_level_settings
         .iter()
@@ -159,7 +167,7 @@ fn port_level_settings<'a>(
 }
 
 impl<'a> PolicySettings<'a> {
-    fn of(from: &'a TrafficPolicy) -> Self {
+    fn from_policy(from: &'a TrafficPolicy) -> Self {
         Self {
             balancer: from.load_balancer.as_ref(),
             pool: from.connection_pool.as_ref(),
@@ -172,7 +180,7 @@ impl<'a> PolicySettings<'a> {
 
     /// Returns the settings of a port. Settings that cannot be set per port are the policy's; others that the port does
     /// not set are unset, as in Istio.
-    fn of_port(from: &'a PortTrafficPolicy, policy: &'a TrafficPolicy) -> Self {
+    fn from_port_policy(from: &'a PortTrafficPolicy, policy: &'a TrafficPolicy) -> Self {
         Self {
             balancer: from.load_balancer.as_ref(),
             pool: from.connection_pool.as_ref(),
@@ -183,8 +191,8 @@ impl<'a> PolicySettings<'a> {
         }
     }
 
-    /// Overrides `below` by the settings that `self` has.
-    fn overriding(self, below: Self) -> Self {
+    /// Returns the settings of `self`, and those of `below` that `self` does not set.
+    fn with_defaults_from(self, below: Self) -> Self {
         Self {
             balancer: self.balancer.or(below.balancer),
             pool: self.pool.or(below.pool),

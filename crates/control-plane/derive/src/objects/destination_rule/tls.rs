@@ -76,7 +76,7 @@ fn parse_tls(from: &ClientTls) -> Result<DestinationTls, FieldError> {
         let message = format!("{name:?} is not a host name");
         return Err(FieldError::new("sni", message));
     }
-    let names = names(&from.subject_alt_names, "subjectAltNames")?;
+    let names = validate_subject_alt_names(&from.subject_alt_names, "subjectAltNames")?;
     let (names, roots) = match from.insecure_skip_verify {
         Some(true) => (Vec::new(), TlsRoots::Unverified),
         _ => {
@@ -107,7 +107,10 @@ fn unsupported_field(from: &ClientTls) -> Option<(&'static str, &'static str)> {
 }
 
 /// Validates SANs: DNS names, IP addresses and URIs.
-pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
+pub(crate) fn validate_subject_alt_names(
+    from: &[String],
+    at: &str,
+) -> Result<Vec<ArcStr>, FieldError> {
     if from.len() > MAX_SUBJECT_ALT_NAMES {
         let message = format!("{} names; at most {MAX_SUBJECT_ALT_NAMES}", from.len());
         return Err(FieldError::new(at, message));

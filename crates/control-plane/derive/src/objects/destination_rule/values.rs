@@ -14,12 +14,12 @@ pub(crate) fn refusal_note(at: String, what: &str) -> Note {
     Note::new(at, format!("{what}: requests are answered with 503"))
 }
 
-/// Validates a number from 0 on; the default is 0.
+/// Validates a number that must not be negative; the default is 0.
 pub(crate) fn parse_count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
     parse_in_range(at, of, 0, i64::from(i32::MAX), 0)
 }
 
-/// Validates that a number is within `least` and `most`; absent, it is `default`.
+/// Validates that a number is within `least` and `most`; an absent number is `default`.
 pub(crate) fn parse_in_range(
     at: &str,
     of: Option<i64>,
@@ -37,7 +37,7 @@ pub(crate) fn parse_in_range(
     u32::try_from(number).map_err(|_| wrong())
 }
 
-/// Validates a decimal number, and returns it in thousandths; absent, it is `default` (in thousandths).
+/// Validates a decimal number, and returns it in thousandths; an absent number is `default` (in thousandths).
 pub(crate) fn parse_thousandths(
     at: &str,
     of: Option<f64>,

@@ -28,7 +28,7 @@ const MAX_REQUESTS: u32 = 1_000_000_000;
 /// Maximum period of a limit (`per`).
 const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
-/// Default number of buckets of a limit.
+/// Default maximum number of buckets of a local limit.
 const DEFAULT_BUCKETS: i64 = 10_000;
 const MAX_BUCKETS: u32 = 1_000_000;
 /// Default timeout of a call to the rate-limit service, as in Envoy.
@@ -51,7 +51,7 @@ fn parse_local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, Fiel
         matches: parse_matches(&from.matches, at)?,
         bucket_keys: by.collect::<Result<_, _>>()?,
         requests: number("requests", from.requests, MAX_REQUESTS)?,
-        per: parse_time(&format!("{at}.per"), &from.per, MAX_PERIOD)?,
+        per: parse_bounded_duration(&format!("{at}.per"), &from.per, MAX_PERIOD)?,
         burst: number("burst", from.burst.unwrap_or(from.requests), MAX_REQUESTS)?,
         buckets: number(
             "buckets",
@@ -89,7 +89,8 @@ pub(crate) fn parse_global_limit(from: &GlobalRateLimit) -> Result<GlobalLimit, 
         });
     }
     let timeout = from.timeout.as_deref();
-    let timeout = timeout.map(|text| parse_time(&format!("{AT}.timeout"), text, MAX_TIMEOUT));
+    let timeout =
+        timeout.map(|text| parse_bounded_duration(&format!("{AT}.timeout"), text, MAX_TIMEOUT));
     Ok(GlobalLimit {
         target: Err("it is not looked for".into()),
         domain: from.domain.as_str().into(),
@@ -178,7 +179,7 @@ fn parse_matches(
     let mut reader = RuleReader::new(&mut notes);
     let mut read = Vec::new();
     for (index, one) in from.iter().enumerate() {
-        read.push(reader.one_match(one, &format!("{at}.matches[{index}]"))?);
+        read.push(reader.parse_match(one, &format!("{at}.matches[{index}]"))?);
     }
     match reader.take_unsupported() {
         None => Ok(read),
@@ -203,7 +204,7 @@ fn parse_number(at: &str, of: i64, most: u32) -> Result<u32, FieldError> {
     number.ok_or_else(|| FieldError::new(at, format!("{of} is not from 1 to {most}")))
 }
 
-fn parse_time(at: &str, text: &str, longest: Duration) -> Result<Duration, FieldError> {
+fn parse_bounded_duration(at: &str, text: &str, longest: Duration) -> Result<Duration, FieldError> {
     let read = durations::read(text).map_err(|message| FieldError::new(at, message))?;
     let read = read.filter(|time| *time <= longest);
     read.ok_or_else(|| {

@@ -6,7 +6,7 @@ use crate::objects::key_source::KeySource;
 
 /// Parsed JWT rule of one issuer; its keys are fetched from `source`, if there is one.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RuleInput {
+pub(crate) struct JwtRuleInput {
     pub(crate) rule: JwtRule,
     pub(crate) source: Option<KeySource>,
 }

@@ -11,7 +11,7 @@ use crate::{
     objects::{
         destination_rule::values::parse_duration,
         key_source::{KeyFormat, KeySource},
-        request_authentication::input::RuleInput,
+        request_authentication::input::JwtRuleInput,
     },
     problem::{FieldError, Note},
 };
@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of `jwtRules` of one object.
 const MAX_RULES: usize = 64;
 /// Maximum number of token locations, of output headers, and of audiences of one rule.
-const MAX_VALUES: usize = 64;
+const MAX_LIST_VALUES: usize = 64;
 /// Default timeout for fetching a key set.
 const DEFAULT_FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum timeout for fetching a key set.
@@ -42,7 +42,7 @@ pub(crate) fn read(
     rules: &[JwtRuleSpec],
     caller: Option<&ArcStr>,
     notes: &mut Vec<Note>,
-) -> Result<Vec<RuleInput>, FieldError> {
+) -> Result<Vec<JwtRuleInput>, FieldError> {
     if rules.len() > MAX_RULES {
         let message = format!("{} rules; at most {MAX_RULES}", rules.len());
         return Err(FieldError::new("spec.jwtRules", message));
@@ -58,7 +58,7 @@ fn parse_rule(
     caller: Option<&ArcStr>,
     at: &str,
     notes: &mut Vec<Note>,
-) -> Result<RuleInput, FieldError> {
+) -> Result<JwtRuleInput, FieldError> {
     let error =
         |field: &str, message: String| Err(FieldError::new(format!("{at}.{field}"), message));
     if from.issuer.is_empty() {
@@ -106,12 +106,12 @@ fn parse_rule(
     };
     let rule = JwtRule {
         issuer: from.issuer.as_str().into(),
-        audiences: parse_texts(&from.audiences, &format!("{at}.audiences"))?,
+        audiences: parse_string_list(&from.audiences, &format!("{at}.audiences"))?,
         keys,
         key_source: ArcStr::new(),
         headers: parse_token_headers(from, at)?,
-        params: parse_texts(&from.from_params, &format!("{at}.fromParams"))?,
-        cookies: parse_texts(&from.from_cookies, &format!("{at}.fromCookies"))?,
+        params: parse_string_list(&from.from_params, &format!("{at}.fromParams"))?,
+        cookies: parse_string_list(&from.from_cookies, &format!("{at}.fromCookies"))?,
         payload_header: match from.output_payload_to_header.as_str() {
             "" => None,
             name => Some(validate_output_header(
@@ -121,12 +121,12 @@ fn parse_rule(
         },
         claim_headers: parse_claim_headers(from, at)?,
         forward_token: from.forward_original_token,
-        words: parse_texts(
+        words: parse_string_list(
             &from.space_delimited_claims,
             &format!("{at}.spaceDelimitedClaims"),
         )?,
     };
-    Ok(RuleInput { rule, source })
+    Ok(JwtRuleInput { rule, source })
 }
 
 fn parse_inline_keys(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldError> {
@@ -203,9 +203,9 @@ fn parse_header_name(name: &str) -> Result<HeaderName, String> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no header's name"))
 }
 
-fn parse_texts(values: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
-    if values.len() > MAX_VALUES {
-        let message = format!("{} values; at most {MAX_VALUES}", values.len());
+fn parse_string_list(values: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
+    if values.len() > MAX_LIST_VALUES {
+        let message = format!("{} values; at most {MAX_LIST_VALUES}", values.len());
         return Err(FieldError::new(at, message));
     }
     let mut empty = values

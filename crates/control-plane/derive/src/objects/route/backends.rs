@@ -11,7 +11,7 @@ use crate::{
 /// Parsed backend of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
-    pub(crate) to: ServiceReference,
+    pub(crate) service: ServiceReference,
     /// Subset of the service's endpoints (DestinationRule); all endpoints if `None`.
     pub(crate) subset: Option<ArcStr>,
     pub(crate) weight: u32,
@@ -21,15 +21,15 @@ pub(crate) struct BackendInput {
 /// Traffic that a rule distributes to its backends by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightedTraffic {
-    /// Requests of HTTPRoutes, GRPCRoutes and VirtualServices.
+    /// HTTP requests, of HTTPRoutes, GRPCRoutes and VirtualServices.
     Requests,
     /// TCP or TLS connections.
     Connections,
 }
 
 impl WeightedTraffic {
-    /// Returns the text for notes on the effect of an unusable backend.
-    pub(crate) fn refused(self) -> &'static str {
+    /// Returns the text for notes on what happens to the traffic of an unusable backend.
+    pub(crate) fn refusal_text(self) -> &'static str {
         match self {
             Self::Requests => "its share of requests is answered with an error",
             Self::Connections => "its share of connections is refused",
@@ -38,7 +38,7 @@ impl WeightedTraffic {
 }
 
 impl BackendInput {
-    /// Reads a backend. Parts that cannot be used are noted.
+    /// Parses a backend of a rule. Parts that cannot be used are noted.
     pub(crate) fn read(
         from: &gateway::HttpBackendRef,
         namespace: &str,
@@ -73,7 +73,13 @@ impl BackendInput {
             subset = Some(ArcStr::from(name));
         }
         Ok(Self {
-            to: ServiceReference::read(&reference, namespace, at, share.refused(), notes)?,
+            service: ServiceReference::read(
+                &reference,
+                namespace,
+                at,
+                share.refusal_text(),
+                notes,
+            )?,
             subset,
             weight,
             filters,

@@ -9,18 +9,18 @@ use crate::{
     problem::FieldError,
 };
 
-/// Maximum number of entries of a list, as in the Gateway API.
-const MAX_VALUES: usize = 64;
-/// Default of `maxAge` in seconds, as in the Gateway API.
+/// Maximum number of entries of a list in the CORS filter, as in the Gateway API.
+const MAX_LIST_ENTRIES: usize = 64;
+/// Default in seconds of `maxAge`, the time for which browsers cache preflight responses, as in the Gateway API.
 const DEFAULT_MAX_AGE_SECONDS: i32 = 5;
-/// Pattern of an origin in the Gateway API, which may have a port.
+/// Regular expression of an origin in the Gateway API, which may have a port.
 const ORIGIN_PATTERN: &str =
     r"^https?://(?:(?:\*\.)?(?:[a-zA-Z0-9-]+\.)*[a-zA-Z0-9-]+|\*)(?::([0-9]{1,5}))?$";
 
-/// Predicate that validates an entry of a list.
+/// Predicate that validates an entry of a list in the CORS filter.
 type EntryPredicate = fn(&str) -> bool;
 
-/// Parses the filter. Unsupported values make the rule unusable.
+/// Parses the CORS filter of a rule. Unsupported values make the rule unusable.
 pub(crate) fn read(
     reader: &mut RuleReader<'_>,
     at: &str,
@@ -39,16 +39,16 @@ pub(crate) fn read(
     ];
     for (name, list, is_one) in lists {
         let at = format!("{at}.{name}");
-        if list.len() > MAX_VALUES {
-            let message = format!("{} are too many: at most {MAX_VALUES}", list.len());
+        if list.len() > MAX_LIST_ENTRIES {
+            let message = format!("{} are too many: at most {MAX_LIST_ENTRIES}", list.len());
             return Err(FieldError::new(at, message));
         }
         let has_star = list.iter().any(|text| text == "*");
         if has_star && list.len() > 1 && name != "exposeHeaders" {
-            reader.unsupported(at.clone(), "* must be the only value");
+            reader.mark_unsupported(at.clone(), "* must be the only value");
         }
         for text in list.iter().filter(|text| *text != "*" && !is_one(text)) {
-            reader.unsupported(at.clone(), &format!("{text:?} is not valid here"));
+            reader.mark_unsupported(at.clone(), &format!("{text:?} is not valid here"));
         }
     }
     let texts = |list: &[String]| {

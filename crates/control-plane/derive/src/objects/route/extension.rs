@@ -5,30 +5,30 @@ use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
 
 use crate::{objects::route::reader::RuleReader, problem::FieldError};
 
-/// Filter that refers to an object of its own.
+/// Filter of the type `ExtensionRef`, with the key of the object that it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ExtensionInput(pub(crate) ObjectKey);
+pub(crate) struct ExtensionFilterInput(pub(crate) ObjectKey);
 
-impl ExtensionInput {
+impl ExtensionFilterInput {
     /// Returns the key of the object that the filter names.
     pub(crate) fn target(&self) -> &ObjectKey {
         &self.0
     }
 
     /// Whether another filter refers to an object of the same kind.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_kind(&self, other: &Self) -> bool {
         self.0.kind == other.0.kind
     }
 }
 
 impl RuleReader<'_> {
-    /// Parses an `ExtensionRef`; other groups and kinds make the rule unusable.
-    pub(crate) fn extension(
+    /// Parses a filter of the type `ExtensionRef`; other API groups and kinds than Ambit's make the rule unusable.
+    pub(crate) fn parse_extension(
         &mut self,
         at: &str,
         from: &LocalObjectReference,
         namespace: &str,
-    ) -> Result<Option<ExtensionInput>, FieldError> {
+    ) -> Result<Option<ExtensionFilterInput>, FieldError> {
         let at = format!("{at}.extensionRef");
         self.note_unknown_fields(&at, &from.other);
         let LocalObjectReference {
@@ -38,7 +38,7 @@ impl RuleReader<'_> {
             (ambit::GROUP, "HTTPFault") => Kind::HTTPFault,
             _ => {
                 let what = format!("{kind:?} of the group {group:?} is not supported");
-                self.unsupported(at, &what);
+                self.mark_unsupported(at, &what);
                 return Ok(None);
             }
         };
@@ -47,6 +47,6 @@ impl RuleReader<'_> {
             return Err(FieldError::new(format!("{at}.name"), message));
         }
         let key = ObjectKey::new(known, namespace, name.as_str());
-        Ok(Some(ExtensionInput(key)))
+        Ok(Some(ExtensionFilterInput(key)))
     }
 }

@@ -1,4 +1,4 @@
-//! Parsing of the filters of rules and backends.
+//! Parsing of the filters of route rules and of their backends.
 
 use ambit_k8s_api::gateway::{
     self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
@@ -13,7 +13,7 @@ use crate::{
         durations,
         route::{
             cors,
-            extension::ExtensionInput,
+            extension::ExtensionFilterInput,
             mirrors::MirrorInput,
             reader::{RuleReader, is_token},
             references,
@@ -22,7 +22,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Reason of the Gateway API for a condition on filters that exclude each other.
+/// Reason that the Gateway API defines for a condition on filters that exclude each other.
 pub(crate) const INCOMPATIBLE_FILTERS: &str = "IncompatibleFilters";
 /// Maximum number of filters of a rule or a backend, as in the Gateway API.
 const MAX_FILTERS: usize = 16;
@@ -30,15 +30,15 @@ const MAX_FILTERS: usize = 16;
 /// Parsed filter; references to services and objects are not resolved yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FilterInput {
-    /// Filter without references.
+    /// Filter that refers to no service and no object.
     WithoutReferences(HttpFilter),
     /// Mirror to a service, resolved when the route is rendered for a waypoint.
     Mirror(MirrorInput),
     /// Filter that refers to an object, resolved when the route is rendered for a waypoint.
-    Extension(ExtensionInput),
+    Extension(ExtensionFilterInput),
 }
 
-/// Returns the mirrors among filters.
+/// Returns the request mirrors among filters.
 pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Mirror(mirror) => Some(mirror),
@@ -47,7 +47,7 @@ pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorIn
 }
 
 /// Returns the filters that refer to objects.
-pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
+pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionFilterInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Extension(extension) => Some(extension),
         FilterInput::WithoutReferences(_) | FilterInput::Mirror(_) => None,
@@ -56,7 +56,7 @@ pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &Exten
 
 impl RuleReader<'_> {
     /// Parses the filters of a rule, or of one of its backends. Unsupported filters make the rule unusable.
-    pub(crate) fn filters(
+    pub(crate) fn parse_filters(
         &mut self,
         at: &str,
         filters: &[HttpRouteFilter],
@@ -70,7 +70,7 @@ impl RuleReader<'_> {
         for (index, filter) in filters.iter().enumerate() {
             let at = format!("{at}.filters[{index}]");
             self.note_unknown_fields(&at, &filter.other);
-            let Some(filter) = self.filter(&at, filter, namespace)? else {
+            let Some(filter) = self.parse_filter(&at, filter, namespace)? else {
                 continue;
             };
             let is_again = |other: &FilterInput| match (other, &filter) {
@@ -78,7 +78,7 @@ impl RuleReader<'_> {
                     std::mem::discriminant(other) == std::mem::discriminant(filter)
                 }
                 (FilterInput::Extension(other), FilterInput::Extension(extension)) => {
-                    other.is_like(extension)
+                    other.has_same_kind(extension)
                 }
                 _ => false,
             };
@@ -91,12 +91,12 @@ impl RuleReader<'_> {
             }
             read.push(filter);
         }
-        self.check_pair(at, &read);
+        self.check_redirect_with_rewrite(at, &read);
         Ok(read)
     }
 
-    /// Rejects a redirect together with a rewrite.
-    fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
+    /// Marks the rule as unusable if it has both a redirect and a rewrite.
+    fn check_redirect_with_rewrite(&mut self, at: &str, filters: &[FilterInput]) {
         let is_any = |of: fn(&HttpFilter) -> bool| {
             let mut filters = filters.iter();
             filters.any(
@@ -112,7 +112,7 @@ impl RuleReader<'_> {
     }
 
     /// Parses `timeouts` of a rule.
-    pub(crate) fn timeouts(
+    pub(crate) fn parse_timeouts(
         &mut self,
         at: &str,
         from: Option<&HttpRouteTimeouts>,
@@ -140,7 +140,7 @@ impl RuleReader<'_> {
         Ok(timeouts)
     }
 
-    fn mirror(
+    fn parse_mirror(
         &mut self,
         at: &str,
         from: &gateway::HttpRequestMirror,
@@ -151,7 +151,7 @@ impl RuleReader<'_> {
         MirrorInput::read(from, namespace, at, self.notes)
     }
 
-    fn filter(
+    fn parse_filter(
         &mut self,
         at: &str,
         from: &HttpRouteFilter,
@@ -163,36 +163,38 @@ impl RuleReader<'_> {
                 "RequestHeaderModifier" => {
                     let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
                     let at = format!("{at}.requestHeaderModifier");
-                    HttpFilter::RequestHeaders(self.headers(&at, of))
+                    HttpFilter::RequestHeaders(self.parse_header_changes(&at, of))
                 }
                 "ResponseHeaderModifier" => {
                     let of = from.response_header_modifier.as_ref();
                     let at = format!("{at}.responseHeaderModifier");
                     let of = of.ok_or_else(missing)?;
-                    HttpFilter::ResponseHeaders(self.headers(&at, of))
+                    HttpFilter::ResponseHeaders(self.parse_header_changes(&at, of))
                 }
                 "RequestRedirect" => {
                     let of = from.request_redirect.as_ref().ok_or_else(missing)?;
                     let at = format!("{at}.requestRedirect");
-                    HttpFilter::Redirect(self.redirect(&at, of)?)
+                    HttpFilter::Redirect(self.parse_redirect(&at, of)?)
                 }
                 "URLRewrite" => {
                     let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
                     let at = format!("{at}.urlRewrite");
                     self.note_unknown_fields(&at, &of.other);
                     HttpFilter::Rewrite(HttpRewrite {
-                        hostname: hostname(&at, of.hostname.as_deref())?,
-                        path: self.path_change(&at, of.path.as_ref())?,
+                        hostname: parse_hostname(&at, of.hostname.as_deref())?,
+                        path: self.parse_path_change(&at, of.path.as_ref())?,
                     })
                 }
                 "RequestMirror" => {
                     let of = from.request_mirror.as_ref().ok_or_else(missing)?;
                     let at = format!("{at}.requestMirror");
-                    return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
+                    return Ok(Some(FilterInput::Mirror(
+                        self.parse_mirror(&at, of, namespace)?,
+                    )));
                 }
                 "ExtensionRef" => {
                     let of = from.extension_ref.as_ref().ok_or_else(missing)?;
-                    let extension = self.extension(at, of, namespace)?;
+                    let extension = self.parse_extension(at, of, namespace)?;
                     return Ok(extension.map(FilterInput::Extension));
                 }
                 "CORS" => {
@@ -201,14 +203,14 @@ impl RuleReader<'_> {
                 }
                 other => {
                     let what = format!("the filter {other} is not supported");
-                    self.unsupported(at.to_owned(), &what);
+                    self.mark_unsupported(at.to_owned(), &what);
                     return Ok(None);
                 }
             },
         )))
     }
 
-    fn headers(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
+    fn parse_header_changes(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
         self.note_unknown_fields(at, &from.other);
         let lines = |of: &[gateway::HttpHeader]| -> Vec<(ArcStr, ArcStr)> {
             let line = |one: &gateway::HttpHeader| {
@@ -232,17 +234,17 @@ impl RuleReader<'_> {
         for name in names {
             if is_reserved_header(name) || !is_token(name) {
                 let what = format!("no route may change the header {name:?}");
-                self.unsupported(at.to_owned(), &what);
+                self.mark_unsupported(at.to_owned(), &what);
             }
         }
         let mut values = changes.set.iter().chain(&changes.add);
-        if values.any(|(_, value)| !is_value(value)) {
-            self.unsupported(at.to_owned(), "a value that no header can have");
+        if values.any(|(_, value)| !is_header_value(value)) {
+            self.mark_unsupported(at.to_owned(), "a value that no header can have");
         }
         changes
     }
 
-    fn redirect(
+    fn parse_redirect(
         &mut self,
         at: &str,
         from: &gateway::HttpRequestRedirect,
@@ -251,22 +253,22 @@ impl RuleReader<'_> {
         let status = from.status_code.unwrap_or(302);
         if !matches!(status, 301 | 302 | 303 | 307 | 308) {
             let what = format!("{status} is none of 301, 302, 303, 307 and 308");
-            self.unsupported(format!("{at}.statusCode"), &what);
+            self.mark_unsupported(format!("{at}.statusCode"), &what);
         }
         if !matches!(from.scheme.as_deref(), None | Some("http" | "https")) {
-            self.unsupported(format!("{at}.scheme"), "is neither http nor https");
+            self.mark_unsupported(format!("{at}.scheme"), "is neither http nor https");
         }
-        let port = from.port.map(references::port).transpose();
+        let port = from.port.map(references::parse_port).transpose();
         Ok(HttpRedirect {
             scheme: from.scheme.as_deref().map(ArcStr::from),
-            hostname: hostname(at, from.hostname.as_deref())?,
+            hostname: parse_hostname(at, from.hostname.as_deref())?,
             port: port.map_err(|error| FieldError::new(format!("{at}.port"), error))?,
-            path: self.path_change(at, from.path.as_ref())?,
+            path: self.parse_path_change(at, from.path.as_ref())?,
             status: u16::try_from(status).unwrap_or_default(),
         })
     }
 
-    fn path_change(
+    fn parse_path_change(
         &mut self,
         at: &str,
         from: Option<&HttpPathModifier>,
@@ -278,7 +280,7 @@ impl RuleReader<'_> {
             "ReplaceFullPath" => ("replaceFullPath", &from.replace_full_path),
             "ReplacePrefixMatch" => ("replacePrefixMatch", &from.replace_prefix_match),
             other => {
-                self.unsupported(at, &format!("{other:?} is not supported"));
+                self.mark_unsupported(at, &format!("{other:?} is not supported"));
                 return Ok(None);
             }
         };
@@ -291,7 +293,7 @@ impl RuleReader<'_> {
             let message = format!("{text:?} is no path: it begins with a slash and has no query");
             return Err(FieldError::new(at, message));
         }
-        Ok(Some(match (is_prefix, self.has_text_prefixes) {
+        Ok(Some(match (is_prefix, self.matches_text_prefixes) {
             (true, true) => PathChange::Matched(text.into()),
             (true, false) => PathChange::Prefix(text.into()),
             (false, _) => PathChange::Full(text.into()),
@@ -299,7 +301,7 @@ impl RuleReader<'_> {
     }
 }
 
-fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> {
+fn parse_hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> {
     match text {
         Some(text) if !ambit_k8s_api::is_dns_name(text, 253) => Err(FieldError::new(
             format!("{at}.hostname"),
@@ -310,7 +312,7 @@ fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> 
 }
 
 /// Whether a string is a valid header value.
-fn is_value(text: &str) -> bool {
+fn is_header_value(text: &str) -> bool {
     text.bytes()
         .all(|byte| byte == b'\t' || (b' '..0x7f).contains(&byte))
 }

@@ -15,7 +15,7 @@ use crate::{
         input::RouteRules,
         object::{RouteObject, note_hostnames},
         reader::RuleReader,
-        rules::RuleInput,
+        rules::RouteRuleInput,
     },
     problem::{FieldError, Note},
 };
@@ -27,7 +27,7 @@ const GRPC_ROUTE_FILTERS: [&str; 4] = [
     "RequestMirror",
     "ExtensionRef",
 ];
-/// Regular expression of any one path segment.
+/// Regular expression that matches any single path segment.
 const ANY_SEGMENT_PATTERN: &str = "[^/]+";
 
 impl RouteObject for GRPCRoute {
@@ -56,31 +56,31 @@ impl RouteObject for GRPCRoute {
         let mut read = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
             reader.begin_rule(of_all.as_ref());
-            read.push(reader.grpc_rule(rule, namespace, &format!("spec.rules[{index}]"))?);
+            read.push(reader.parse_grpc_rule(rule, namespace, &format!("spec.rules[{index}]"))?);
         }
         Ok(RouteRules::Http(read))
     }
 
     /// Returns a rule that answers all requests with an error.
     fn unusable(&self) -> RouteRules {
-        RouteRules::Http(vec![RuleInput::unusable()])
+        RouteRules::Http(vec![RouteRuleInput::unusable()])
     }
 }
 
 impl RuleReader<'_> {
-    fn grpc_rule(
+    fn parse_grpc_rule(
         &mut self,
         rule: &GrpcRouteRule,
         namespace: &str,
         at: &str,
-    ) -> Result<RuleInput, FieldError> {
-        self.check_types(at, &rule.filters);
+    ) -> Result<RouteRuleInput, FieldError> {
+        self.check_filter_types(at, &rule.filters);
         for (index, backend) in rule.backend_refs.iter().enumerate() {
-            self.check_types(&format!("{at}.backendRefs[{index}]"), &backend.filters);
+            self.check_filter_types(&format!("{at}.backendRefs[{index}]"), &backend.filters);
         }
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
-            matches.push(self.grpc_match(one, &format!("{at}.matches[{index}]"))?);
+            matches.push(self.parse_grpc_match(one, &format!("{at}.matches[{index}]"))?);
         }
         let rest = HttpRouteRule {
             name: rule.name.clone(),
@@ -90,38 +90,38 @@ impl RuleReader<'_> {
             other: rule.other.clone(),
             ..HttpRouteRule::default()
         };
-        Ok(self.rule(&rest, namespace, at)?.with_matches(matches))
+        Ok(self.parse_rule(&rest, namespace, at)?.with_matches(matches))
     }
 
-    fn check_types(&mut self, at: &str, filters: &[HttpRouteFilter]) {
+    fn check_filter_types(&mut self, at: &str, filters: &[HttpRouteFilter]) {
         for (index, filter) in filters.iter().enumerate() {
             let of = filter.type_.as_str();
             if !GRPC_ROUTE_FILTERS.contains(&of) {
                 let field = format!("{at}.filters[{index}].type");
-                self.unsupported(field, &format!("{of:?} is no filter of GRPCRoute"));
+                self.mark_unsupported(field, &format!("{of:?} is no filter of GRPCRoute"));
             }
         }
     }
 
-    fn grpc_match(
+    fn parse_grpc_match(
         &mut self,
         from: &GrpcRouteMatch,
         at: &str,
     ) -> Result<HttpRouteMatch, FieldError> {
         self.note_unknown_fields(at, &from.other);
         let path = match &from.method {
-            Some(method) => self.method(method, &format!("{at}.method"))?,
+            Some(method) => self.parse_method_match(method, &format!("{at}.method"))?,
             None => None,
         };
         Ok(HttpRouteMatch {
             path,
-            headers: self.header_matches(&from.headers, at),
+            headers: self.parse_header_matches(&from.headers, at),
             ..HttpRouteMatch::default()
         })
     }
 
     /// Converts a gRPC service and method to a match of the path.
-    fn method(
+    fn parse_method_match(
         &mut self,
         from: &GrpcMethodMatch,
         at: &str,
@@ -159,7 +159,7 @@ impl RuleReader<'_> {
             Some("RegularExpression") => {
                 for (name, value) in [("service", &service), ("method", &method)] {
                     if let Some(value) = value {
-                        self.expression(&format!("{at}.{name}"), value);
+                        self.check_regex(&format!("{at}.{name}"), value);
                     }
                 }
                 let part = |of: Option<String>| {
@@ -169,7 +169,7 @@ impl RuleReader<'_> {
                 Ok(Some(HttpPathMatch::Regex(pattern)))
             }
             Some(other) => {
-                self.unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
+                self.mark_unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
                 Ok(None)
             }
         }

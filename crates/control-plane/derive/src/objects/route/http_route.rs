@@ -7,7 +7,7 @@ use crate::{
     objects::route::{
         input::RouteRules,
         object::{RouteObject, note_hostnames},
-        rules::{self, RuleInput},
+        rules::{self, RouteRuleInput},
     },
     problem::{FieldError, Note},
 };
@@ -29,6 +29,6 @@ impl RouteObject for HTTPRoute {
 
     /// Returns a rule that answers all requests with an error.
     fn unusable(&self) -> RouteRules {
-        RouteRules::Http(vec![RuleInput::unusable()])
+        RouteRules::Http(vec![RouteRuleInput::unusable()])
     }
 }

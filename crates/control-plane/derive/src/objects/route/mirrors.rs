@@ -1,7 +1,7 @@
 //! Parsing of request mirrors.
 
 use ambit_k8s_api::gateway::HttpRequestMirror;
-use ambit_model::Share;
+use ambit_model::RequestFraction;
 
 use crate::{
     objects::{route::references::ServiceReference, share},
@@ -11,12 +11,12 @@ use crate::{
 /// Parsed mirror of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
-    pub(crate) to: ServiceReference,
-    pub(crate) share: Share,
+    pub(crate) service: ServiceReference,
+    pub(crate) share: RequestFraction,
 }
 
 impl MirrorInput {
-    /// Parses a mirror. An unusable service is noted.
+    /// Parses a request mirror. An unusable service is noted.
     pub(crate) fn read(
         from: &HttpRequestMirror,
         namespace: &str,
@@ -28,7 +28,7 @@ impl MirrorInput {
         let at = format!("{at}.backendRef");
         let otherwise = "nothing is mirrored there";
         Ok(Self {
-            to: ServiceReference::read(reference, namespace, &at, otherwise, notes)?,
+            service: ServiceReference::read(reference, namespace, &at, otherwise, notes)?,
             share,
         })
     }

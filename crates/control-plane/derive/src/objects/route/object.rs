@@ -1,4 +1,4 @@
-//! Parsing that all kinds of routes share.
+//! Parsing of the parts that all kinds of routes have in common.
 
 use ambit_k8s_api::{
     ObjectKey, ObjectMeta, ObjectType, created,
@@ -11,19 +11,19 @@ use crate::{
     objects::{
         readable::Parsed,
         route::{
-            input::{Parent, RouteInput, RouteRules},
+            input::{RouteInput, RouteParent, RouteRules},
             references::{self, service_kind},
         },
     },
     problem::{FieldError, Note},
 };
 
-/// Differences between the kinds of routes.
+/// Kind of route, with the parts of its parsing that differ from other kinds.
 pub(crate) trait RouteObject: ObjectType {
     /// Returns the parent references of the route.
     fn parent_refs(&self) -> &[ParentReference];
 
-    /// Sets the fields that can be read of a route that cannot be deserialized as a whole.
+    /// Sets the readable fields of a route that cannot be deserialized as a whole: its parents, and fields of `spec`.
     fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
 
     /// Parses the rules; unsupported parts are noted.
@@ -60,7 +60,7 @@ pub(crate) fn namespace(metadata: &ObjectMeta) -> &str {
 pub(crate) fn parents(
     references: &[ParentReference],
     namespace: &str,
-) -> Result<Vec<Parent>, FieldError> {
+) -> Result<Vec<RouteParent>, FieldError> {
     let mut parents = Vec::new();
     for (index, reference) in references.iter().enumerate() {
         let group = reference.group.as_deref().unwrap_or(gateway::GROUP);
@@ -68,12 +68,12 @@ pub(crate) fn parents(
         let Some(kind) = service_kind(group, kind) else {
             continue;
         };
-        let port = reference.port.map(references::port).transpose();
+        let port = reference.port.map(references::parse_port).transpose();
         let port = port.map_err(|message| {
             FieldError::new(format!("spec.parentRefs[{index}].port"), message)
         })?;
         let namespace = reference.namespace.as_deref().unwrap_or(namespace);
-        parents.push(Parent {
+        parents.push(RouteParent {
             target: ObjectKey::new(kind, namespace, reference.name.as_str()),
             port,
             reference: reference.clone(),
@@ -84,7 +84,7 @@ pub(crate) fn parents(
 
 pub(crate) fn route<K: RouteObject>(
     from: &K,
-    parents: Vec<Parent>,
+    parents: Vec<RouteParent>,
     rules: RouteRules,
 ) -> RouteInput {
     let metadata = from.metadata();

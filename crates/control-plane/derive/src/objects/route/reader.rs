@@ -19,7 +19,7 @@ pub(crate) struct RuleReader<'a> {
     /// First unsupported part of the current rule.
     pub(crate) unsupported: Option<UnsupportedPart>,
     /// Whether path prefixes match text rather than whole segments, as in VirtualServices.
-    pub(crate) has_text_prefixes: bool,
+    pub(crate) matches_text_prefixes: bool,
 }
 
 impl<'a> RuleReader<'a> {
@@ -27,14 +27,14 @@ impl<'a> RuleReader<'a> {
         Self {
             notes,
             unsupported: None,
-            has_text_prefixes: false,
+            matches_text_prefixes: false,
         }
     }
 
     /// Creates a parser whose path prefixes match text rather than whole segments.
     pub(crate) fn with_text_prefixes(notes: &'a mut Vec<Note>) -> Self {
         Self {
-            has_text_prefixes: true,
+            matches_text_prefixes: true,
             ..Self::new(notes)
         }
     }
@@ -59,7 +59,7 @@ impl<'a> RuleReader<'a> {
         Ok(())
     }
 
-    pub(crate) fn unsupported(&mut self, field: String, what: &str) {
+    pub(crate) fn mark_unsupported(&mut self, field: String, what: &str) {
         self.mark_unusable(UNSUPPORTED_VALUE, field, what);
     }
 
@@ -74,7 +74,7 @@ impl<'a> RuleReader<'a> {
 
     pub(crate) fn note_unknown_fields(&mut self, at: &str, other: &BTreeMap<String, Value>) {
         for name in other.keys() {
-            self.unsupported(format!("{at}.{name}"), "is not supported");
+            self.mark_unsupported(format!("{at}.{name}"), "is not supported");
         }
     }
 

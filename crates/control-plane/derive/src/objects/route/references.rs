@@ -5,7 +5,7 @@ use ambit_model::ArcStr;
 
 use crate::problem::{FieldError, Note};
 
-/// Returns the kind of service that group and kind of a reference mean; `None` for other kinds.
+/// Returns the kind that `group` and `kind` of a reference to a service mean; `None` if they mean no service.
 pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     match (group, kind) {
         ("" | "core", "Service") => Some(Kind::Service),
@@ -14,7 +14,7 @@ pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     }
 }
 
-/// The group of Istio's kinds.
+/// API group of Istio's networking kinds, such as ServiceEntry.
 const ISTIO_NETWORKING_GROUP: &str = "networking.istio.io";
 
 /// Parsed reference to a service that receives requests or connections.
@@ -31,12 +31,12 @@ pub(crate) struct ServiceReference {
 pub(crate) enum ServiceIdentifier {
     /// Key of the Service or ServiceEntry.
     Object(ObjectKey),
-    /// Host name of the service.
+    /// Host name that a Service or ServiceEntry declares.
     Host(ArcStr),
 }
 
 impl ServiceReference {
-    /// Parses a reference. An invalid one is noted, with its consequence (`otherwise`).
+    /// Parses a reference to a service. An invalid one is noted, with its consequence (`otherwise`).
     pub(crate) fn read(
         from: &gateway::BackendReference,
         namespace: &str,
@@ -48,14 +48,14 @@ impl ServiceReference {
         let kind = from.kind.as_deref().unwrap_or("Service");
         let namespace = from.namespace.as_deref().unwrap_or(namespace);
         let named = match (group, kind) {
-            (ISTIO_NETWORKING_GROUP, "Hostname") => host_name(from, at, notes)?,
+            (ISTIO_NETWORKING_GROUP, "Hostname") => parse_hostname_reference(from, at, notes)?,
             _ => service_kind(group, kind).map(|kind| {
                 ServiceIdentifier::Object(ObjectKey::new(kind, namespace, from.name.as_str()))
             }),
         };
         let (target, port) = match (named, from.port) {
             (Some(named), Some(number)) => {
-                let number = port(number)
+                let number = parse_port(number)
                     .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
                 (Ok(named), Some(number))
             }
@@ -88,7 +88,7 @@ impl ServiceReference {
 }
 
 /// Returns the host of a reference of the kind `Hostname`; a namespace has no effect and is noted.
-fn host_name(
+fn parse_hostname_reference(
     from: &gateway::BackendReference,
     at: &str,
     notes: &mut Vec<Note>,
@@ -106,7 +106,7 @@ fn host_name(
 }
 
 /// Validates a port number.
-pub(crate) fn port(number: i32) -> Result<u16, String> {
+pub(crate) fn parse_port(number: i32) -> Result<u16, String> {
     u16::try_from(number)
         .ok()
         .filter(|port| *port != 0)

@@ -34,7 +34,7 @@ pub(crate) fn read(
             Ok(code @ 400..=599) => codes.push(code),
             _ => {
                 let what = format!("{code} is not a status of an error, 400 to 599");
-                reader.unsupported(format!("{at}.codes"), &what);
+                reader.mark_unsupported(format!("{at}.codes"), &what);
             }
         }
     }

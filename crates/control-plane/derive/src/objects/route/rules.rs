@@ -16,7 +16,7 @@ use regex::RegexBuilder;
 use crate::{
     objects::route::{
         backends::{BackendInput, WeightedTraffic},
-        extension::ExtensionInput,
+        extension::ExtensionFilterInput,
         filters::{self, FilterInput, INCOMPATIBLE_FILTERS},
         mirrors::MirrorInput,
         reader::RuleReader,
@@ -29,17 +29,17 @@ use crate::{
 
 /// Parsed rule of a route.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct RuleInput {
+pub(crate) struct RouteRuleInput {
     pub(crate) name: Option<ArcStr>,
     pub(crate) matches: Vec<HttpRouteMatch>,
-    /// Port and client conditions of `matches`, in the same order; if empty, no match has any.
-    pub(crate) scopes: Vec<MatchScope>,
+    /// Conditions on port and client of each of the `matches`, in the same order; if empty, no match has any.
+    pub(crate) match_scopes: Vec<MatchScope>,
     pub(crate) filters: Vec<FilterInput>,
     pub(crate) backends: Vec<BackendInput>,
     pub(crate) timeouts: HttpTimeouts,
     pub(crate) retry: Option<HttpRetry>,
     pub(crate) session: Option<HttpSession>,
-    pub(crate) unsupported: Option<UnsupportedPart>,
+    pub(crate) unsupported_part: Option<UnsupportedPart>,
 }
 
 /// Conditions of a match on port and client, which only VirtualServices have.
@@ -51,11 +51,11 @@ pub(crate) struct MatchScope {
     pub(crate) namespace: Option<ArcStr>,
 }
 
-impl RuleInput {
+impl RouteRuleInput {
     /// Builds the only rule of an invalid route, which answers all requests with an error.
     pub(crate) fn unusable() -> Self {
         Self {
-            unsupported: Some(UnsupportedPart {
+            unsupported_part: Some(UnsupportedPart {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
             }),
@@ -75,8 +75,8 @@ impl RuleInput {
 
     /// Returns the services that receive requests or mirrored requests.
     pub(crate) fn service_identifiers(&self) -> impl Iterator<Item = &ServiceIdentifier> {
-        let backends = self.backends.iter().map(|backend| &backend.to);
-        let mirrors = self.mirrors().map(|mirror| &mirror.to);
+        let backends = self.backends.iter().map(|backend| &backend.service);
+        let mirrors = self.mirrors().map(|mirror| &mirror.service);
         backends
             .chain(mirrors)
             .filter_map(ServiceReference::service_identifier)
@@ -84,10 +84,10 @@ impl RuleInput {
 
     /// Returns the objects that `ExtensionRef` filters of the rule and its backends name.
     pub(crate) fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.extensions().map(ExtensionInput::target)
+        self.extensions().map(ExtensionFilterInput::target)
     }
 
-    pub(crate) fn extensions(&self) -> impl Iterator<Item = &ExtensionInput> {
+    pub(crate) fn extensions(&self) -> impl Iterator<Item = &ExtensionFilterInput> {
         let of_backends = self.backends.iter();
         let of_backends = of_backends.flat_map(|backend| filters::extensions(&backend.filters));
         filters::extensions(&self.filters).chain(of_backends)
@@ -101,7 +101,7 @@ impl RuleInput {
 
     /// Returns the first unsupported part of the rule.
     pub(crate) fn unsupported(&self) -> Option<&UnsupportedPart> {
-        self.unsupported.as_ref()
+        self.unsupported_part.as_ref()
     }
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn read(
     spec: &gateway::HttpRouteSpec,
     namespace: &str,
     notes: &mut Vec<Note>,
-) -> Result<Vec<RuleInput>, FieldError> {
+) -> Result<Vec<RouteRuleInput>, FieldError> {
     let mut reader = RuleReader::new(notes);
     reader.note_unknown_fields("spec", &spec.other);
     let of_all = reader.take_unsupported();
@@ -136,7 +136,7 @@ pub(crate) fn read(
             ));
         }
         reader.begin_rule(of_all.as_ref());
-        read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);
+        read.push(reader.parse_rule(rule, namespace, &format!("spec.rules[{index}]"))?);
     }
     Ok(read)
 }
@@ -193,32 +193,32 @@ impl RuleReader<'_> {
         }
     }
 
-    pub(crate) fn rule(
+    pub(crate) fn parse_rule(
         &mut self,
         rule: &gateway::HttpRouteRule,
         namespace: &str,
         at: &str,
-    ) -> Result<RuleInput, FieldError> {
+    ) -> Result<RouteRuleInput, FieldError> {
         self.note_unknown_fields(at, &rule.other);
-        let filters = self.filters(at, &rule.filters, namespace)?;
-        let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
+        let filters = self.parse_filters(at, &rule.filters, namespace)?;
+        let timeouts = self.parse_timeouts(at, rule.timeouts.as_ref())?;
         let retry = rule.retry.as_ref();
         let retry = retry.map(|retry| retries::read(self, &format!("{at}.retry"), retry));
         let session = match &rule.session_persistence {
-            Some(session) => self.session(&format!("{at}.sessionPersistence"), session)?,
+            Some(session) => self.parse_session(&format!("{at}.sessionPersistence"), session)?,
             None => None,
         };
         let mut matches = Vec::new();
         for (index, one) in rule.matches.iter().enumerate() {
-            matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
+            matches.push(self.parse_match(one, &format!("{at}.matches[{index}]"))?);
         }
         let mut backends = Vec::new();
         for (index, one) in rule.backend_refs.iter().enumerate() {
             let at = format!("{at}.backendRefs[{index}]");
-            backends.push(self.backend(one, namespace, &at)?);
+            backends.push(self.parse_backend(one, namespace, &at)?);
         }
         self.check_filters(at, rule, &filters, &backends);
-        Ok(RuleInput {
+        Ok(RouteRuleInput {
             name: rule.name.as_deref().map(ArcStr::from),
             retry: retry.transpose()?,
             session,
@@ -226,26 +226,26 @@ impl RuleReader<'_> {
             filters,
             backends,
             timeouts,
-            unsupported: self.unsupported.take(),
-            ..RuleInput::default()
+            unsupported_part: self.unsupported.take(),
+            ..RouteRuleInput::default()
         })
     }
 
-    /// Parses one entry of `matches`.
-    pub(crate) fn one_match(
+    /// Parses one entry of a rule's `matches`.
+    pub(crate) fn parse_match(
         &mut self,
         from: &gateway::HttpRouteMatch,
         at: &str,
     ) -> Result<HttpRouteMatch, FieldError> {
         self.note_unknown_fields(at, &from.other);
         let path = match &from.path {
-            Some(path) => self.path(path, &format!("{at}.path"))?,
+            Some(path) => self.parse_path_match(path, &format!("{at}.path"))?,
             None => None,
         };
         Ok(HttpRouteMatch {
             path,
             method: from.method.as_deref().map(ArcStr::from),
-            headers: self.header_matches(&from.headers, at),
+            headers: self.parse_header_matches(&from.headers, at),
             query_params: self
                 .parse_named_matches(&from.query_params, &format!("{at}.queryParams")),
             ..HttpRouteMatch::default()
@@ -253,7 +253,7 @@ impl RuleReader<'_> {
     }
 
     /// Parses header matches; names become lower case.
-    pub(crate) fn header_matches(
+    pub(crate) fn parse_header_matches(
         &mut self,
         from: &[HttpNamedMatch],
         at: &str,
@@ -265,7 +265,7 @@ impl RuleReader<'_> {
         headers.into_iter().map(lower).collect()
     }
 
-    pub(crate) fn path(
+    pub(crate) fn parse_path_match(
         &mut self,
         from: &gateway::HttpPathMatch,
         at: &str,
@@ -278,18 +278,20 @@ impl RuleReader<'_> {
         }
         Ok(match kind {
             "Exact" => Some(HttpPathMatch::Exact(value.into())),
-            "PathPrefix" if self.has_text_prefixes => Some(HttpPathMatch::TextPrefix(value.into())),
+            "PathPrefix" if self.matches_text_prefixes => {
+                Some(HttpPathMatch::TextPrefix(value.into()))
+            }
             "PathPrefix" => {
                 let trimmed = value.trim_end_matches('/');
                 let prefix = if trimmed.is_empty() { "/" } else { trimmed };
                 Some(HttpPathMatch::Prefix(prefix.into()))
             }
             "RegularExpression" => {
-                self.expression(&format!("{at}.value"), value);
+                self.check_regex(&format!("{at}.value"), value);
                 Some(HttpPathMatch::Regex(value.into()))
             }
             other => {
-                self.unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
+                self.mark_unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
                 None
             }
         })
@@ -297,13 +299,13 @@ impl RuleReader<'_> {
 
     /// Checks that waypoints can evaluate a regular expression in linear time and bounded memory; others are
     /// unsupported.
-    pub(crate) fn expression(&mut self, field: &str, pattern: &str) {
+    pub(crate) fn check_regex(&mut self, field: &str, pattern: &str) {
         let built = RegexBuilder::new(pattern)
             .size_limit(ambit_model::MAX_COMPILED_REGEX_BYTES)
             .build();
         if built.is_err() {
             let what = "no regular expression of RE2's syntax, or too large";
-            self.unsupported(field.to_owned(), what);
+            self.mark_unsupported(field.to_owned(), what);
         }
     }
 
@@ -317,12 +319,12 @@ impl RuleReader<'_> {
             let value = match one.type_.as_deref() {
                 None | Some("Exact") => HttpValueMatch::Exact(one.value.as_str().into()),
                 Some("RegularExpression") => {
-                    self.expression(&format!("{at}[{index}].value"), &one.value);
+                    self.check_regex(&format!("{at}[{index}].value"), &one.value);
                     HttpValueMatch::Regex(one.value.as_str().into())
                 }
                 Some(other) => {
                     let what = format!("{other:?} is not supported");
-                    self.unsupported(format!("{at}[{index}].type"), &what);
+                    self.mark_unsupported(format!("{at}[{index}].type"), &what);
                     continue;
                 }
             };
@@ -331,14 +333,14 @@ impl RuleReader<'_> {
         read
     }
 
-    fn backend(
+    fn parse_backend(
         &mut self,
         from: &gateway::HttpBackendRef,
         namespace: &str,
         at: &str,
     ) -> Result<BackendInput, FieldError> {
         self.note_unknown_fields(at, &from.other);
-        let filters = self.filters(at, &from.filters, namespace)?;
+        let filters = self.parse_filters(at, &from.filters, namespace)?;
         BackendInput::read(
             from,
             namespace,

@@ -15,8 +15,8 @@ use crate::{
 const MAX_SESSION_NAME_LENGTH: usize = 128;
 
 impl RuleReader<'_> {
-    /// Parses the field; a session without a name gets one by [`name`].
-    pub(crate) fn session(
+    /// Parses `sessionPersistence` of a rule; a session without a name gets one by [`name_session`].
+    pub(crate) fn parse_session(
         &mut self,
         at: &str,
         from: &SessionPersistence,
@@ -29,7 +29,7 @@ impl RuleReader<'_> {
             Some("Header") => true,
             Some(other) => {
                 let what = format!("{other:?} is not supported");
-                self.unsupported(format!("{at}.type"), &what);
+                self.mark_unsupported(format!("{at}.type"), &what);
                 return Ok(None);
             }
         };
@@ -57,7 +57,7 @@ impl RuleReader<'_> {
                 Some("Permanent") => is_permanent = true,
                 Some(other) => {
                     let what = format!("{other:?} is not supported");
-                    self.unsupported(format!("{at}.lifetimeType"), &what);
+                    self.mark_unsupported(format!("{at}.lifetimeType"), &what);
                     return Ok(None);
                 }
             }
@@ -82,8 +82,8 @@ impl RuleReader<'_> {
     }
 }
 
-/// Names a session without a name, uniquely by its route and rule.
-pub(crate) fn name(session: &mut HttpSession, route: &RouteName, index: usize) {
+/// Gives an unnamed session a unique name, made of its route and rule.
+pub(crate) fn name_session(session: &mut HttpSession, route: &RouteName, index: usize) {
     if !session.name.is_empty() {
         return;
     }

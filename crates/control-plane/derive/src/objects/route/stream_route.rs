@@ -9,7 +9,7 @@ use crate::{
         route::{
             input::RouteRules,
             object::RouteObject,
-            stream_rules::{MAX_HOSTNAMES, RuleReader, StreamInput, server_name},
+            stream_rules::{MAX_HOSTNAMES, StreamInput, StreamRuleReader, parse_server_name},
         },
     },
     problem::{FieldError, Note},
@@ -25,7 +25,7 @@ impl RouteObject for TCPRoute {
     }
 
     fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<RouteRules, FieldError> {
-        let mut reader = RuleReader::new(notes);
+        let mut reader = StreamRuleReader::new(notes);
         reader.note_unknown_fields("spec", &self.spec.other);
         let stream = reader.read(&self.spec.rules, namespace)?;
         Ok(RouteRules::Stream(stream))
@@ -54,7 +54,7 @@ impl RouteObject for TLSRoute {
             return Err(FieldError::new("spec.hostnames", message));
         }
         for (index, one) in given.iter().enumerate() {
-            let name = server_name(one).ok_or_else(|| {
+            let name = parse_server_name(one).ok_or_else(|| {
                 let field = format!("spec.hostnames[{index}]");
                 let message =
                     format!("{one:?} is no name of a server, nor one that begins with `*.`");
@@ -62,7 +62,7 @@ impl RouteObject for TLSRoute {
             })?;
             hostnames.push(name);
         }
-        let mut reader = RuleReader::new(notes);
+        let mut reader = StreamRuleReader::new(notes);
         reader.note_unknown_fields("spec", &self.spec.other);
         let stream = reader.read(&self.spec.rules, namespace)?;
         Ok(RouteRules::Stream(StreamInput {
@@ -74,7 +74,7 @@ impl RouteObject for TLSRoute {
     /// Returns rules that refuse connections with the route's server names, or all connections if no name can be read.
     fn unusable(&self) -> RouteRules {
         let names = &self.spec.hostnames;
-        let all_are_known = names.iter().all(|one| server_name(one).is_some());
+        let all_are_known = names.iter().all(|one| parse_server_name(one).is_some());
         RouteRules::Stream(StreamInput::unusable(if all_are_known {
             names
         } else {

@@ -23,7 +23,7 @@ pub(crate) struct StreamInput {
     /// Server names (SNI) in lower case; all connections if empty.
     pub(crate) hostnames: Vec<ArcStr>,
     pub(crate) backends: Vec<BackendInput>,
-    pub(crate) unsupported: Option<UnsupportedPart>,
+    pub(crate) unsupported_part: Option<UnsupportedPart>,
 }
 
 impl StreamInput {
@@ -32,10 +32,10 @@ impl StreamInput {
         Self {
             hostnames: hostnames
                 .iter()
-                .filter_map(|one| server_name(one))
+                .filter_map(|one| parse_server_name(one))
                 .collect(),
             backends: Vec::new(),
-            unsupported: Some(UnsupportedPart {
+            unsupported_part: Some(UnsupportedPart {
                 reason: UNSUPPORTED_VALUE,
                 text: arcstr::literal!("the route cannot be used as it is written"),
             }),
@@ -47,12 +47,12 @@ impl StreamInput {
     }
 
     pub(crate) fn unsupported(&self) -> Option<&UnsupportedPart> {
-        self.unsupported.as_ref()
+        self.unsupported_part.as_ref()
     }
 }
 
 /// Returns a valid server name or wildcard (`*.` and a name) in lower case; `None` if it is neither.
-pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
+pub(crate) fn parse_server_name(text: &str) -> Option<ArcStr> {
     let name = text.strip_prefix("*.").unwrap_or(text);
     let is_address = name.parse::<std::net::IpAddr>().is_ok();
     let name_in_lower_case = name.to_ascii_lowercase();
@@ -61,12 +61,12 @@ pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
 }
 
 /// Parser of the rules of a TCPRoute or TLSRoute.
-pub(crate) struct RuleReader<'a> {
+pub(crate) struct StreamRuleReader<'a> {
     notes: &'a mut Vec<Note>,
     unsupported: Option<UnsupportedPart>,
 }
 
-impl<'a> RuleReader<'a> {
+impl<'a> StreamRuleReader<'a> {
     pub(crate) fn new(notes: &'a mut Vec<Note>) -> Self {
         Self {
             notes,
@@ -103,7 +103,7 @@ impl<'a> RuleReader<'a> {
             for (index, one) in rule.backend_refs.iter().enumerate() {
                 let at = format!("{at}.backendRefs[{index}]");
                 self.note_unknown_fields(&at, &one.other);
-                let one = as_http(one);
+                let one = to_http_backend(one);
                 let read = BackendInput::read(
                     &one,
                     namespace,
@@ -117,13 +117,13 @@ impl<'a> RuleReader<'a> {
         Ok(StreamInput {
             hostnames: Vec::new(),
             backends,
-            unsupported: self.unsupported,
+            unsupported_part: self.unsupported,
         })
     }
 }
 
 /// Converts a backend to the type of HTTP backends, without filters.
-fn as_http(from: &BackendRef) -> HttpBackendRef {
+fn to_http_backend(from: &BackendRef) -> HttpBackendRef {
     HttpBackendRef {
         group: from.group.clone(),
         kind: from.kind.clone(),

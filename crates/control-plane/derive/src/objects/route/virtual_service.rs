@@ -12,7 +12,7 @@ use crate::{
         readable::{FetchExtent, FetchedKind, Parsed, Readable, deserialize_field},
         route::{
             input::{RouteInput, RouteRules},
-            rules::{MatchScope, RuleInput},
+            rules::{MatchScope, RouteRuleInput},
         },
     },
     problem::FieldError,
@@ -29,11 +29,12 @@ impl Readable for VirtualService {
         read::read(self, config)
     }
 
-    /// Builds the fail-closed substitute: requests to the VirtualService's hosts are refused until it is valid.
+    /// Builds the fail-closed substitute: requests to the VirtualService's hosts are refused until the VirtualService
+    /// is valid.
     fn substitute(&self, config: &MeshConfig) -> Option<RouteInput> {
-        let scope = read::scope(self, config, &mut Vec::new());
+        let scope = read::parse_scope(self, config, &mut Vec::new());
         let is_of_requests = scope.is_for_mesh && !self.spec.http.is_empty();
-        is_of_requests.then(|| read::route(self, scope, vec![RuleInput::unusable()]))
+        is_of_requests.then(|| read::build_route(self, scope, vec![RouteRuleInput::unusable()]))
     }
 
     fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
@@ -58,7 +59,7 @@ pub(crate) fn is_for_mesh(route: &RouteInput) -> bool {
 impl RouteInput {
     /// Whether a waypoint applies the VirtualService to requests to a service.
     pub(crate) fn is_applied_by(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
-        let of = match self.is_for_all(target, gateway) {
+        let of = match self.is_producer_route(target, gateway) {
             true => &gateway.namespace,
             false => self.namespace(),
         };
@@ -66,25 +67,25 @@ impl RouteInput {
         scope.is_some_and(|scope| scope.is_exported_to(of)) && !self.http_rules().is_empty()
     }
 
-    pub(crate) fn http_rules(&self) -> &[RuleInput] {
+    pub(crate) fn http_rules(&self) -> &[RouteRuleInput] {
         match &self.rules {
             RouteRules::Http(rules) => rules,
             RouteRules::Stream(_) => &[],
         }
     }
 
-    pub(crate) fn scopes(&self) -> impl Iterator<Item = &MatchScope> {
-        self.http_rules().iter().flat_map(|rule| &rule.scopes)
+    pub(crate) fn match_scopes(&self) -> impl Iterator<Item = &MatchScope> {
+        self.http_rules().iter().flat_map(|rule| &rule.match_scopes)
     }
 
     /// Whether the rules depend on the port that the client called: by a match condition, or by a destination without a
     /// port.
     pub(crate) fn depends_on_port(&self) -> bool {
-        let backends = self.http_rules().iter().flat_map(RuleInput::backends);
-        let mut without_port = backends.filter(|backend| backend.to.port.is_none());
-        let mut mirrors = self.http_rules().iter().flat_map(RuleInput::mirrors);
-        self.scopes().any(|scope| scope.port.is_some())
+        let backends = self.http_rules().iter().flat_map(RouteRuleInput::backends);
+        let mut without_port = backends.filter(|backend| backend.service.port.is_none());
+        let mut mirrors = self.http_rules().iter().flat_map(RouteRuleInput::mirrors);
+        self.match_scopes().any(|scope| scope.port.is_some())
             || without_port.next().is_some()
-            || mirrors.any(|mirror| mirror.to.port.is_none())
+            || mirrors.any(|mirror| mirror.service.port.is_none())
     }
 }

@@ -11,16 +11,17 @@ use crate::problem::{FieldError, Note};
 /// Maximum number of span tags, and of changed labels of a metric.
 const MAX_TAGS: usize = 64;
 
-/// Tracing settings of a Telemetry object. A `None` is inherited from a less specific level (namespace, mesh).
+/// Tracing settings of a Telemetry object. A field that is `None` is inherited from a less specific level (namespace,
+/// mesh).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TracingSettings {
     pub(crate) providers: Vec<ArcStr>,
-    /// Number of requests per 10,000 that are traced.
+    /// Number of requests per 10,000 that are traced; `None` if inherited.
     pub(crate) sampling: Option<u32>,
     pub(crate) is_disabled: Option<bool>,
     pub(crate) tags: Option<Vec<TelemetryTag>>,
-    pub(crate) by_request_id: Option<bool>,
-    pub(crate) istio_tags: Option<bool>,
+    pub(crate) samples_by_request_id: Option<bool>,
+    pub(crate) adds_istio_tags: Option<bool>,
     /// Whether requests are forwarded without their trace context.
     pub(crate) omits_trace_context: Option<bool>,
 }
@@ -44,12 +45,12 @@ pub(crate) struct MetricSettings {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MetricOverride {
     pub(crate) families: Vec<TelemetryFamily>,
-    pub(crate) disabled: Option<bool>,
+    pub(crate) is_disabled: Option<bool>,
     /// Labels to set, with the expression of their value; a label with `None` is removed.
     pub(crate) labels: Vec<(ArcStr, Option<ArcStr>)>,
 }
 
-fn providers(of: &[ProviderRef]) -> Vec<ArcStr> {
+fn provider_names(of: &[ProviderRef]) -> Vec<ArcStr> {
     of.iter().map(|one| one.name.as_str().into()).collect()
 }
 
@@ -109,14 +110,14 @@ pub(crate) fn parse_tracing(
             }
         };
         parts.push(TracingSettings {
-            providers: providers(&one.providers),
+            providers: provider_names(&one.providers),
             sampling,
             is_disabled: one.disable_span_reporting,
             tags: (!one.custom_tags.is_empty())
                 .then(|| parse_tags(one, &field("customTags")))
                 .transpose()?,
-            by_request_id: one.use_request_id_for_trace_sampling,
-            istio_tags: one.enable_istio_tags,
+            samples_by_request_id: one.use_request_id_for_trace_sampling,
+            adds_istio_tags: one.enable_istio_tags,
             omits_trace_context: one.disable_context_propagation,
         });
     }
@@ -156,7 +157,7 @@ fn parse_tag_value(tag: &CustomTag) -> Result<TelemetryTagValue, String> {
             let (name, default) = (named.name.as_str(), named.default_value.as_str());
             Ok(TelemetryTagValue::Environment(name.into(), default.into()))
         }
-        (None, None, Some(named), None) if is_header(&named.name) => {
+        (None, None, Some(named), None) if is_header_name(&named.name) => {
             let name = named.name.to_ascii_lowercase();
             let default = named.default_value.as_str();
             Ok(TelemetryTagValue::Header(name.into(), default.into()))
@@ -172,7 +173,7 @@ fn parse_tag_value(tag: &CustomTag) -> Result<TelemetryTagValue, String> {
     }
 }
 
-fn is_header(name: &str) -> bool {
+fn is_header_name(name: &str) -> bool {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(is_token)
 }
@@ -195,7 +196,7 @@ pub(crate) fn parse_access_logging(
             Expression::new(text).map_err(error)?;
         }
         parts.push(AccessLogSettings {
-            providers: providers(&one.providers),
+            providers: provider_names(&one.providers),
             is_disabled: one.disabled.unwrap_or_default(),
             filter: filter.map(ArcStr::from),
         });
@@ -220,7 +221,7 @@ pub(crate) fn parse_metrics(
             overrides.extend(parse_override(of, &field, notes)?);
         }
         parts.push(MetricSettings {
-            providers: providers(&one.providers),
+            providers: provider_names(&one.providers),
             overrides,
         });
     }
@@ -296,7 +297,7 @@ fn parse_override(
     }
     Ok(Some(MetricOverride {
         families,
-        disabled: of.disabled,
+        is_disabled: of.disabled,
         labels,
     }))
 }

@@ -23,7 +23,7 @@ pub(super) fn service_waypoint(mesh: &TestMesh) -> Option<String> {
 
 #[test]
 fn a_gateway_takes_the_pods_and_services_of_its_namespace() {
-    let mut mesh = TestMesh::of(&all(&[CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
     let changed = mesh.apply(&gateway("wp", ""));
     assert_eq!(
@@ -49,7 +49,7 @@ fn a_gateway_takes_the_pods_and_services_of_its_namespace() {
     assert!(mesh.waypoint_services.is_empty() && mesh.waypoint_gateways.is_empty());
 }
 
-pub(super) fn labelled(yaml: &str, labels: &str) -> String {
+pub(super) fn with_labels(yaml: &str, labels: &str) -> String {
     yaml.replacen("namespace: shop", &format!("namespace: shop, {labels}"), 1)
 }
 
@@ -58,11 +58,11 @@ pub(super) fn namespace(labels: &str) -> String {
 }
 
 pub(super) fn pod_labelled(labels: &str) -> String {
-    cart(&[("{app: cart}", &format!("{{app: cart, {labels}}}"))])
+    cart_pod(&[("{app: cart}", &format!("{{app: cart, {labels}}}"))])
 }
 
 pub(super) fn service_labelled(labels: &str) -> String {
-    labelled(SERVICE, &format!("labels: {{{labels}}}"))
+    with_labels(CART_SERVICE, &format!("labels: {{{labels}}}"))
 }
 
 const FOR_CART: &str = ", annotations: {istio.io/for-service-account: cart}";
@@ -77,9 +77,9 @@ const USE_WP_OF_OTHER_NAMESPACE: &str =
 
 /// Row of a table: description, objects, expected waypoint of the pod, and of the service. Waypoints of `shop` are
 /// given by name, others by their full host.
-type Row<'a> = (&'a str, Vec<String>, &'a str, &'a str);
+type AttachmentCase<'a> = (&'a str, Vec<String>, &'a str, &'a str);
 
-fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
+fn check_attachments(attachment: WaypointAttachment, rows: Vec<AttachmentCase<'_>>) {
     let short = |name: Option<String>| {
         let name = name.unwrap_or_default();
         let own = name.strip_suffix(".shop.svc.cluster.local");
@@ -87,18 +87,18 @@ fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
             .map_or_else(|| name.clone(), str::to_owned)
     };
     for (what, objects, pod, service) in rows {
-        let mut mesh = TestMesh::with(MeshConfig {
+        let mut mesh = TestMesh::with_config(MeshConfig {
             waypoint_attachment: attachment,
             ..MeshConfig::default()
         });
         let mut kinds: Vec<&str> = objects.iter().map(String::as_str).collect();
         if !objects.iter().any(|one| one.contains("kind: Pod")) {
-            kinds.push(CART);
+            kinds.push(CART_POD);
         }
         if !objects.iter().any(|one| one.contains("kind: Service\n")) {
-            kinds.push(SERVICE);
+            kinds.push(CART_SERVICE);
         }
-        mesh.apply(&all(&kinds));
+        mesh.apply(&join_documents(&kinds));
         let found = (
             short(waypoint(mesh.pod("cart-1"))),
             short(service_waypoint(&mesh)),
@@ -118,8 +118,8 @@ fn account_precedes_namespace_and_age_precedes_name() {
     let new = ", creationTimestamp: \"2026-01-01T00:00:00Z\"";
     let both = |one: &str, other: &str| format!("{one}{other}");
     let other_account = ", annotations: {istio.io/for-service-account: web}";
-    check(
-        WaypointAttachment::Seed,
+    check_attachments(
+        WaypointAttachment::LabelsAndGateways,
         vec![
             ("nothing", vec![], "", ""),
             ("the namespace's", vec![gw("wp", "")], "wp", "wp"),
@@ -178,7 +178,7 @@ fn account_precedes_namespace_and_age_precedes_name() {
             ),
             (
                 "a pod in the node's network",
-                vec![gw("wp", ""), cart(&[("nodeName: n1", "nodeName: n1\n  hostNetwork: true")])],
+                vec![gw("wp", ""), cart_pod(&[("nodeName: n1", "nodeName: n1\n  hostNetwork: true")])],
                 "",
                 "wp",
             ),
@@ -200,7 +200,7 @@ fn account_precedes_namespace_and_age_precedes_name() {
             ),
             (
                 "a service without pods of its own",
-                vec![gw("wp", ""), SERVICE.replace("  selector: {app: cart}\n", "")],
+                vec![gw("wp", ""), CART_SERVICE.replace("  selector: {app: cart}\n", "")],
                 "wp",
                 "",
             ),
@@ -268,10 +268,10 @@ fn object_labels_precede_namespaces_and_gateways() {
             ),
         ]
     };
-    check(WaypointAttachment::Seed, rows());
-    check(WaypointAttachment::Labels, rows());
-    check(
-        WaypointAttachment::Labels,
+    check_attachments(WaypointAttachment::LabelsAndGateways, rows());
+    check_attachments(WaypointAttachment::LabelsOnly, rows());
+    check_attachments(
+        WaypointAttachment::LabelsOnly,
         vec![
             (
                 "Gateways alone",
@@ -292,15 +292,18 @@ fn object_labels_precede_namespaces_and_gateways() {
 #[test]
 fn workload_waypoints_enforce_nothing_where_istios_meaning_is_set() {
     for (setting, enforces) in [
-        (WorkloadWaypoints::Enforced, true),
-        (WorkloadWaypoints::Istio, false),
+        (WorkloadWaypoints::AllClients, true),
+        (WorkloadWaypoints::CapturedClients, false),
     ] {
-        let mut mesh = TestMesh::with(MeshConfig {
-            waypoint_attachment: WaypointAttachment::Labels,
+        let mut mesh = TestMesh::with_config(MeshConfig {
+            waypoint_attachment: WaypointAttachment::LabelsOnly,
             workload_waypoints: setting,
             ..MeshConfig::default()
         });
-        mesh.apply(&all(&[&gateway("wp", FOR_ALL), &pod_labelled(USE_WP)]));
+        mesh.apply(&join_documents(&[
+            &gateway("wp", FOR_ALL),
+            &pod_labelled(USE_WP),
+        ]));
         let pod = mesh.pod("cart-1");
         let dialled = pod.waypoint.as_ref().unwrap().destination.to_string();
         assert_eq!(dialled, WP, "who dials the pod's address goes through it");
@@ -324,8 +327,8 @@ fn waypoints_of_other_namespaces_serve_whom_they_allow() {
     let by_name = "from: Selector, selector: {matchLabels: {kubernetes.io/metadata.name: shop}}";
     let there = "bank/wp.bank.svc.cluster.local";
     let denied = "bank/not-permitted.wp.bank.waypoint.invalid";
-    check(
-        WaypointAttachment::Seed,
+    check_attachments(
+        WaypointAttachment::LabelsAndGateways,
         vec![
             (
                 "elsewhere, same only",
@@ -387,8 +390,8 @@ fn waypoints_of_other_namespaces_serve_whom_they_allow() {
 fn unresolved_waypoint_fails_closed() {
     let gw = gateway;
     let missing = "shop/missing.wp.shop.waypoint.invalid";
-    check(
-        WaypointAttachment::Seed,
+    check_attachments(
+        WaypointAttachment::LabelsAndGateways,
         vec![
             (
                 "the service names one that is missing, and the namespace one that is there",
@@ -431,34 +434,41 @@ fn unresolved_waypoint_fails_closed() {
 
 #[test]
 fn what_cannot_be_found_may_be_allowed() {
-    let mut mesh = TestMesh::with(MeshConfig {
-        waypoint_missing: WaypointMissing::Allow,
+    let mut mesh = TestMesh::with_config(MeshConfig {
+        waypoint_missing: WaypointMissing::BypassWaypoint,
         ..MeshConfig::default()
     });
-    mesh.apply(&all(&[&pod_labelled(USE_WP), &service_labelled(USE_WP)]));
+    mesh.apply(&join_documents(&[
+        &pod_labelled(USE_WP),
+        &service_labelled(USE_WP),
+    ]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
     assert_eq!(service_waypoint(&mesh), None);
 }
 
 #[test]
 fn what_is_refused_is_enforced_with_nobody_let_through() {
-    let mesh = TestMesh::of(&pod_labelled(USE_WP));
+    let mesh = TestMesh::from_yaml(&pod_labelled(USE_WP));
     let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
     assert!(own.enforce && own.identities.is_empty());
 }
 
 #[test]
 fn a_waypoint_does_not_go_through_itself() {
-    let of_wp = labelled(
-        &SERVICE.replace("name: cart", "name: wp"),
+    let of_wp = with_labels(
+        &CART_SERVICE.replace("name: cart", "name: wp"),
         "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
     );
-    let mesh = TestMesh::of(&all(&[&of_wp, &gateway("wp", FOR_ALL), &namespace(USE_WP)]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        &of_wp,
+        &gateway("wp", FOR_ALL),
+        &namespace(USE_WP),
+    ]));
     assert_eq!(mesh.service(WP).waypoint, None);
     let managed = of_wp
         .replace("name: wp", "name: x")
         .replace("mesh-controller", "eastwest-controller");
-    let mesh = TestMesh::of(&all(&[
+    let mesh = TestMesh::from_yaml(&join_documents(&[
         &managed,
         &gateway("wp", FOR_ALL),
         &namespace(USE_WP),
@@ -468,8 +478,12 @@ fn a_waypoint_does_not_go_through_itself() {
 
 #[test]
 fn changes_reach_what_they_concern() {
-    let mut mesh = TestMesh::of(&all(&[CART, SERVICE, &gateway("wp", "")]));
-    let second = CART
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_POD,
+        CART_SERVICE,
+        &gateway("wp", ""),
+    ]));
+    let second = CART_POD
         .replace("cart-1", "cart-2")
         .replace("10.1.2.3", "10.1.2.4");
     let opting_out = second.replace("{app: cart}", &format!("{{app: cart, {USE_NONE}}}"));
@@ -498,9 +512,9 @@ fn changes_reach_what_they_concern() {
 #[test]
 fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
     // Pods of the account `cart` are the application's.
-    let mut mesh = TestMesh::of(&all(&[CART, &gateway("cart", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &gateway("cart", "")]));
     assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
-    mesh.apply(SERVICE);
+    mesh.apply(CART_SERVICE);
     assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
     let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
     assert!(own.enforce && own.identities.is_empty());
@@ -512,17 +526,17 @@ fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
     assert!(mesh.waypoint_gateways.contains_key("gateway shop/cart"));
     // Every pod that names no account has this one.
     assert!(
-        TestMesh::of(&gateway("default", ""))
+        TestMesh::from_yaml(&gateway("default", ""))
             .waypoint_gateways
             .is_empty()
     );
 }
 
-const CANARY: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
+const CANARY_METADATA: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
 
 /// Returns the service's waypoints with their weights, whether the canary receives the service, and the condition
 /// `WaypointBound`.
-fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
+fn canary_state(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
     let name = "shop/cart.shop.svc.cluster.local";
     let weighted = mesh.services[name].weighted_waypoints.iter();
     let weighted = weighted.map(|one| (one.destination.destination.to_string(), one.weight));
@@ -539,7 +553,7 @@ fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
     (weighted.collect(), is_published, condition)
 }
 
-fn instance(name: &str) -> String {
+fn waypoint_pod(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}-1, namespace: shop, uid: {name}, labels: \
          {{gateway.networking.k8s.io/gateway-name: {name}}}}}\nspec: {{nodeName: n1, serviceAccountName: {name}, \
@@ -552,23 +566,27 @@ fn instance(name: &str) -> String {
 
 #[test]
 fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
-    let bound = SERVICE.replacen("namespace: shop", &format!("namespace: shop, {CANARY}"), 1);
-    let mut mesh = TestMesh::of(&all(&[
+    let bound = CART_SERVICE.replacen(
+        "namespace: shop",
+        &format!("namespace: shop, {CANARY_METADATA}"),
+        1,
+    );
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
         &bound,
-        CART,
+        CART_POD,
         &gateway("wp", ""),
-        &instance("wp"),
+        &waypoint_pod("wp"),
         &gateway("wq", ""),
     ]));
-    let (weighted, is_published, condition) = canary(&mesh);
+    let (weighted, is_published, condition) = canary_state(&mesh);
     assert!(weighted.is_empty() && !is_published, "{weighted:?}");
     assert!(
         condition.starts_with("true WaypointAccepted")
             && condition.contains("no pod of it is ready"),
         "{condition}"
     );
-    mesh.apply(&instance("wq"));
-    let (weighted, is_published, condition) = canary(&mesh);
+    mesh.apply(&waypoint_pod("wq"));
+    let (weighted, is_published, condition) = canary_state(&mesh);
     let names = ["wp", "wq"].map(|one| format!("shop/{one}.shop.svc.cluster.local"));
     let [first, second] = names;
     assert_eq!(weighted, [(first, 90), (second, 10)]);
@@ -582,7 +600,7 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
         ("half", "CanaryInvalidWeight"),
     ] {
         mesh.apply(&bound.replace("'10'", change));
-        let (weighted, is_published, condition) = canary(&mesh);
+        let (weighted, is_published, condition) = canary_state(&mesh);
         assert!(weighted.is_empty() && !is_published);
         assert!(
             condition.starts_with(&format!("false {reason}")),
@@ -590,58 +608,62 @@ fn a_canary_has_its_share_of_connections_and_is_ignored_where_it_cannot() {
         );
     }
     mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: wp"));
-    assert!(canary(&mesh).2.starts_with("false CanarySameAsPrimary"));
+    assert!(
+        canary_state(&mesh)
+            .2
+            .starts_with("false CanarySameAsPrimary")
+    );
     mesh.apply(&bound.replace("use-waypoint-canary: wq", "use-waypoint-canary: none-such"));
-    let (weighted, _, condition) = canary(&mesh);
+    let (weighted, _, condition) = canary_state(&mesh);
     assert!(
         weighted.is_empty() && condition.contains("is ignored (missing)"),
         "{condition}"
     );
     // It goes, and the first one has all.
     mesh.apply(&bound);
-    assert_eq!(canary(&mesh).0.len(), 2);
+    assert_eq!(canary_state(&mesh).0.len(), 2);
     mesh.delete(Kind::Gateway, "shop", "wq");
-    assert!(canary(&mesh).0.is_empty());
+    assert!(canary_state(&mesh).0.is_empty());
     mesh.apply(&gateway("wq", ""));
-    assert_eq!(canary(&mesh).0.len(), 2);
+    assert_eq!(canary_state(&mesh).0.len(), 2);
     // Where the first one cannot be resolved, the second does not take its place.
     mesh.delete(Kind::Gateway, "shop", "wp");
-    assert!(canary(&mesh).0.is_empty());
+    assert!(canary_state(&mesh).0.is_empty());
 }
 
 #[test]
 fn namespace_label_sets_canary_and_ingress_use() {
     let of_namespace = format!(
         "apiVersion: v1\nkind: Namespace\nmetadata: {{name: shop, {}}}\n",
-        CANARY.replace(
+        CANARY_METADATA.replace(
             "labels: {",
             "labels: {istio.io/ingress-use-waypoint: 'true', "
         )
     );
-    let mut mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
-        &instance("wp"),
+        &waypoint_pod("wp"),
         &gateway("wq", ""),
-        &instance("wq"),
+        &waypoint_pod("wq"),
         &of_namespace,
     ]));
-    assert_eq!(canary(&mesh).0.len(), 2);
+    assert_eq!(canary_state(&mesh).0.len(), 2);
     assert!(
-        canary(&mesh)
+        canary_state(&mesh)
             .2
             .contains("ingress traffic is sent through it")
     );
     mesh.apply(&of_namespace.replace("'10'", "'20'"));
-    assert_eq!(canary(&mesh).0[1].1, 20);
-    let own = SERVICE.replacen(
+    assert_eq!(canary_state(&mesh).0[1].1, 20);
+    let own = CART_SERVICE.replacen(
         "namespace: shop",
         "namespace: shop, labels: {istio.io/use-waypoint: wp, istio.io/ingress-use-waypoint: 'false'}",
         1,
     );
     mesh.apply(&own);
-    let (weighted, _, condition) = canary(&mesh);
+    let (weighted, _, condition) = canary_state(&mesh);
     assert!(
         weighted.is_empty(),
         "the level that names the first decides"

@@ -6,11 +6,11 @@ use ambit_model::JwtKeys;
 use super::{routes_and_conditions::grant, *};
 use crate::{KeyFormat, KeySetState, KeySource, condition::ConditionInput};
 
-const PUBLISHED: &str = "shop/wp by shop/ra";
+const RECORD_NAME: &str = "shop/wp by shop/ra";
 const KEYS: &str =
     r#"{"keys":[{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
-fn object(spec: &str) -> String {
+fn request_authentication(spec: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: ra, namespace: shop}}\nspec: {{{spec}}}\n"
     )
@@ -19,12 +19,17 @@ fn object(spec: &str) -> String {
 const AT_GATEWAY: &str =
     "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}]";
 
-fn with(spec: &str) -> TestMesh {
-    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &object(spec)]))
+fn mesh_with_spec(spec: &str) -> TestMesh {
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        &request_authentication(spec),
+    ]))
 }
 
-fn rules(rules: &str) -> TestMesh {
-    with(&format!("{AT_GATEWAY}, jwtRules: [{rules}]"))
+fn mesh_with_rules(rules: &str) -> TestMesh {
+    mesh_with_spec(&format!("{AT_GATEWAY}, jwtRules: [{rules}]"))
 }
 
 fn condition(mesh: &TestMesh) -> String {
@@ -36,7 +41,7 @@ fn condition(mesh: &TestMesh) -> String {
     let problems = mesh.index.problems_of(&key);
     let subject = ConditionInput {
         problems: &problems,
-        in_force: false,
+        is_in_force: false,
         is_attached: true,
         derived_status: mesh.index.derived_status(&key),
     };
@@ -49,13 +54,13 @@ fn condition(mesh: &TestMesh) -> String {
 
 #[test]
 fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
-    let mesh = rules(&format!(
+    let mesh = mesh_with_rules(&format!(
         "{{issuer: 'https://i', audiences: [a, b], jwks: '{KEYS}', fromHeaders: [{{name: X-Jwt, prefix: 'JWT '}}], \
          fromParams: [p], fromCookies: [c], outputPayloadToHeader: X-Payload, forwardOriginalToken: true, \
          outputClaimToHeaders: [{{header: X-Sub, claim: sub}}], spaceDelimitedClaims: [roles], timeout: 3s}}"
     ));
     assert_eq!(mesh.problems(), [] as [String; 0]);
-    let record = &mesh.waypoint_authentications[PUBLISHED];
+    let record = &mesh.waypoint_authentications[RECORD_NAME];
     assert!(record.for_gateway && record.services.is_empty() && record.not_understood.is_none());
     let [rule] = &record.rules[..] else {
         panic!("one rule")
@@ -78,22 +83,22 @@ fn every_field_of_a_rule_reaches_the_waypoints_that_it_is_for() {
 #[test]
 fn it_is_attached_as_policies_are() {
     let rule = format!("jwtRules: [{{issuer: i, jwks: '{KEYS}'}}]");
-    let cart = with(&format!(
+    let cart = mesh_with_spec(&format!(
         "targetRefs: [{{kind: Service, name: cart}}], {rule}"
     ));
-    let record = &cart.waypoint_authentications[PUBLISHED];
+    let record = &cart.waypoint_authentications[RECORD_NAME];
     assert!(!record.for_gateway);
     assert_eq!(
         record.services[0].to_string(),
         "shop/cart.shop.svc.cluster.local"
     );
-    let class = object(&format!(
+    let class = request_authentication(&format!(
         "targetRefs: [{{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}}], {rule}"
     ));
     let root = class.replace("namespace: shop", "namespace: istio-system");
-    let mesh = TestMesh::of(&all(&[&gateway("wp", ""), &root]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[&gateway("wp", ""), &root]));
     assert!(mesh.waypoint_authentications["shop/wp by istio-system/ra"].for_gateway);
-    let elsewhere = with(&format!(
+    let elsewhere = mesh_with_spec(&format!(
         "targetRefs: [{{kind: Service, name: gone}}], {rule}"
     ));
     assert!(elsewhere.waypoint_authentications.is_empty());
@@ -107,7 +112,7 @@ fn it_is_attached_as_policies_are() {
         rule.clone(),
         format!("selector: {{matchLabels: {{app: a}}}}, {rule}"),
     ] {
-        let mesh = with(&loose);
+        let mesh = mesh_with_spec(&loose);
         assert!(mesh.waypoint_authentications.is_empty());
         assert!(condition(&mesh).starts_with("false NotAttached: there are no targetRefs"));
     }
@@ -153,25 +158,29 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
             "timeout",
         ),
     ] {
-        let mut mesh = rules(rule);
+        let mut mesh = mesh_with_rules(rule);
         assert!(
             mesh.problems()[0].contains(expected),
             "{:?}",
             mesh.problems()
         );
-        let record = &mesh.waypoint_authentications[PUBLISHED];
+        let record = &mesh.waypoint_authentications[RECORD_NAME];
         assert!(
             record.not_understood.is_some() && record.for_gateway,
             "{rule}"
         );
         assert!(condition(&mesh).starts_with("false Invalid"));
-        mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{good}]")));
-        let before = mesh.waypoint_authentications[PUBLISHED].clone();
+        mesh.apply(&request_authentication(&format!(
+            "{AT_GATEWAY}, jwtRules: [{good}]"
+        )));
+        let before = mesh.waypoint_authentications[RECORD_NAME].clone();
         assert!(before.not_understood.is_none());
-        mesh.apply(&object(&format!("{AT_GATEWAY}, jwtRules: [{rule}]")));
-        assert_eq!(mesh.waypoint_authentications[PUBLISHED], before, "{rule}");
+        mesh.apply(&request_authentication(&format!(
+            "{AT_GATEWAY}, jwtRules: [{rule}]"
+        )));
+        assert_eq!(mesh.waypoint_authentications[RECORD_NAME], before, "{rule}");
     }
-    let noted = rules(r#"{issuer: i, jwks: '{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}'}"#);
+    let noted = mesh_with_rules(r#"{issuer: i, jwks: '{"keys":[{"kty":"oct","k":"c2VjcmV0"}]}'}"#);
     assert!(
         condition(&noted).contains("no token of this issuer is valid"),
         "{}",
@@ -181,7 +190,7 @@ fn unusable_record_keeps_the_last_good_one_or_denies() {
 
 #[test]
 fn keys_are_fetched_by_address_or_issuer_and_published() {
-    let mut mesh = rules(
+    let mut mesh = mesh_with_rules(
         "{issuer: 'https://i', jwksUri: 'https://i/keys'}, {issuer: 'https://j', timeout: 2m}",
     );
     let sources: Vec<KeySource> = mesh.index.view().key_sources().into_iter().collect();
@@ -199,7 +208,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
     );
     assert_eq!(by_issuer.timeout.as_secs(), 30);
     let keys = |mesh: &TestMesh, rule: usize| {
-        mesh.waypoint_authentications[PUBLISHED].rules[rule]
+        mesh.waypoint_authentications[RECORD_NAME].rules[rule]
             .keys
             .clone()
     };
@@ -213,7 +222,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
     };
     mesh.index.set_keys(by_address, had(Some(KEYS), None));
     mesh.index.set_keys(by_issuer, had(None, Some("no answer")));
-    assert_eq!(mesh.flush(), [PUBLISHED]);
+    assert_eq!(mesh.flush(), [RECORD_NAME]);
     assert_eq!(keys(&mesh, 0), JwtKeys::Known(KEYS.into()));
     assert_eq!(keys(&mesh, 1), JwtKeys::Unavailable("no answer".into()));
     assert!(
@@ -237,7 +246,7 @@ fn keys_are_fetched_by_address_or_issuer_and_published() {
 
 #[test]
 fn keys_of_tenants_come_from_others_only_by_a_grant() {
-    let mut mesh = TestMesh::of(&all(&[CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE]));
     let owner = |mesh: &TestMesh, namespace: &str, ip: &str| {
         let may = mesh
             .index
@@ -285,5 +294,5 @@ fn keys_of_tenants_come_from_others_only_by_a_grant() {
         sources.map(|source| source.namespace).collect::<Vec<_>>()
     };
     let rule = "{issuer: 'https://i', jwksUri: 'https://i/keys'}";
-    assert_eq!(namespaces(&rules(rule)), [Some("shop".into())]);
+    assert_eq!(namespaces(&mesh_with_rules(rule)), [Some("shop".into())]);
 }

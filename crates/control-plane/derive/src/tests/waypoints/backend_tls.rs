@@ -24,14 +24,19 @@ fn policy(name: &str, section: &str, validation: &str) -> String {
     )
 }
 
-fn map(text: &str) -> String {
+fn ca_config_map(text: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: roots, namespace: shop}}\ndata: {{ca.crt: '{text}'}}\n"
     )
 }
 
-fn with(more: &str) -> TestMesh {
-    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), more]))
+fn mesh_with(more: &str) -> TestMesh {
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        more,
+    ]))
 }
 
 fn port_policy(mesh: &TestMesh, port: u16) -> DestinationPolicy {
@@ -41,7 +46,7 @@ fn port_policy(mesh: &TestMesh, port: u16) -> DestinationPolicy {
         .unwrap_or_default()
 }
 
-fn tls(mesh: &TestMesh) -> DestinationTls {
+fn published_tls(mesh: &TestMesh) -> DestinationTls {
     let policy = port_policy(mesh, 80);
     assert_eq!(policy.unsupported, None);
     DestinationTls::clone(&policy.tls.expect("TLS"))
@@ -66,13 +71,13 @@ fn derived_status(mesh: &TestMesh, name: &str) -> String {
 
 #[test]
 fn rule_originates_tls_with_its_settings() {
-    let mesh = with(&rule("tls: {mode: SIMPLE}"));
-    assert_eq!(tls(&mesh), DestinationTls::default());
-    let mesh = with(&rule(
+    let mesh = mesh_with(&rule("tls: {mode: SIMPLE}"));
+    assert_eq!(published_tls(&mesh), DestinationTls::default());
+    let mesh = mesh_with(&rule(
         "tls: {mode: MUTUAL, sni: Front.example, subjectAltNames: [a.example, 'spiffe://b/c'], caCertificates: /etc/certs/shop/ca, clientCertificate: /etc/certs/shop/x/cert, privateKey: /etc/certs/shop/key}",
     ));
     assert_eq!(
-        tls(&mesh),
+        published_tls(&mesh),
         DestinationTls {
             server_name: Some("front.example".into()),
             names: vec!["a.example".into(), "spiffe://b/c".into()],
@@ -85,21 +90,21 @@ fn rule_originates_tls_with_its_settings() {
     );
     assert_eq!(mesh.problems(), [""; 0]);
     // Without verification, which a condition names.
-    let mesh = with(&rule(
+    let mesh = mesh_with(&rule(
         "tls: {mode: SIMPLE, insecureSkipVerify: true, subjectAltNames: [a.example]}",
     ));
     let unverified = DestinationTls {
         roots: TlsRoots::Unverified,
         ..DestinationTls::default()
     };
-    assert_eq!(tls(&mesh), unverified);
+    assert_eq!(published_tls(&mesh), unverified);
     let problems = mesh.problems();
     assert!(
         problems[0].contains("insecureSkipVerify") && problems[0].contains("not verified"),
         "{problems:?}"
     );
     // Of one port only.
-    let mesh = with(&rule(
+    let mesh = mesh_with(&rule(
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
     ));
     assert!(port_policy(&mesh, 80).tls.is_some());
@@ -121,7 +126,7 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "mode: MUTUAL, caCertificates: /etc/certs/shop/ca",
         "mode: MUTUAL, clientCertificate: /etc/certs/shop/a, privateKey: /etc/certs/bank/b",
     ] {
-        let mesh = with(&rule(&format!("tls: {{{wished}}}")));
+        let mesh = mesh_with(&rule(&format!("tls: {{{wished}}}")));
         let record = port_policy(&mesh, 80);
         assert!(record.unsupported.is_some(), "{wished}: {record:?}");
         assert_eq!(record.tls, None, "{wished}");
@@ -133,7 +138,7 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
         "tls: {mode: SIMPLE}, connectionPool: {tcp: {maxConnections: -1}}",
         "tls: {mode: MUTUAL}, portLevelSettings: [{port: {number: 70000}}]",
     ] {
-        let mesh = with(&rule(broken));
+        let mesh = mesh_with(&rule(broken));
         let record = port_policy(&mesh, 80);
         assert!(record.unsupported.is_some(), "{broken}: {record:?}");
     }
@@ -142,18 +147,24 @@ fn what_a_rule_cannot_have_lets_nothing_pass() {
 #[test]
 fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
     let system = "wellKnownCACertificates: System";
-    let mut mesh = with(&all(&[
+    let mut mesh = mesh_with(&join_documents(&[
         &rule("tls: {mode: SIMPLE, sni: r.example}, connectionPool: {http: {maxRetries: 7}}"),
         &policy("aa", "", &format!("hostname: a.example, {system}")),
     ]));
-    assert_eq!(tls(&mesh).server_name.as_deref(), Some("a.example"));
+    assert_eq!(
+        published_tls(&mesh).server_name.as_deref(),
+        Some("a.example")
+    );
     assert_eq!(port_policy(&mesh, 80).limits.retries, 7);
     assert_eq!(
         derived_status(&mesh, "aa"),
         "Accepted=true Accepted: the policy is followed\nResolvedRefs=true ResolvedRefs: every reference is found"
     );
     mesh.apply(&policy("b", "", &format!("hostname: b.example, {system}")));
-    assert_eq!(tls(&mesh).server_name.as_deref(), Some("b.example"));
+    assert_eq!(
+        published_tls(&mesh).server_name.as_deref(),
+        Some("b.example")
+    );
     assert!(
         derived_status(&mesh, "aa")
             .starts_with("Accepted=false Conflicted: BackendTLSPolicy shop/b is followed")
@@ -164,20 +175,26 @@ fn a_policy_counts_in_place_of_a_rule_and_the_oldest_of_several() {
         "http-web",
         &format!("hostname: c.example, {system}"),
     ));
-    assert_eq!(tls(&mesh).server_name.as_deref(), Some("c.example"));
+    assert_eq!(
+        published_tls(&mesh).server_name.as_deref(),
+        Some("c.example")
+    );
     let elsewhere = port_policy(&mesh, 81).tls.expect("TLS");
     assert_eq!(elsewhere.server_name.as_deref(), Some("b.example"));
     for name in ["cccc", "b", "aa"] {
         mesh.delete(Kind::BackendTLSPolicy, "shop", name);
     }
-    assert_eq!(tls(&mesh).server_name.as_deref(), Some("r.example"));
+    assert_eq!(
+        published_tls(&mesh).server_name.as_deref(),
+        Some("r.example")
+    );
 }
 
 #[test]
 fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     let by_map =
         "hostname: a.example, caCertificateRefs: [{group: '', kind: ConfigMap, name: roots}]";
-    let mut mesh = with(&policy("a", "", by_map));
+    let mut mesh = mesh_with(&policy("a", "", by_map));
     let why = port_policy(&mesh, 80).unsupported.unwrap();
     assert!(why.contains("ConfigMap shop/roots does not exist"), "{why}");
     let condition = derived_status(&mesh, "a");
@@ -189,12 +206,16 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
         condition.contains("ResolvedRefs=false InvalidCACertificateRef"),
         "{condition}"
     );
-    mesh.apply(&map("-----BEGIN CERTIFICATE----- x"));
-    assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x")));
-    mesh.apply(&map("none"));
+    mesh.apply(&ca_config_map("-----BEGIN CERTIFICATE----- x"));
+    assert!(
+        matches!(published_tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- x"))
+    );
+    mesh.apply(&ca_config_map("none"));
     assert!(port_policy(&mesh, 80).unsupported.is_some());
-    mesh.apply(&map("-----BEGIN CERTIFICATE----- y"));
-    assert!(matches!(tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- y")));
+    mesh.apply(&ca_config_map("-----BEGIN CERTIFICATE----- y"));
+    assert!(
+        matches!(published_tls(&mesh).roots, TlsRoots::Pem(text) if text.contains("CERTIFICATE----- y"))
+    );
     mesh.delete(Kind::ConfigMap, "shop", "roots");
     assert!(port_policy(&mesh, 80).unsupported.is_some());
     for (validation, reason) in [
@@ -237,10 +258,10 @@ fn waypoint_in_other_namespace() -> String {
 
 #[test]
 fn every_waypoint_gets_rules_that_originate_tls() {
-    const FAR: &str = "bank/far to shop/cart.shop.svc.cluster.local";
-    let mut mesh = with(&rule("connectionPool: {http: {maxRetries: 1}}"));
+    const FAR_RECORD: &str = "bank/far to shop/cart.shop.svc.cluster.local";
+    let mut mesh = mesh_with(&rule("connectionPool: {http: {maxRetries: 1}}"));
     mesh.apply(&waypoint_in_other_namespace());
-    assert!(!mesh.waypoint_destinations.contains_key(FAR));
+    assert!(!mesh.waypoint_destinations.contains_key(FAR_RECORD));
     for wished in [
         "tls: {mode: SIMPLE}",
         "portLevelSettings: [{port: {number: 80}, tls: {mode: SIMPLE}}]",
@@ -248,32 +269,38 @@ fn every_waypoint_gets_rules_that_originate_tls() {
         "tls: {mode: SIMPLE, credentialName: secret}",
     ] {
         mesh.apply(&rule(wished));
-        let record = mesh.waypoint_destinations[FAR].policy(80);
+        let record = mesh.waypoint_destinations[FAR_RECORD].policy(80);
         assert!(
             record.tls.is_some() || record.unsupported.is_some(),
             "{wished}"
         );
         // Whether the rule or the waypoint was there first.
         mesh.delete(Kind::Gateway, "bank", "far");
-        assert!(!mesh.waypoint_destinations.contains_key(FAR), "{wished}");
+        assert!(
+            !mesh.waypoint_destinations.contains_key(FAR_RECORD),
+            "{wished}"
+        );
         mesh.apply(&waypoint_in_other_namespace());
-        assert!(mesh.waypoint_destinations.contains_key(FAR), "{wished}");
+        assert!(
+            mesh.waypoint_destinations.contains_key(FAR_RECORD),
+            "{wished}"
+        );
     }
     // A rule for its own namespace alone is for no other's waypoints.
     let own = rule("tls: {mode: SIMPLE}").replace("host: cart", "host: cart, exportTo: ['.']");
     mesh.apply(&own);
-    assert!(!mesh.waypoint_destinations.contains_key(FAR));
-    assert!(tls(&mesh).names.is_empty());
+    assert!(!mesh.waypoint_destinations.contains_key(FAR_RECORD));
+    assert!(published_tls(&mesh).names.is_empty());
     mesh.apply(&policy(
         "p",
         "",
         "hostname: cart.example, wellKnownCACertificates: System",
     ));
-    let record = mesh.waypoint_destinations[FAR].policy(80);
+    let record = mesh.waypoint_destinations[FAR_RECORD].policy(80);
     assert!(record.tls.is_some());
     mesh.delete(Kind::Gateway, "bank", "far");
     mesh.apply(&waypoint_in_other_namespace());
-    assert!(mesh.waypoint_destinations.contains_key(FAR));
+    assert!(mesh.waypoint_destinations.contains_key(FAR_RECORD));
     mesh.delete(Kind::BackendTLSPolicy, "shop", "p");
-    assert!(!mesh.waypoint_destinations.contains_key(FAR));
+    assert!(!mesh.waypoint_destinations.contains_key(FAR_RECORD));
 }

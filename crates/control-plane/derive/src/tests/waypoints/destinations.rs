@@ -20,32 +20,37 @@ fn rule(name: &str, namespace: &str, spec: &str) -> String {
     )
 }
 
-fn retries(most: u32) -> String {
+fn max_retries_policy(most: u32) -> String {
     format!("trafficPolicy: {{connectionPool: {{http: {{maxRetries: {most}}}}}}}")
 }
 
-fn with(rule: &str) -> TestMesh {
-    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), rule]))
+fn mesh_with_rule(rule: &str) -> TestMesh {
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        rule,
+    ]))
 }
 
 /// Returns `maxRetries` of the published rule, which differs between the rules of these tests.
-fn published(mesh: &TestMesh) -> Option<u32> {
+fn published_max_retries(mesh: &TestMesh) -> Option<u32> {
     let destination = mesh.waypoint_destinations.get(CART_RECORD);
     destination.map(|destination| destination.policy.limits.retries)
 }
 
-fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
+fn published_policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
-    let mesh = with(&rule("r", "shop", &spec));
+    let mesh = mesh_with_rule(&rule("r", "shop", &spec));
     let policy = mesh.waypoint_destinations[CART_RECORD].policy.clone();
     (policy, mesh.problems())
 }
 
 /// Returns the problems of an invalid rule, and asserts that it has no record.
-fn refused(traffic_policy: &str) -> String {
+fn rejected_problems(traffic_policy: &str) -> String {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
-    let mesh = with(&rule("r", "shop", &spec));
-    assert_eq!(published(&mesh), None, "{traffic_policy}");
+    let mesh = mesh_with_rule(&rule("r", "shop", &spec));
+    assert_eq!(published_max_retries(&mesh), None, "{traffic_policy}");
     mesh.problems().join("\n")
 }
 
@@ -57,7 +62,7 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
     let problems = mesh.index.problems_of(&key);
     let subject = ConditionInput {
         problems: &problems,
-        in_force: false,
+        is_in_force: false,
         is_attached: false,
         derived_status: mesh.index.derived_status(&key),
     };
@@ -70,13 +75,13 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
 
 #[test]
 fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
-    let far = SERVICE.replace("namespace: shop", "namespace: bank, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}");
+    let far = CART_SERVICE.replace("namespace: shop", "namespace: bank, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}");
     let open = gateway("wp", "").replace(
         "protocol: HBONE",
         "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}",
     );
     let host = "host: cart.bank.svc.cluster.local, ";
-    let mut mesh = TestMesh::of(&all(&[&far, &open]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[&far, &open]));
     let published = |mesh: &TestMesh| {
         let destination = mesh
             .waypoint_destinations
@@ -85,24 +90,32 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
     };
     assert_eq!(published(&mesh), None);
     for (namespace, most) in [("istio-system", 1), ("shop", 2), ("bank", 3)] {
-        mesh.apply(&rule("r", namespace, &format!("{host}{}", retries(most))));
+        mesh.apply(&rule(
+            "r",
+            namespace,
+            &format!("{host}{}", max_retries_policy(most)),
+        ));
         assert_eq!(published(&mesh), Some(most), "{namespace}");
     }
     // Others are not published.
-    mesh.apply(&rule("r", "other", &format!("{host}{}", retries(4))));
+    mesh.apply(&rule(
+        "r",
+        "other",
+        &format!("{host}{}", max_retries_policy(4)),
+    ));
     assert_eq!(published(&mesh), Some(3));
     assert!(condition(&mesh, "other", "r").starts_with("false Conflict: DestinationRule bank/r"));
     // One that is not exported to the waypoint's namespace is as if it were not there.
     mesh.apply(&rule(
         "r",
         "bank",
-        &format!("exportTo: [.], {host}{}", retries(3)),
+        &format!("exportTo: [.], {host}{}", max_retries_policy(3)),
     ));
     assert_eq!(published(&mesh), Some(2));
     mesh.apply(&rule(
         "r",
         "bank",
-        &format!("exportTo: [shop], {host}{}", retries(3)),
+        &format!("exportTo: [shop], {host}{}", max_retries_policy(3)),
     ));
     assert_eq!(published(&mesh), Some(3));
     for (namespace, left) in [("bank", Some(2)), ("shop", Some(1)), ("istio-system", None)] {
@@ -114,8 +127,12 @@ fn rule_precedence_is_service_then_waypoint_then_root_namespace() {
 
 #[test]
 fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
-    let mut mesh = with(&rule("a", "shop", &format!("host: '*', {}", retries(1))));
-    assert_eq!(published(&mesh), Some(1));
+    let mut mesh = mesh_with_rule(&rule(
+        "a",
+        "shop",
+        &format!("host: '*', {}", max_retries_policy(1)),
+    ));
+    assert_eq!(published_max_retries(&mesh), Some(1));
     for (name, host, most) in [
         ("bb", "*.cluster.local", 2),
         ("ccc", "*.shop.svc.cluster.local", 3),
@@ -125,9 +142,9 @@ fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
         mesh.apply(&rule(
             name,
             "shop",
-            &format!("host: '{host}', {}", retries(most)),
+            &format!("host: '{host}', {}", max_retries_policy(most)),
         ));
-        assert_eq!(published(&mesh), Some(most), "{host}");
+        assert_eq!(published_max_retries(&mesh), Some(most), "{host}");
     }
     assert_eq!(
         condition(&mesh, "shop", "dddd"),
@@ -145,11 +162,15 @@ fn the_exact_host_counts_then_longer_wildcards_and_the_oldest_of_equals() {
 
 #[test]
 fn waypoints_get_backends_of_their_routes() {
-    let backend = SERVICE
+    let backend = CART_SERVICE
         .replace("name: cart", "name: stock")
         .replace("namespace: shop", "namespace: bank")
         .replace("10.96.0.9", "10.96.0.10");
-    let mut mesh = with(&rule("r", "bank", &format!("host: stock, {}", retries(7))));
+    let mut mesh = mesh_with_rule(&rule(
+        "r",
+        "bank",
+        &format!("host: stock, {}", max_retries_policy(7)),
+    ));
     mesh.apply(&backend);
     assert!(mesh.waypoint_destinations.is_empty());
     let route = "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r, namespace: shop}\nspec: {parentRefs: [{group: \"\", kind: Service, name: cart}], rules: [{backendRefs: [{name: stock, namespace: bank, port: 80}]}]}\n";
@@ -175,11 +196,11 @@ fn proxy_protocol_is_version_1_unless_a_rule_sets_2() {
         ("proxyProtocol: {version: V1}", Some(ProxyProtocol::V1)),
         ("proxyProtocol: {version: V2}", Some(ProxyProtocol::V2)),
     ] {
-        let (read, problems) = policy(traffic_policy);
+        let (read, problems) = published_policy(traffic_policy);
         assert_eq!(read.proxy_protocol, expected, "{traffic_policy}");
         assert_eq!(problems, [""; 0]);
     }
-    let mesh = with(&rule(
+    let mesh = mesh_with_rule(&rule(
         "r",
         "shop",
         "host: cart, trafficPolicy: {proxyProtocol: {version: V2}, retryBudget: {percent: 5}, \
@@ -196,12 +217,12 @@ fn proxy_protocol_is_version_1_unless_a_rule_sets_2() {
 
 #[test]
 fn rule_is_parsed_with_its_defaults() {
-    let (all_default, problems) = policy("");
+    let (all_default, problems) = published_policy("");
     assert_eq!(
         (all_default, problems.len()),
         (DestinationPolicy::default(), 0)
     );
-    let (read, problems) = policy(
+    let (read, problems) = published_policy(
         "loadBalancer: {consistentHash: {httpCookie: {name: id, path: /, ttl: 0s}, maglev: {}}}, \
          outlierDetection: {splitExternalLocalOriginErrors: true, baseEjectionTime: 1.5s, consecutive5xxErrors: 0}, \
          connectionPool: {tcp: {maxConnections: 9, connectTimeout: 30ms, idleTimeout: 1s, maxConnectionDuration: 1h}, http: {http1MaxPendingRequests: 8, http2MaxRequests: 7, maxRequestsPerConnection: 6, idleTimeout: 1m, maxConcurrentStreams: 5}}, \
@@ -235,7 +256,7 @@ fn rule_is_parsed_with_its_defaults() {
         limits.retry_budget.map(|of| (of.share, of.minimum)),
         Some((12_500, 3))
     );
-    let (read, _) = policy(
+    let (read, _) = published_policy(
         "loadBalancer: {localityLbSetting: {failover: [{from: a, to: b}]}}, outlierDetection: {}",
     );
     assert_eq!(
@@ -265,7 +286,7 @@ fn a_rule_chooses_the_version_of_http() {
             DestinationHttpVersion::AsClient,
         ),
     ] {
-        let (read, problems) = policy(&format!("connectionPool: {{http: {http}}}"));
+        let (read, problems) = published_policy(&format!("connectionPool: {{http: {http}}}"));
         assert_eq!(read.http_version, expected, "{http}");
         assert_eq!(problems, [""; 0], "{http}");
     }
@@ -305,7 +326,7 @@ fn what_has_no_effect_is_named() {
         ),
         ("tls: {mode: DISABLE}", "tls.mode"),
     ] {
-        let (read, problems) = policy(traffic_policy);
+        let (read, problems) = published_policy(traffic_policy);
         assert!(
             problems[0].contains(field),
             "{traffic_policy}: {problems:?}"
@@ -316,17 +337,17 @@ fn what_has_no_effect_is_named() {
         "tls: {mode: SIMPLE, credentialName: a}",
         "tunnel: {targetHost: a, targetPort: 1}",
     ] {
-        let (read, problems) = policy(unsafe_without);
+        let (read, problems) = published_policy(unsafe_without);
         assert!(read.unsupported.is_some(), "{unsafe_without}");
         assert!(problems[0].contains("answered with 503"), "{problems:?}");
     }
-    let mesh = with(&rule(
+    let mesh = mesh_with_rule(&rule(
         "r",
         "shop",
         "host: cart, workloadSelector: {matchLabels: {a: b}}",
     ));
     assert!(mesh.problems()[0].contains("spec.workloadSelector"));
-    assert_eq!(published(&mesh), None);
+    assert_eq!(published_max_retries(&mesh), None);
 }
 
 #[test]
@@ -404,24 +425,28 @@ fn what_cannot_be_used_is_refused_with_its_place() {
         ),
         ("proxyProtocol: {version: V3}", "proxyProtocol.version"),
     ] {
-        let problems = refused(traffic_policy);
+        let problems = rejected_problems(traffic_policy);
         assert!(problems.contains(expected), "{traffic_policy}: {problems}");
     }
     for host in ["", "a b", "*.", "a..b", "*a.com", "é.com"] {
-        let mesh = with(&rule("r", "shop", &format!("host: '{host}'")));
+        let mesh = mesh_with_rule(&rule("r", "shop", &format!("host: '{host}'")));
         assert!(mesh.problems()[0].contains("spec.host"), "{host}");
     }
 }
 
 #[test]
 fn the_last_usable_form_stays() {
-    let mut mesh = with(&rule("r", "shop", &format!("host: cart, {}", retries(7))));
+    let mut mesh = mesh_with_rule(&rule(
+        "r",
+        "shop",
+        &format!("host: cart, {}", max_retries_policy(7)),
+    ));
     mesh.apply(&rule(
         "r",
         "shop",
         "host: cart, trafficPolicy: {outlierDetection: {interval: -5s}}",
     ));
-    assert_eq!(published(&mesh), Some(7));
+    assert_eq!(published_max_retries(&mesh), Some(7));
     let condition_text = condition(&mesh, "shop", "r");
     assert!(
         condition_text.starts_with("false Invalid: "),

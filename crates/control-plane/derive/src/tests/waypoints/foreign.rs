@@ -5,7 +5,7 @@ use ambit_model::{AppTunnel, AppTunnelProtocol};
 
 use super::{
     attachment::{namespace, pod_labelled, service_labelled, service_waypoint, waypoint},
-    instances::{LABEL, effective, own_service, pod},
+    instances::{GATEWAY_NAME_LABEL, effective_message, pod, waypoint_service},
     routes_and_conditions::waypoint_condition,
     *,
 };
@@ -13,11 +13,11 @@ use super::{
 const USE_WP: &str = "istio.io/use-waypoint: wp";
 const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
 const STATUS_ADDRESSES: &str = "[{type: IPAddress, value: 10.96.0.10}]";
-const IP: &str = "/10.96.0.10";
+const WAYPOINT_IP: &str = "/10.96.0.10";
 const BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 
 /// Returns the Gateway `shop/wp` of another controller's class, with addresses in its status.
-fn foreign(more_metadata: &str, addresses: &str) -> String {
+fn foreign_gateway(more_metadata: &str, addresses: &str) -> String {
     gateway("wp", more_metadata).replace("istio-waypoint", "other")
         + &format!("status: {{addresses: {addresses}}}\n")
 }
@@ -40,50 +40,56 @@ fn labels_may_name_any_gateway_that_has_an_address() {
     for (what, gateway, more, of_pod, of_service) in [
         (
             "for services by itself",
-            foreign("", STATUS_ADDRESSES),
+            foreign_gateway("", STATUS_ADDRESSES),
             "",
             "",
-            IP,
+            WAYPOINT_IP,
         ),
-        ("for both", foreign(FOR_ALL, STATUS_ADDRESSES), "", IP, IP),
+        (
+            "for both",
+            foreign_gateway(FOR_ALL, STATUS_ADDRESSES),
+            "",
+            WAYPOINT_IP,
+            WAYPOINT_IP,
+        ),
         (
             "a host name before addresses",
-            foreign(FOR_ALL, by_name),
+            foreign_gateway(FOR_ALL, by_name),
             "",
             "shop/far.shop.svc.cluster.local",
             "shop/far.shop.svc.cluster.local",
         ),
         (
             "what its class is for",
-            foreign("", STATUS_ADDRESSES),
+            foreign_gateway("", STATUS_ADDRESSES),
             of_class,
-            IP,
+            WAYPOINT_IP,
             unsupported,
         ),
         (
             "itself before its class",
-            foreign(FOR_ALL, STATUS_ADDRESSES),
+            foreign_gateway(FOR_ALL, STATUS_ADDRESSES),
             of_class,
-            IP,
-            IP,
+            WAYPOINT_IP,
+            WAYPOINT_IP,
         ),
         (
             "for nothing",
-            foreign(", labels: {istio.io/waypoint-for: none}", STATUS_ADDRESSES),
+            foreign_gateway(", labels: {istio.io/waypoint-for: none}", STATUS_ADDRESSES),
             "",
             "",
             unsupported,
         ),
         (
             "nowhere",
-            foreign(FOR_ALL, "[]"),
+            foreign_gateway(FOR_ALL, "[]"),
             "",
             no_address,
             no_address,
         ),
         (
             "at an address of a type that nobody knows",
-            foreign(FOR_ALL, "[{type: example.com/x, value: 10.96.0.10}]"),
+            foreign_gateway(FOR_ALL, "[{type: example.com/x, value: 10.96.0.10}]"),
             "",
             no_address,
             no_address,
@@ -92,7 +98,7 @@ fn labels_may_name_any_gateway_that_has_an_address() {
         let mut objects = vec![gateway, cart(), service()];
         objects.extend((!more.is_empty()).then(|| more.to_owned()));
         let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
-        let mesh = TestMesh::of(&all(&objects));
+        let mesh = TestMesh::from_yaml(&join_documents(&objects));
         let found = (
             waypoint(mesh.pod("cart-1")).unwrap_or_default(),
             service_waypoint(&mesh).unwrap_or_default(),
@@ -107,14 +113,18 @@ fn labels_may_name_any_gateway_that_has_an_address() {
 
 #[test]
 fn without_a_label_no_gateway_of_another_class_takes_anything() {
-    let mesh = TestMesh::of(&all(&[&foreign(FOR_ALL, STATUS_ADDRESSES), CART, SERVICE]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway(FOR_ALL, STATUS_ADDRESSES),
+        CART_POD,
+        CART_SERVICE,
+    ]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
     assert_eq!(service_waypoint(&mesh), None);
-    let for_account = foreign(
+    let for_account = foreign_gateway(
         ", annotations: {istio.io/for-service-account: cart}",
         STATUS_ADDRESSES,
     );
-    let mesh = TestMesh::of(&all(&[&for_account, CART, SERVICE]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[&for_account, CART_POD, CART_SERVICE]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
 }
 
@@ -126,7 +136,7 @@ fn a_gateway_of_another_revision_is_another_control_planes() {
         gateway("wp", &labels) + &format!("status: {{addresses: {STATUS_ADDRESSES}}}\n")
     };
     let other = of(", istio.io/rev: other");
-    let mut mesh = TestMesh::of(&all(&[&other, CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[&other, CART_POD, CART_SERVICE]));
     let found = |mesh: &TestMesh| {
         let of_pod = mesh.pod("cart-1").endpoint_waypoint.as_ref().unwrap();
         let at = of_pod.waypoint.destination.to_string();
@@ -134,7 +144,7 @@ fn a_gateway_of_another_revision_is_another_control_planes() {
         (at, of_pod.refuse, mesh.waypoint_gateways.is_empty())
     };
     let ours = ("shop/wp.shop.svc.cluster.local".to_owned(), false, false);
-    let foreign = (IP.to_owned(), true, true);
+    let foreign = (WAYPOINT_IP.to_owned(), true, true);
     assert_eq!(found(&mesh), foreign);
     mesh.apply(&of(""));
     assert_eq!(found(&mesh), ours);
@@ -160,7 +170,7 @@ fn gateways_of_all_revisions_of_the_mesh_are_its_own() {
              spec: {{clusterIP: 10.96.0.99, ports: [{{port: 15012}}]}}\n"
         )
     };
-    let mut mesh = TestMesh::of(&all(&[&of("canary"), CART, SERVICE]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[&of("canary"), CART_POD, CART_SERVICE]));
     let is_own = |mesh: &TestMesh| {
         let at = service_waypoint(mesh).unwrap();
         let is_own = !mesh.waypoint_gateways.is_empty();
@@ -190,27 +200,27 @@ fn gateways_of_all_revisions_of_the_mesh_are_its_own() {
 
 #[test]
 fn it_is_followed_as_its_address_comes_changes_and_goes() {
-    let mut mesh = TestMesh::of(&all(&[
-        &foreign(FOR_ALL, "[]"),
-        CART,
-        SERVICE,
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway(FOR_ALL, "[]"),
+        CART_POD,
+        CART_SERVICE,
         &namespace(USE_WP),
     ]));
     let both = |mesh: &TestMesh| (waypoint(mesh.pod("cart-1")), service_waypoint(mesh));
     let at = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
     let no_address = at("shop/no-address.wp.shop.waypoint.invalid");
     assert_eq!(both(&mesh), no_address);
-    mesh.apply(&foreign(FOR_ALL, STATUS_ADDRESSES));
-    assert_eq!(both(&mesh), at(IP));
-    mesh.apply(&foreign(FOR_ALL, "[{value: 'fd00::9'}]"));
+    mesh.apply(&foreign_gateway(FOR_ALL, STATUS_ADDRESSES));
+    assert_eq!(both(&mesh), at(WAYPOINT_IP));
+    mesh.apply(&foreign_gateway(FOR_ALL, "[{value: 'fd00::9'}]"));
     assert_eq!(both(&mesh), at("/fd00::9"));
-    mesh.apply(&foreign(FOR_ALL, "[]"));
+    mesh.apply(&foreign_gateway(FOR_ALL, "[]"));
     assert_eq!(both(&mesh), no_address);
     // It becomes one of ours, which have their name for an address.
     mesh.apply(&gateway("wp", FOR_ALL));
     assert_eq!(both(&mesh), at("shop/wp.shop.svc.cluster.local"));
-    mesh.apply(&foreign(FOR_ALL, STATUS_ADDRESSES));
-    assert_eq!(both(&mesh), at(IP));
+    mesh.apply(&foreign_gateway(FOR_ALL, STATUS_ADDRESSES));
+    assert_eq!(both(&mesh), at(WAYPOINT_IP));
     assert!(mesh.waypoint_gateways.is_empty() && mesh.waypoint_services.is_empty());
     mesh.delete(Kind::Gateway, "shop", "wp");
     assert_eq!(both(&mesh), at("shop/missing.wp.shop.waypoint.invalid"));
@@ -218,12 +228,12 @@ fn it_is_followed_as_its_address_comes_changes_and_goes() {
 
 #[test]
 fn unresolved_foreign_waypoint_may_be_permitted() {
-    let mut mesh = TestMesh::with(MeshConfig {
-        waypoint_missing: WaypointMissing::Allow,
+    let mut mesh = TestMesh::with_config(MeshConfig {
+        waypoint_missing: WaypointMissing::BypassWaypoint,
         ..MeshConfig::default()
     });
-    mesh.apply(&all(&[
-        &foreign(FOR_ALL, "[]"),
+    mesh.apply(&join_documents(&[
+        &foreign_gateway(FOR_ALL, "[]"),
         &pod_labelled(USE_WP),
         &service_labelled(USE_WP),
     ]));
@@ -244,7 +254,7 @@ fn unresolved_foreign_waypoint_may_be_permitted() {
 fn only_namespaces_that_its_listener_allows_may_use_it() {
     let elsewhere = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
     let there = |more: &str| {
-        foreign(FOR_ALL, STATUS_ADDRESSES)
+        foreign_gateway(FOR_ALL, STATUS_ADDRESSES)
             .replace("namespace: shop", "namespace: bank")
             .replace("protocol: HBONE", &format!("protocol: HBONE{more}"))
     };
@@ -254,7 +264,7 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
         (
             "all",
             there(", allowedRoutes: {namespaces: {from: All}}"),
-            IP,
+            WAYPOINT_IP,
         ),
         // An ingress gateway's listener does not concern waypoints.
         (
@@ -264,11 +274,11 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
         ),
     ] {
         let service = service_labelled(elsewhere);
-        let mesh = TestMesh::of(&all(&[&gateway, CART, &service]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[&gateway, CART_POD, &service]));
         assert_eq!(service_waypoint(&mesh).as_deref(), Some(expected), "{what}");
         let condition = waypoint_condition(&mesh, Kind::Service, "shop", "cart");
         let expected = match expected {
-            IP => "true WaypointAccepted",
+            WAYPOINT_IP => "true WaypointAccepted",
             _ => "false AttachmentDenied",
         };
         assert_eq!(condition, expected, "{what}");
@@ -277,11 +287,11 @@ fn only_namespaces_that_its_listener_allows_may_use_it() {
 
 #[test]
 fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
-    let mut mesh = TestMesh::of(&all(&[
-        &foreign(FOR_ALL, STATUS_ADDRESSES),
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway(FOR_ALL, STATUS_ADDRESSES),
         &pod_labelled(USE_WP),
         &service_labelled(USE_WP),
-        &own_service(),
+        &waypoint_service(),
     ]));
     let identities = |mesh: &TestMesh| -> Vec<String> {
         let own = mesh.pod("cart-1").endpoint_waypoint.clone().unwrap();
@@ -295,10 +305,10 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
         "{}",
         reported_condition(&mesh)
     );
-    mesh.apply(&pod("gw-1", LABEL, "gw", "10.1.2.9"));
-    mesh.apply(&pod("gw-2", LABEL, "gw", "10.1.2.10"));
+    mesh.apply(&pod("gw-1", GATEWAY_NAME_LABEL, "gw", "10.1.2.9"));
+    mesh.apply(&pod("gw-2", GATEWAY_NAME_LABEL, "gw", "10.1.2.10"));
     assert_eq!(identities(&mesh), ["spiffe://cluster.local/ns/shop/sa/gw"]);
-    mesh.apply(&pod("evil", LABEL, "default", "10.1.2.66"));
+    mesh.apply(&pod("evil", GATEWAY_NAME_LABEL, "default", "10.1.2.66"));
     assert_eq!(
         identities(&mesh),
         [
@@ -312,23 +322,29 @@ fn accounts_of_the_pods_with_its_label_are_its_identities_and_are_named() {
         "{message}"
     );
     // Of another namespace, and of another Gateway.
-    let elsewhere = pod("x", LABEL, "x", "10.1.2.67").replace("namespace: shop", "namespace: bank");
+    let elsewhere = pod("x", GATEWAY_NAME_LABEL, "x", "10.1.2.67")
+        .replace("namespace: shop", "namespace: bank");
     mesh.apply(&elsewhere);
-    mesh.apply(&pod("y", &LABEL.replace("wp", "z"), "y", "10.1.2.68"));
+    mesh.apply(&pod(
+        "y",
+        &GATEWAY_NAME_LABEL.replace("wp", "z"),
+        "y",
+        "10.1.2.68",
+    ));
     mesh.delete(Kind::Pod, "shop", "evil");
     assert_eq!(identities(&mesh), ["spiffe://cluster.local/ns/shop/sa/gw"]);
     // Its pods are behind no waypoint, and its Service is one like others: its Gateway has no condition.
     assert_eq!(waypoint(mesh.pod("gw-1")), None);
-    assert_eq!(effective(&mesh), None);
+    assert_eq!(effective_message(&mesh), None);
 }
 
 #[test]
 fn service_record_has_readiness_of_a_foreign_waypoint() {
-    let own = pod("gw-1", LABEL, "gw", "10.1.2.9");
+    let own = pod("gw-1", GATEWAY_NAME_LABEL, "gw", "10.1.2.9");
     let starting = own.replace("status: \"True\"", "status: \"False\"");
-    let mut mesh = TestMesh::of(&all(&[
-        &foreign("", STATUS_ADDRESSES),
-        CART,
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway("", STATUS_ADDRESSES),
+        CART_POD,
         &service_labelled(USE_WP),
         &starting,
     ]));
@@ -344,15 +360,15 @@ fn service_record_has_readiness_of_a_foreign_waypoint() {
 fn what_is_at_its_address_does_not_go_through_it() {
     let by_name = "[{type: Hostname, value: wp.shop.svc.cluster.local}]";
     for addresses in [STATUS_ADDRESSES, by_name] {
-        let unmanaged = own_service().replace(
+        let unmanaged = waypoint_service().replace(
             "labels: {gateway.istio.io/managed: istio.io-mesh-controller}",
             "labels: {}",
         );
-        let mesh = TestMesh::of(&all(&[
-            &foreign(FOR_ALL, addresses),
+        let mesh = TestMesh::from_yaml(&join_documents(&[
+            &foreign_gateway(FOR_ALL, addresses),
             &unmanaged,
-            SERVICE,
-            CART,
+            CART_SERVICE,
+            CART_POD,
             &namespace(USE_WP),
         ]));
         let own = mesh.service("shop/wp.shop.svc.cluster.local");
@@ -365,11 +381,11 @@ fn what_is_at_its_address_does_not_go_through_it() {
 fn policies_say_what_another_controllers_waypoint_means_for_them() {
     let attached = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [{kind: Service, name: cart}], rules: [{to: [{operation: {methods: [GET]}}]}]}\n";
     let callers = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: q, namespace: shop}\nspec: {selector: {matchLabels: {app: cart}}, rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]}\n";
-    let mut mesh = TestMesh::of(&all(&[
-        &foreign(FOR_ALL, STATUS_ADDRESSES),
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway(FOR_ALL, STATUS_ADDRESSES),
         &pod_labelled(USE_WP),
         &service_labelled(USE_WP),
-        &pod("gw-1", LABEL, "gw", "10.1.2.9"),
+        &pod("gw-1", GATEWAY_NAME_LABEL, "gw", "10.1.2.9"),
         attached,
         callers,
     ]));
@@ -410,10 +426,10 @@ fn policies_say_what_another_controllers_waypoint_means_for_them() {
 
 #[test]
 fn tunnels_are_passed_to_its_pods_by_their_record() {
-    let part = || pod("wp-1", LABEL, "wp", "10.1.2.50");
+    let part = || pod("wp-1", GATEWAY_NAME_LABEL, "wp", "10.1.2.50");
     let of = |annotation: &str| {
         let annotations = format!(", annotations: {{{BINDING}: {annotation}}}");
-        foreign(&annotations, STATUS_ADDRESSES)
+        foreign_gateway(&annotations, STATUS_ADDRESSES)
     };
     let class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: other, annotations: {ambient.istio.io/waypoint-inbound-binding: NONE/8080}}\nspec: {controllerName: example.com/other}\n";
     let tunnel = |protocol, port| Some(AppTunnel { protocol, port });
@@ -428,14 +444,17 @@ fn tunnels_are_passed_to_its_pods_by_their_record() {
         ("proxy", None),
         ("''", None),
     ] {
-        let mesh = TestMesh::of(&all(&[&of(annotation), &part(), CART]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[&of(annotation), &part(), CART_POD]));
         let found = mesh.pod("wp-1").application_tunnel;
         assert_eq!(found, expected, "{annotation}");
         assert_eq!(mesh.pod("cart-1").application_tunnel, None);
         let is_noted = mesh.problems().concat().contains(BINDING);
         assert_eq!(is_noted, expected.is_none(), "{annotation}");
     }
-    let mut mesh = TestMesh::of(&all(&[&foreign("", STATUS_ADDRESSES), &part()]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        &foreign_gateway("", STATUS_ADDRESSES),
+        &part(),
+    ]));
     let found = |mesh: &TestMesh| mesh.pod("wp-1").application_tunnel;
     assert_eq!(found(&mesh), None);
     mesh.apply(class);
@@ -463,9 +482,13 @@ fn receiving_listener_sets_who_may_use_the_handover() {
         let gateway = format!(
             "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: wp, namespace: shop, annotations: {{{BINDING}: {annotation}}}}}\nspec:\n  gatewayClassName: other\n  listeners:\n  - {{name: mesh, port: 15008, protocol: HBONE}}\n  - {{name: behind, port: 15088, protocol: {protocol}, allowedRoutes: {{namespaces: {{from: All}}}}}}\nstatus: {{addresses: {STATUS_ADDRESSES}}}\n"
         );
-        let mesh = TestMesh::of(&all(&[&gateway, service]));
+        let mesh = TestMesh::from_yaml(&join_documents(&[&gateway, service]));
         let found = mesh.services.values().next().unwrap().waypoint.as_ref();
         let found = found.unwrap().destination.to_string();
-        assert_eq!(found == IP, allowed, "{protocol} {annotation}: {found}");
+        assert_eq!(
+            found == WAYPOINT_IP,
+            allowed,
+            "{protocol} {annotation}: {found}"
+        );
     }
 }

@@ -4,9 +4,9 @@
 use super::{routes_and_conditions::backend, *};
 
 const KINDS: [&str; 4] = ["HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"];
-const OWN: &str = "{group: '', kind: Service, name: cart}";
-const FOREIGN: &str = "{group: '', kind: Service, name: till, namespace: bank}";
-const OTHER: &str = "{group: '', kind: Service, name: vault, namespace: bank}";
+const OWN_SERVICE: &str = "{group: '', kind: Service, name: cart}";
+const FOREIGN_SERVICE: &str = "{group: '', kind: Service, name: till, namespace: bank}";
+const OTHER_FOREIGN_SERVICE: &str = "{group: '', kind: Service, name: vault, namespace: bank}";
 
 /// Builds a mesh with the Services `shop/cart`, `bank/till` and `bank/vault`, a waypoint in each namespace, and a route
 /// of `shop`.
@@ -24,7 +24,7 @@ fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
         _ => "tcp",
     };
     let services = [
-        SERVICE.to_owned(),
+        CART_SERVICE.to_owned(),
         of_bank(backend("till", 80)),
         of_bank(backend("vault", 81)),
     ];
@@ -33,17 +33,18 @@ fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
     documents.extend([
         gateway("wp", ""),
         of_bank(gateway("wp", "")),
-        CART.to_owned(),
+        CART_POD.to_owned(),
     ]);
     documents.push(of_bank(
-        CART.replace("cart-1", "till-1")
+        CART_POD
+            .replace("cart-1", "till-1")
             .replace("10.1.2.3", "10.1.2.4")
             .replace("fd00::3", "fd00::4")
             .replace("uid: u1", "uid: u2"),
     ));
     documents.push(route);
     let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
-    TestMesh::of(&all(&documents))
+    TestMesh::from_yaml(&join_documents(&documents))
 }
 
 /// Returns the backends of requests to a Service; `None` for a backend that cannot be resolved.
@@ -92,13 +93,13 @@ fn a_parent_is_a_backend_without_a_grant_for_its_own_requests_alone() {
     for kind in KINDS {
         for backend in reference_forms("till").map(|form| form.replace("PORT", "80")) {
             for parents in [
-                [OWN, FOREIGN].as_slice(),
-                &[FOREIGN, OWN],
-                &[OWN, FOREIGN, OTHER],
+                [OWN_SERVICE, FOREIGN_SERVICE].as_slice(),
+                &[FOREIGN_SERVICE, OWN_SERVICE],
+                &[OWN_SERVICE, FOREIGN_SERVICE, OTHER_FOREIGN_SERVICE],
                 // Even one with a port that the Service has not.
                 &[
-                    OWN,
-                    FOREIGN,
+                    OWN_SERVICE,
+                    FOREIGN_SERVICE,
                     "{group: '', kind: Service, name: till, namespace: bank, port: 99}",
                 ],
             ] {
@@ -133,9 +134,9 @@ fn a_foreign_parent_does_not_lead_to_its_neighbours() {
     for kind in KINDS {
         for backend in reference_forms("vault").map(|form| form.replace("PORT", "81")) {
             for parents in [
-                [FOREIGN].as_slice(),
-                &[FOREIGN, OTHER],
-                &[OTHER, OWN, FOREIGN],
+                [FOREIGN_SERVICE].as_slice(),
+                &[FOREIGN_SERVICE, OTHER_FOREIGN_SERVICE],
+                &[OTHER_FOREIGN_SERVICE, OWN_SERVICE, FOREIGN_SERVICE],
             ] {
                 let rule = format!("{{backendRefs: [{backend}]}}");
                 let mesh = mesh(kind, parents, &rule);
@@ -170,7 +171,7 @@ fn mirrors_need_the_grant_that_backends_need() {
                 format!("{{{mirror}, backendRefs: [{{name: cart, port: 80}}]}}"),
                 format!("{{backendRefs: [{{name: cart, port: 80, {mirror}}}]}}"),
             ] {
-                let mut mesh = mesh(kind, &[OWN, FOREIGN], &rule);
+                let mut mesh = mesh(kind, &[OWN_SERVICE, FOREIGN_SERVICE], &rule);
                 assert_eq!(mirrors(&mesh, CART_HOST), 0, "{kind} {rule}");
                 assert_eq!(mirrors(&mesh, TILL_HOST), 1, "{kind} {rule}");
                 mesh.apply(&grant(kind, "till"));
@@ -184,7 +185,7 @@ fn mirrors_need_the_grant_that_backends_need() {
 fn each_parent_has_its_own_condition() {
     let mesh = mesh(
         "HTTPRoute",
-        &[OWN, FOREIGN],
+        &[OWN_SERVICE, FOREIGN_SERVICE],
         "{backendRefs: [{name: till, namespace: bank, port: 80}]}",
     );
     let key = ObjectKey::new(ambit_k8s_api::Kind::HTTPRoute, "shop", "r");

@@ -16,7 +16,7 @@ fn entry(namespace: &str, name: &str, spec: &str) -> String {
 }
 
 /// MeshConfig by which ServiceEntries are visible in all namespaces by default.
-const OPEN: &str = "apiVersion: v1
+const EXPORT_ALL_CONFIG: &str = "apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
@@ -25,10 +25,10 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 /// Builds a mesh with a route of `shop` that has one backend.
 fn mesh_with_route_to(backend: &str) -> TestMesh {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
-    TestMesh::of(&all(&[
-        OPEN,
-        SERVICE,
-        CART,
+    TestMesh::from_yaml(&join_documents(&[
+        EXPORT_ALL_CONFIG,
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", &spec),
     ]))
@@ -46,13 +46,13 @@ fn backends_of(mesh: &TestMesh) -> String {
     }
 }
 
-const MISSING: &str = "ResolvedRefs=false BackendNotFound";
-const FORBIDDEN: &str = "ResolvedRefs=false RefNotPermitted";
+const BACKEND_NOT_FOUND: &str = "ResolvedRefs=false BackendNotFound";
+const REF_NOT_PERMITTED: &str = "ResolvedRefs=false RefNotPermitted";
 
 #[test]
 fn a_host_is_the_one_that_the_routes_namespace_sees() {
     let mut mesh = mesh_with_route_to(&host("API.example"));
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     let of = |namespace: &str, more: &str| {
         entry(namespace, "api", &format!("hosts: [api.example]{more}"))
     };
@@ -65,7 +65,7 @@ fn a_host_is_the_one_that_the_routes_namespace_sees() {
     );
     // One that is not shared is not seen.
     mesh.apply(&of("bank", ", exportTo: ['.']"));
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     mesh.apply(&of("bank", ""));
     // The own namespace's goes first.
     mesh.apply(&of("shop", ", exportTo: ['.']"));
@@ -74,21 +74,21 @@ fn a_host_is_the_one_that_the_routes_namespace_sees() {
     assert_eq!(backends_of(&mesh), "bank/api.example");
     // The administrator may show entries to their own namespaces alone.
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert_eq!(backends_of(&mesh), MISSING);
-    mesh.apply(OPEN);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
+    mesh.apply(EXPORT_ALL_CONFIG);
     assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.apply(&of("bank", "").replace("number: 80", "number: 81"));
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     mesh.delete(Kind::ServiceEntry, "bank", "api");
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
 }
 
 #[test]
 fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
     let mut mesh = mesh_with_route_to(&host("till.bank.svc.cluster.local"));
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     mesh.apply(&backend("till", 80).replace("namespace: shop", "namespace: bank"));
-    assert_eq!(backends_of(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), REF_NOT_PERMITTED);
     let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
     mesh.apply(&grant(
         "bank",
@@ -101,7 +101,7 @@ fn the_host_of_a_service_needs_the_grant_that_the_service_needs() {
         from,
         "{group: '', kind: Service, name: other}",
     ));
-    assert_eq!(backends_of(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), REF_NOT_PERMITTED);
     // Of its own namespace, it may.
     let mut own = mesh_with_route_to(&host("till.shop.svc.cluster.local"));
     own.apply(&backend("till", 80));
@@ -118,14 +118,14 @@ fn shared_entry_with_one_host_is_routable() {
     mesh.apply(&entry("hosts: [api.example]"));
     assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.apply(&entry("hosts: [api.example], exportTo: ['.']"));
-    assert_eq!(backends_of(&mesh), FORBIDDEN);
+    assert_eq!(backends_of(&mesh), REF_NOT_PERMITTED);
     mesh.apply(&entry("hosts: [api.example]"));
     assert_eq!(backends_of(&mesh), "bank/api.example");
     mesh.delete(Kind::ConfigMap, "istio-system", "istio");
-    assert_eq!(backends_of(&mesh), FORBIDDEN);
-    mesh.apply(OPEN);
+    assert_eq!(backends_of(&mesh), REF_NOT_PERMITTED);
+    mesh.apply(EXPORT_ALL_CONFIG);
     mesh.apply(&entry("hosts: [api.example, other.example]"));
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     mesh.apply(&entry("hosts: [api.example]"));
     assert_eq!(backends_of(&mesh), "bank/api.example");
     // Another object makes the record of its host.
@@ -139,7 +139,7 @@ fn shared_entry_with_one_host_is_routable() {
     );
     mesh.apply(&younger);
     mesh.apply(&older);
-    assert_eq!(backends_of(&mesh), MISSING);
+    assert_eq!(backends_of(&mesh), BACKEND_NOT_FOUND);
     mesh.delete(Kind::ServiceEntry, "bank", "older");
     assert_eq!(backends_of(&mesh), "bank/api.example");
 }
@@ -170,7 +170,7 @@ fn values_that_are_no_host_are_reported() {
 }
 
 /// Returns the reason in a waypoint's record that refuses requests for a host.
-fn refusal(mesh: &TestMesh, waypoint: &str, service: &str) -> Option<String> {
+fn refusal_reason(mesh: &TestMesh, waypoint: &str, service: &str) -> Option<String> {
     let record = mesh
         .waypoint_services
         .get(&format!("shop/{waypoint} {service}"))?;
@@ -202,46 +202,50 @@ fn waypoint_of_a_wildcard_refuses_hosts_below_that_others_serve() {
         of("shop", "nested", "*.b.example.com", "xtra"),
     ];
     let base: Vec<_> = base.iter().map(String::as_str).collect();
-    let mut mesh = TestMesh::of(&all(&base));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&base));
     let host = "shop/api.example.com";
-    assert!(refusal(&mesh, "wp", "shop/*.b.example.com").is_some());
-    assert_eq!(refusal(&mesh, "xtra", "shop/*.example.com"), None);
+    assert!(refusal_reason(&mesh, "wp", "shop/*.b.example.com").is_some());
+    assert_eq!(refusal_reason(&mesh, "xtra", "shop/*.example.com"), None);
 
     mesh.apply(&of("shop", "api", "api.example.com", "xtra"));
-    let why = refusal(&mesh, "wp", host).unwrap();
+    let why = refusal_reason(&mesh, "wp", host).unwrap();
     assert!(
         why.starts_with("api.example.com has another waypoint"),
         "{why}"
     );
-    assert_eq!(refusal(&mesh, "xtra", host), None, "its own");
+    assert_eq!(refusal_reason(&mesh, "xtra", host), None, "its own");
     assert!(
         mesh.waypoint_services
             .contains_key(&format!("shop/xtra {host}"))
     );
 
     mesh.apply(&of("shop", "api", "api.example.com", "wp"));
-    assert_eq!(refusal(&mesh, "wp", host), None, "served there");
+    assert_eq!(refusal_reason(&mesh, "wp", host), None, "served there");
     // A waypoint that is not there refuses everything, so at the wildcard's, too.
     mesh.apply(&of("shop", "api", "api.example.com", "absent"));
-    assert!(refusal(&mesh, "wp", host).is_some());
+    assert!(refusal_reason(&mesh, "wp", host).is_some());
     mesh.apply(&entry("shop", "api", "hosts: [api.example.com]"));
-    assert_eq!(refusal(&mesh, "wp", host), None, "without a waypoint");
+    assert_eq!(
+        refusal_reason(&mesh, "wp", host),
+        None,
+        "without a waypoint"
+    );
 
     // The wildcard goes to another waypoint, and away.
     mesh.apply(&of("shop", "api", "api.example.com", "xtra"));
-    assert!(refusal(&mesh, "wp", host).is_some());
+    assert!(refusal_reason(&mesh, "wp", host).is_some());
     mesh.apply(&of("shop", "wild", "*.example.com", "xtra"));
-    assert_eq!(refusal(&mesh, "wp", host), None);
+    assert_eq!(refusal_reason(&mesh, "wp", host), None);
     mesh.apply(&of("shop", "wild", "*.example.com", "wp"));
-    assert!(refusal(&mesh, "wp", host).is_some());
+    assert!(refusal_reason(&mesh, "wp", host).is_some());
     mesh.delete(Kind::ServiceEntry, "shop", "wild");
-    assert_eq!(refusal(&mesh, "wp", host), None);
+    assert_eq!(refusal_reason(&mesh, "wp", host), None);
 
     // Of two namespaces that do not see each other's entries, none refuses the other's.
     mesh.apply(&of("shop", "wild", "*.example.com", "wp"));
     mesh.delete(Kind::ServiceEntry, "shop", "api");
     mesh.apply(&of("bank", "api", "api.example.com", "xtra"));
-    assert_eq!(refusal(&mesh, "wp", "bank/api.example.com"), None);
-    mesh.apply(OPEN);
-    assert!(refusal(&mesh, "wp", "bank/api.example.com").is_some());
+    assert_eq!(refusal_reason(&mesh, "wp", "bank/api.example.com"), None);
+    mesh.apply(EXPORT_ALL_CONFIG);
+    assert!(refusal_reason(&mesh, "wp", "bank/api.example.com").is_some());
 }

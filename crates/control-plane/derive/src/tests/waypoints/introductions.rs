@@ -14,25 +14,29 @@ const USE_B: &str = "istio.io/use-waypoint: b";
 
 /// Builds a mesh with attachment by labels only, whose waypoints bind objects once they have been ready.
 fn mesh(objects: &[&str]) -> TestMesh {
-    with(WaypointAttachment::Labels, WaypointBinding::Ready, objects)
+    mesh_with_settings(
+        WaypointAttachment::LabelsOnly,
+        WaypointBinding::WhenReady,
+        objects,
+    )
 }
 
-fn with(
+fn mesh_with_settings(
     waypoint_attachment: WaypointAttachment,
     waypoint_binding: WaypointBinding,
     objects: &[&str],
 ) -> TestMesh {
-    let mut mesh = TestMesh::with(MeshConfig {
+    let mut mesh = TestMesh::with_config(MeshConfig {
         waypoint_attachment,
         waypoint_binding,
         ..MeshConfig::default()
     });
-    mesh.apply(&all(objects));
+    mesh.apply(&join_documents(objects));
     mesh
 }
 
-/// Returns a Gateway for services and workloads, with a UID.
-fn for_all(name: &str, uid: &str) -> String {
+/// Returns a Gateway with a UID whose waypoint serves services and workloads.
+fn gateway_for_all(name: &str, uid: &str) -> String {
     gateway(name, &format!("{FOR_ALL}, uid: {uid}"))
 }
 
@@ -43,12 +47,12 @@ fn with_introduced_condition(gateway: &str, is_true: &str) -> String {
 }
 
 /// Returns a pod of a waypoint in `shop`.
-fn pod_of(gateway: &str, is_ready: bool) -> String {
+fn waypoint_pod(gateway: &str, is_ready: bool) -> String {
     let ready = format!(
         "type: Ready, status: \"{}\"",
         if is_ready { "True" } else { "False" }
     );
-    cart(&[
+    cart_pod(&[
         ("name: cart-1", &format!("name: {gateway}-pod")),
         (
             "{app: cart}",
@@ -107,12 +111,12 @@ fn destination_rule(traffic_policy: &str) -> String {
 fn backend_tls() -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: BackendTLSPolicy\nmetadata: {{name: p, namespace: shop}}\n\
-         spec: {{targetRefs: [{ON_SERVICE}], validation: {{hostname: cart, wellKnownCACertificates: System}}}}\n"
+         spec: {{targetRefs: [{SERVICE_TARGET}], validation: {{hostname: cart, wellKnownCACertificates: System}}}}\n"
     )
 }
 
-const ON_SERVICE: &str = "{group: '', kind: Service, name: cart}";
-const ON_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
+const SERVICE_TARGET: &str = "{group: '', kind: Service, name: cart}";
+const GATEWAY_TARGET: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
 
 /// Returns the names of the waypoints that the pod and its Service have.
 fn bound_status(mesh: &TestMesh) -> (String, String) {
@@ -146,10 +150,10 @@ fn waypoint_condition(mesh: &TestMesh) -> crate::condition::ConditionContent {
         .unwrap()
 }
 
-fn introduction(mesh: &TestMesh, gateway: &str) -> (bool, &'static str) {
+fn introduced_condition(mesh: &TestMesh, gateway: &str) -> (bool, &'static str) {
     let key = ObjectKey::new(Kind::Gateway, "shop", gateway);
     let derived_status = mesh.index.derived_status(&key).unwrap();
-    let condition = derived_status.introduction.clone().unwrap();
+    let condition = derived_status.introduced_condition.clone().unwrap();
     (condition.is_true, condition.reason)
 }
 
@@ -157,13 +161,17 @@ fn introduction(mesh: &TestMesh, gateway: &str) -> (bool, &'static str) {
 fn waypoint_binds_from_its_first_readiness_on() {
     let (pod, service) = (pod_labelled(USE_A), service_labelled(USE_A));
     for objects in [
-        [namespace(USE_A), CART.into(), SERVICE.into()],
+        [namespace(USE_A), CART_POD.into(), CART_SERVICE.into()],
         [namespace(""), pod, service],
     ] {
         let objects: Vec<_> = objects.iter().map(String::as_str).collect();
-        let mut mesh = mesh(&[&all(&objects), &for_all("a", "u1"), &pod_of("a", false)]);
+        let mut mesh = mesh(&[
+            &join_documents(&objects),
+            &gateway_for_all("a", "u1"),
+            &waypoint_pod("a", false),
+        ]);
         assert_bound(&mesh, "");
-        assert_eq!(introduction(&mesh, "a"), (false, "Waiting"));
+        assert_eq!(introduced_condition(&mesh, "a"), (false, "Waiting"));
         let state = waypoint_condition(&mesh);
         assert_eq!((state.is_true, state.reason), (false, "Waiting"));
         assert_eq!(
@@ -177,19 +185,22 @@ fn waypoint_binds_from_its_first_readiness_on() {
             "{:?}",
             mesh.waypoint_services
         );
-        mesh.apply(&pod_of("a", true));
+        mesh.apply(&waypoint_pod("a", true));
         assert_bound(&mesh, "a");
-        assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
+        assert_eq!(introduced_condition(&mesh, "a"), (true, "Introduced"));
         assert_eq!(waypoint_condition(&mesh).reason, "WaypointAccepted");
-        mesh.apply(&pod_of("a", false));
+        mesh.apply(&waypoint_pod("a", false));
         assert_bound(&mesh, "a");
         assert_eq!(waypoint_condition(&mesh).reason, "NoReadyWaypoint");
         mesh.delete(Kind::Pod, "shop", "a-pod");
         assert_bound(&mesh, "a");
         // Another writer of the status changes it.
-        mesh.apply(&with_introduced_condition(&for_all("a", "u1"), "False"));
+        mesh.apply(&with_introduced_condition(
+            &gateway_for_all("a", "u1"),
+            "False",
+        ));
         assert_bound(&mesh, "a");
-        assert_eq!(introduction(&mesh, "a"), (true, "Introduced"));
+        assert_eq!(introduced_condition(&mesh, "a"), (true, "Introduced"));
     }
 }
 
@@ -206,11 +217,11 @@ fn migrated_policies(target: &str) -> [String; 2] {
 
 #[test]
 fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
-    for target in [ON_SERVICE, ON_GATEWAY] {
+    for target in [SERVICE_TARGET, GATEWAY_TARGET] {
         let [copy, original] = migrated_policies(target);
         let meshed = |policies: &[&str]| {
-            let waypoint = for_all("a", "u1");
-            let objects = [&namespace(USE_A), CART, SERVICE, &waypoint];
+            let waypoint = gateway_for_all("a", "u1");
+            let objects = [&namespace(USE_A), CART_POD, CART_SERVICE, &waypoint];
             mesh(&[&objects, policies].concat())
         };
         let mut both = meshed(&[&copy, &original]);
@@ -224,7 +235,7 @@ fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
             "{name: callers, annotations: {istio.io/dry-run: \"true\"}, ",
         );
         let attached =
-            policy("AuthorizationPolicy", ON_SERVICE).replace("name: p", "name: callers");
+            policy("AuthorizationPolicy", SERVICE_TARGET).replace("name: p", "name: callers");
         let elsewhere = original.replace("namespace: shop", "namespace: store");
         let others = original.replace("[{}]", "[{from: [{source: {namespaces: [a]}}]}]");
         let narrow = original.replace("spec: {", "spec: {selector: {matchLabels: {app: other}}, ");
@@ -252,13 +263,19 @@ fn copies_of_policies_that_pods_enforce_do_not_make_the_binding_strict() {
 fn restarted_control_plane_knows_who_has_been_ready() {
     let addresses = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";
     for (gateway, expected) in [
-        (for_all("a", "u1"), ""),
-        (with_introduced_condition(&for_all("a", "u1"), "False"), ""),
-        (with_introduced_condition(&for_all("a", "u1"), "True"), "a"),
+        (gateway_for_all("a", "u1"), ""),
+        (
+            with_introduced_condition(&gateway_for_all("a", "u1"), "False"),
+            "",
+        ),
+        (
+            with_introduced_condition(&gateway_for_all("a", "u1"), "True"),
+            "a",
+        ),
         // As control planes wrote it that knew no such condition.
-        (for_all("a", "u1") + addresses, "a"),
+        (gateway_for_all("a", "u1") + addresses, "a"),
     ] {
-        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &gateway]);
+        let mesh = mesh(&[&namespace(USE_A), CART_POD, CART_SERVICE, &gateway]);
         assert_bound(&mesh, expected);
     }
 }
@@ -267,16 +284,16 @@ fn restarted_control_plane_knows_who_has_been_ready() {
 fn recreated_gateway_is_introduced_anew() {
     let mut mesh = mesh(&[
         &namespace(USE_A),
-        CART,
-        SERVICE,
-        &for_all("a", "u1"),
-        &pod_of("a", true),
+        CART_POD,
+        CART_SERVICE,
+        &gateway_for_all("a", "u1"),
+        &waypoint_pod("a", true),
     ]);
     assert_bound(&mesh, "a");
     mesh.delete(Kind::Pod, "shop", "a-pod");
-    mesh.apply(&for_all("a", "u2"));
+    mesh.apply(&gateway_for_all("a", "u2"));
     assert_bound(&mesh, "");
-    mesh.apply(&pod_of("a", true));
+    mesh.apply(&waypoint_pod("a", true));
     assert_bound(&mesh, "a");
     mesh.delete(Kind::Gateway, "shop", "a");
     let (pod, service) = bound_status(&mesh);
@@ -288,17 +305,27 @@ fn recreated_gateway_is_introduced_anew() {
 
 #[test]
 fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
-    let waypoints = [for_all("a", "u1"), pod_of("a", true), for_all("b", "u2")];
-    let waypoints = all(&waypoints.each_ref().map(String::as_str));
-    let both = |label: &str| all(&[&pod_labelled(label), &service_labelled(label)]);
+    let waypoints = [
+        gateway_for_all("a", "u1"),
+        waypoint_pod("a", true),
+        gateway_for_all("b", "u2"),
+    ];
+    let waypoints = join_documents(&waypoints.each_ref().map(String::as_str));
+    let both = |label: &str| join_documents(&[&pod_labelled(label), &service_labelled(label)]);
     for (before, after) in [
-        (all(&[&namespace(USE_A), CART, SERVICE]), namespace(USE_B)),
-        (all(&[&namespace(""), &both(USE_A)]), both(USE_B)),
+        (
+            join_documents(&[&namespace(USE_A), CART_POD, CART_SERVICE]),
+            namespace(USE_B),
+        ),
+        (join_documents(&[&namespace(""), &both(USE_A)]), both(USE_B)),
         // The label of the object takes precedence over that of the namespace.
-        (all(&[&namespace(USE_A), CART, SERVICE]), both(USE_B)),
+        (
+            join_documents(&[&namespace(USE_A), CART_POD, CART_SERVICE]),
+            both(USE_B),
+        ),
     ] {
         // A policy of the Service is enforced where it was.
-        for more in ["", &policy("AuthorizationPolicy", ON_SERVICE)] {
+        for more in ["", &policy("AuthorizationPolicy", SERVICE_TARGET)] {
             let mut mesh = mesh(&[&before, &waypoints]);
             assert_bound(&mesh, "a");
             mesh.apply(more);
@@ -322,7 +349,7 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
                     mesh.waypoint_policies
                 );
             }
-            mesh.apply(&pod_of("b", true));
+            mesh.apply(&waypoint_pod("b", true));
             assert_bound(&mesh, "b");
             mesh.delete(Kind::Pod, "shop", "b-pod");
             assert_bound(&mesh, "b");
@@ -331,10 +358,10 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
 }
 
 /// Returns the Gateway with the condition `Replaces` that the control plane computed for it.
-fn with_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
+fn with_replaces_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::Gateway, "shop", name);
     let derived_status = mesh.index.derived_status(&key).unwrap();
-    match &derived_status.replaces {
+    match &derived_status.replaces_condition {
         None => gateway.to_owned(),
         Some(condition) => format!(
             "{gateway}status: {{conditions: [{{type: ambit.io/Replaces, status: \"True\", message: '{}'}}]}}\n",
@@ -345,37 +372,40 @@ fn with_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
 
 #[test]
 fn restarted_control_plane_knows_what_rebound_objects_keep() {
-    let ready = [&for_all("a", "u1"), &pod_of("a", true)].map(|one| one.clone());
-    let ready = all(&ready.each_ref().map(String::as_str));
-    let next = for_all("b", "u2");
-    let both = |label: &str| all(&[&pod_labelled(label), &service_labelled(label)]);
+    let ready = [&gateway_for_all("a", "u1"), &waypoint_pod("a", true)].map(|one| one.clone());
+    let ready = join_documents(&ready.each_ref().map(String::as_str));
+    let next = gateway_for_all("b", "u2");
+    let both = |label: &str| join_documents(&[&pod_labelled(label), &service_labelled(label)]);
     for (before, after) in [
         (
-            all(&[&namespace(USE_A), CART, SERVICE]),
-            all(&[&namespace(USE_B), CART, SERVICE]),
+            join_documents(&[&namespace(USE_A), CART_POD, CART_SERVICE]),
+            join_documents(&[&namespace(USE_B), CART_POD, CART_SERVICE]),
         ),
         (
-            all(&[&namespace(""), &both(USE_A)]),
-            all(&[&namespace(""), &both(USE_B)]),
+            join_documents(&[&namespace(""), &both(USE_A)]),
+            join_documents(&[&namespace(""), &both(USE_B)]),
         ),
     ] {
         let mut before = mesh(&[&before, &ready, &next]);
-        assert_eq!(with_condition(&next, &before, "b"), next);
+        assert_eq!(with_replaces_condition(&next, &before, "b"), next);
         before.apply(&after);
         assert_bound(&before, "a");
-        let written = with_condition(&next, &before, "b");
+        let written = with_replaces_condition(&next, &before, "b");
 
         // Nothing of the label before is known to the one that starts.
         let mut restarted = mesh(&[&after, &ready, &written]);
         assert_bound(&restarted, "a");
-        assert_eq!(with_condition(&next, &restarted, "b"), written);
+        assert_eq!(with_replaces_condition(&next, &restarted, "b"), written);
         // A condition of another Gateway has no effect.
-        let other = all(&[&for_all("b", "u2"), &written.replace("name: b", "name: c")]);
+        let other = join_documents(&[
+            &gateway_for_all("b", "u2"),
+            &written.replace("name: b", "name: c"),
+        ]);
         assert_bound(&mesh(&[&after, &ready, &other]), "");
 
-        restarted.apply(&pod_of("b", true));
+        restarted.apply(&waypoint_pod("b", true));
         assert_bound(&restarted, "b");
-        assert_eq!(with_condition(&next, &restarted, "b"), next);
+        assert_eq!(with_replaces_condition(&next, &restarted, "b"), next);
     }
 }
 
@@ -383,29 +413,29 @@ fn restarted_control_plane_knows_what_rebound_objects_keep() {
 fn object_that_awaits_one_after_another_keeps_what_it_had() {
     let mut mesh = mesh(&[
         &namespace(USE_A),
-        CART,
-        SERVICE,
-        &for_all("a", "u1"),
-        &pod_of("a", true),
-        &for_all("b", "u2"),
-        &for_all("c", "u3"),
+        CART_POD,
+        CART_SERVICE,
+        &gateway_for_all("a", "u1"),
+        &waypoint_pod("a", true),
+        &gateway_for_all("b", "u2"),
+        &gateway_for_all("c", "u3"),
     ]);
     mesh.apply(&namespace(USE_B));
     mesh.apply(&namespace(&USE_B.replace(": b", ": c")));
     assert_bound(&mesh, "a");
-    assert_ne!(with_condition("", &mesh, "c"), "");
-    assert_eq!(with_condition("", &mesh, "b"), "");
+    assert_ne!(with_replaces_condition("", &mesh, "c"), "");
+    assert_eq!(with_replaces_condition("", &mesh, "b"), "");
 }
 
 #[test]
 fn rebound_object_is_refused_when_the_waypoint_that_it_kept_goes() {
     let mut mesh = mesh(&[
         &namespace(USE_A),
-        CART,
-        SERVICE,
-        &for_all("a", "u1"),
-        &pod_of("a", true),
-        &for_all("b", "u2"),
+        CART_POD,
+        CART_SERVICE,
+        &gateway_for_all("a", "u1"),
+        &waypoint_pod("a", true),
+        &gateway_for_all("b", "u2"),
     ]);
     mesh.apply(&namespace(USE_B));
     assert_bound(&mesh, "a");
@@ -421,15 +451,20 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         "RateLimit",
         "WasmPlugin",
     ];
-    let targets = [ON_SERVICE, ON_GATEWAY];
+    let targets = [SERVICE_TARGET, GATEWAY_TARGET];
     let attached = kinds
         .iter()
         .flat_map(|kind| targets.map(|target| policy(kind, target)));
     let in_tls = ["{tls: {mode: SIMPLE}}", "{tls: {mode: MUTUAL}}"].map(destination_rule);
     for policy in attached.chain(in_tls).chain([backend_tls()]) {
-        let objects = [&namespace(USE_A), CART, SERVICE, &for_all("a", "u1")];
+        let objects = [
+            &namespace(USE_A),
+            CART_POD,
+            CART_SERVICE,
+            &gateway_for_all("a", "u1"),
+        ];
         // Before it comes.
-        let from_start = mesh(&[&policy, &all(&objects)]);
+        let from_start = mesh(&[&policy, &join_documents(&objects)]);
         assert_bound(&from_start, "a");
         assert!(
             waypoint_condition(&from_start)
@@ -441,9 +476,13 @@ fn waypoint_with_policies_binds_before_it_is_ready() {
         assert_bound(&mesh, "");
         mesh.apply(&policy);
         assert_bound(&mesh, "a");
-        assert_eq!(introduction(&mesh, "a"), (false, "Strict"), "{policy}");
+        assert_eq!(
+            introduced_condition(&mesh, "a"),
+            (false, "Strict"),
+            "{policy}"
+        );
         // After.
-        mesh.apply(&pod_of("a", true));
+        mesh.apply(&waypoint_pod("a", true));
         let kind = policy
             .split("kind: ")
             .nth(1)
@@ -462,26 +501,31 @@ fn policies_that_concern_others_or_refuse_nothing_bind_nothing() {
         destination_rule("{tls: {mode: SIMPLE}}").replace("host: cart", "host: other.bank"),
         policy("AuthorizationPolicy", "{group: '', kind: Service, name: other}")
             .replace("namespace: shop", "namespace: bank"),
-        policy("AuthorizationPolicy", &ON_GATEWAY.replace("name: a", "name: c")),
+        policy("AuthorizationPolicy", &GATEWAY_TARGET.replace("name: a", "name: c")),
         "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {name: t, namespace: shop}\n\
          spec: {targetRefs: [{group: '', kind: Service, name: cart}], accessLogging: [{disabled: true}]}\n"
             .to_owned(),
     ] {
-        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &for_all("a", "u1"), &policy]);
+        let mesh = mesh(&[&namespace(USE_A), CART_POD, CART_SERVICE, &gateway_for_all("a", "u1"), &policy]);
         assert_bound(&mesh, "");
     }
 }
 
 #[test]
 fn strict_setting_binds_at_once() {
-    let objects = [&namespace(USE_A), CART, SERVICE, &for_all("a", "u1")];
-    let mesh = with(
-        WaypointAttachment::Labels,
+    let objects = [
+        &namespace(USE_A),
+        CART_POD,
+        CART_SERVICE,
+        &gateway_for_all("a", "u1"),
+    ];
+    let mesh = mesh_with_settings(
+        WaypointAttachment::LabelsOnly,
         WaypointBinding::Strict,
         &objects,
     );
     assert_bound(&mesh, "a");
-    assert_eq!(introduction(&mesh, "a"), (false, "Strict"));
+    assert_eq!(introduced_condition(&mesh, "a"), (false, "Strict"));
     assert!(
         waypoint_condition(&mesh)
             .message
@@ -492,8 +536,8 @@ fn strict_setting_binds_at_once() {
 #[test]
 fn waypoints_of_others_and_such_as_do_not_exist_bind_at_once() {
     let address = "status: {addresses: [{type: IPAddress, value: 10.96.0.7}]}\n";
-    let foreign = for_all("a", "u1").replace("istio-waypoint", "other");
-    let manual = for_all("a", "u1").replace(
+    let foreign = gateway_for_all("a", "u1").replace("istio-waypoint", "other");
+    let manual = gateway_for_all("a", "u1").replace(
         "istio-waypoint,",
         "istio-waypoint, addresses: [{value: 10.96.0.7}],",
     );
@@ -503,18 +547,24 @@ fn waypoints_of_others_and_such_as_do_not_exist_bind_at_once() {
         (foreign + address, "/10.96.0.7"),
         (manual, "a"),
     ] {
-        let mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &gateway]);
+        let mesh = mesh(&[&namespace(USE_A), CART_POD, CART_SERVICE, &gateway]);
         assert_bound(&mesh, expected);
     }
 }
 
 #[test]
 fn gateway_that_takes_by_itself_waits_and_leaves_the_place_to_others() {
-    let seed = |objects: &[&str]| with(WaypointAttachment::Seed, WaypointBinding::Ready, objects);
-    let mut mesh = seed(&[CART, SERVICE, &gateway("a", "")]);
+    let seed = |objects: &[&str]| {
+        mesh_with_settings(
+            WaypointAttachment::LabelsAndGateways,
+            WaypointBinding::WhenReady,
+            objects,
+        )
+    };
+    let mut mesh = seed(&[CART_POD, CART_SERVICE, &gateway("a", "")]);
     assert_bound(&mesh, "");
     assert_eq!(waypoint_condition(&mesh).reason, "Waiting");
-    mesh.apply(&pod_of("a", true));
+    mesh.apply(&waypoint_pod("a", true));
     assert_bound(&mesh, "a");
     // That of the pod's account, which would come first.
     mesh.apply(&gateway(
@@ -522,15 +572,15 @@ fn gateway_that_takes_by_itself_waits_and_leaves_the_place_to_others() {
         ", annotations: {istio.io/for-service-account: cart}",
     ));
     assert_bound(&mesh, "a");
-    mesh.apply(&pod_of("b", true));
+    mesh.apply(&waypoint_pod("b", true));
     assert_eq!(bound_status(&mesh), ("b".to_owned(), String::new()));
 }
 
 #[test]
 fn waypoint_that_never_serves_such_objects_leaves_them_alone() {
     let for_services = gateway("a", ", labels: {istio.io/waypoint-for: service}");
-    let mut mesh = mesh(&[&namespace(USE_A), CART, SERVICE, &for_services]);
+    let mut mesh = mesh(&[&namespace(USE_A), CART_POD, CART_SERVICE, &for_services]);
     assert_bound(&mesh, "");
-    mesh.apply(&pod_of("a", true));
+    mesh.apply(&waypoint_pod("a", true));
     assert_eq!(bound_status(&mesh), (String::new(), "a".to_owned()));
 }

@@ -6,7 +6,7 @@ use ambit_model::{ArcStr, HttpPathMatch, HttpValueMatch, StreamRoute};
 use super::*;
 
 const PARENT: &str = "parentRefs: [{group: '', kind: Service, name: cart, namespace: shop}]";
-const PUBLISHED: &str = "shop/wp shop/cart.shop.svc.cluster.local";
+const SERVICE_RECORD_NAME: &str = "shop/wp shop/cart.shop.svc.cluster.local";
 
 fn route(kind: Kind, name: &str, age: u32, spec: &str) -> String {
     format!(
@@ -17,8 +17,8 @@ fn route(kind: Kind, name: &str, age: u32, spec: &str) -> String {
 
 /// Builds a mesh with a service whose port has a protocol, a waypoint, and routes.
 fn mesh(protocol: &str, routes: &[String]) -> TestMesh {
-    let service = SERVICE.replace("port: 80", &format!("port: 80, appProtocol: {protocol}"));
-    let mut mesh = TestMesh::of(&all(&[&service, CART, &gateway("wp", "")]));
+    let service = CART_SERVICE.replace("port: 80", &format!("port: 80, appProtocol: {protocol}"));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[&service, CART_POD, &gateway("wp", "")]));
     for route in routes {
         let value: serde_json::Value = serde_saphyr::from_str(route).unwrap();
         let key = ObjectKey::read(&value).unwrap();
@@ -33,7 +33,7 @@ fn mesh(protocol: &str, routes: &[String]) -> TestMesh {
     mesh
 }
 
-fn accepted(mesh: &TestMesh, kind: Kind, name: &str) -> (String, String) {
+fn accepted_condition(mesh: &TestMesh, kind: Kind, name: &str) -> (String, String) {
     let derived_status = mesh
         .index
         .derived_status(&ObjectKey::new(kind, "shop", name));
@@ -57,7 +57,7 @@ fn services_and_methods_of_grpc_are_paths() {
         matches.join(", ")
     );
     let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-    let record = &mesh.waypoint_services[PUBLISHED].routes[0];
+    let record = &mesh.waypoint_services[SERVICE_RECORD_NAME].routes[0];
     assert_eq!(record.name.to_string(), "GRPCRoute/shop/r");
     let rule = &record.rules[0];
     assert_eq!(rule.unsupported, None);
@@ -75,7 +75,10 @@ fn services_and_methods_of_grpc_are_paths() {
     );
     let header = ("x-user".into(), HttpValueMatch::Exact("a".into()));
     assert_eq!(rule.matches[4].headers, [header]);
-    assert_eq!(accepted(&mesh, Kind::GRPCRoute, "r").0, "true Accepted");
+    assert_eq!(
+        accepted_condition(&mesh, Kind::GRPCRoute, "r").0,
+        "true Accepted"
+    );
 }
 
 #[test]
@@ -91,9 +94,9 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
     ] {
         let spec = format!("rules: [{{{rule}}}]");
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-        let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
+        let rules = &mesh.waypoint_services[SERVICE_RECORD_NAME].routes[0].rules;
         assert!(rules[0].unsupported.is_some(), "{rule}");
-        let condition = accepted(&mesh, Kind::GRPCRoute, "r").0;
+        let condition = accepted_condition(&mesh, Kind::GRPCRoute, "r").0;
         assert_eq!(condition, "false UnsupportedValue", "{rule}");
     }
     // What cannot be read at all is in the way of all requests.
@@ -105,7 +108,7 @@ fn what_grpc_routes_may_not_say_is_answered_with_an_error() {
     ] {
         let spec = format!("rules: [{{{rule}}}]");
         let mesh = mesh("grpc", &[route(Kind::GRPCRoute, "r", 0, &spec)]);
-        let rules = &mesh.waypoint_services[PUBLISHED].routes[0].rules;
+        let rules = &mesh.waypoint_services[SERVICE_RECORD_NAME].routes[0].rules;
         assert!(rules[0].matches.is_empty(), "{rule}");
         assert!(rules[0].unsupported.is_some(), "{rule}");
     }
@@ -117,15 +120,21 @@ fn of_http_and_grpc_routes_the_oldest_decides_which_are_followed() {
     let grpc = route(Kind::GRPCRoute, "grpc", 1, rules);
     let http = route(Kind::HTTPRoute, "http", 2, rules);
     let mut mesh = mesh("http2", &[grpc, http]);
-    let (condition, why) = accepted(&mesh, Kind::HTTPRoute, "http");
+    let (condition, why) = accepted_condition(&mesh, Kind::HTTPRoute, "http");
     assert_eq!(condition, "false Conflicted");
     assert!(
         why.contains("port 80") && why.contains("GRPCRoute/shop/grpc"),
         "{why}"
     );
-    assert_eq!(accepted(&mesh, Kind::GRPCRoute, "grpc").0, "true Accepted");
+    assert_eq!(
+        accepted_condition(&mesh, Kind::GRPCRoute, "grpc").0,
+        "true Accepted"
+    );
     mesh.delete(Kind::GRPCRoute, "shop", "grpc");
-    assert_eq!(accepted(&mesh, Kind::HTTPRoute, "http").0, "true Accepted");
+    assert_eq!(
+        accepted_condition(&mesh, Kind::HTTPRoute, "http").0,
+        "true Accepted"
+    );
 }
 
 fn published_names(routes: &[StreamRoute]) -> Vec<String> {
@@ -141,7 +150,7 @@ fn connections_are_routed_by_the_first_rule() {
         route(Kind::TLSRoute, "tls", 0, &format!("{names}{rules}")),
     ];
     let mesh = mesh("tcp", &routes);
-    let record = &mesh.waypoint_services[PUBLISHED];
+    let record = &mesh.waypoint_services[SERVICE_RECORD_NAME];
     assert!(record.routes.is_empty());
     assert_eq!(published_names(&record.tcp_routes), ["TCPRoute/shop/tcp"]);
     assert_eq!(published_names(&record.tls_routes), ["TLSRoute/shop/tls"]);
@@ -154,7 +163,7 @@ fn connections_are_routed_by_the_first_rule() {
         assert!(record.backends[0].service.is_ok() && record.backends[1].service.is_err());
     }
     for (kind, name) in [(Kind::TCPRoute, "tcp"), (Kind::TLSRoute, "tls")] {
-        assert_eq!(accepted(&mesh, kind, name).0, "true Accepted");
+        assert_eq!(accepted_condition(&mesh, kind, name).0, "true Accepted");
         let derived_status = mesh
             .index
             .derived_status(&ObjectKey::new(kind, "shop", name));
@@ -190,7 +199,7 @@ fn routes_of_connections_that_cannot_be_read_refuse_them() {
         (Kind::TLSRoute, "hostnames: 1", &[]),
     ] {
         let mesh = mesh("tls", &[route(kind, "r", 0, spec)]);
-        let record = &mesh.waypoint_services[PUBLISHED];
+        let record = &mesh.waypoint_services[SERVICE_RECORD_NAME];
         let record = record
             .tcp_routes
             .iter()
@@ -207,7 +216,7 @@ fn ports_of_other_protocols_and_conflicting_routes_are_reported() {
     let rules = "rules: [{backendRefs: [{name: cart, port: 80}]}]";
     let tcp = |name: &str, age| route(Kind::TCPRoute, name, age, rules);
     let of = |protocol: &str, kind: Kind, name: &str, routes: &[String]| {
-        accepted(&mesh(protocol, routes), kind, name).0
+        accepted_condition(&mesh(protocol, routes), kind, name).0
     };
     let both = [tcp("a", 1), route(Kind::HTTPRoute, "http", 2, rules)];
     assert_eq!(

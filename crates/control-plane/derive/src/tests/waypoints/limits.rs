@@ -10,24 +10,29 @@ use super::{
     *,
 };
 
-const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
-const OF_SERVICE: &str = "{kind: Service, name: cart}";
-const LOCAL: &str = "local: [{requests: 10, per: 1s}]";
-const GLOBAL: &str = "global: {service: {name: limits, port: 8081}, domain: shop, descriptors: [{entries: [{key: generic_key, value: all}]}]}";
-const LIMITS: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: limits, namespace: shop}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 8081}]}\n";
+const GATEWAY_TARGET: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+const SERVICE_TARGET: &str = "{kind: Service, name: cart}";
+const LOCAL_LIMIT: &str = "local: [{requests: 10, per: 1s}]";
+const GLOBAL_LIMIT: &str = "global: {service: {name: limits, port: 8081}, domain: shop, descriptors: [{entries: [{key: generic_key, value: all}]}]}";
+const RATE_LIMIT_SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: limits, namespace: shop}\nspec: {clusterIP: 10.96.0.9, ports: [{port: 8081}]}\n";
 
-fn limit(target: &str, spec: &str) -> String {
+fn rate_limit(target: &str, spec: &str) -> String {
     format!(
         "apiVersion: ambit.io/v1alpha1\nkind: RateLimit\nmetadata: {{name: l, namespace: shop}}\nspec: {{targetRefs: [{target}], {spec}}}\n"
     )
 }
 
-fn with(spec: &str) -> TestMesh {
-    let limit = limit(OF_GATEWAY, spec);
-    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &limit]))
+fn mesh_with_limit(spec: &str) -> TestMesh {
+    let limit = rate_limit(GATEWAY_TARGET, spec);
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        &limit,
+    ]))
 }
 
-fn published(mesh: &TestMesh) -> &RateLimit {
+fn published_limit(mesh: &TestMesh) -> &RateLimit {
     &mesh.waypoint_rate_limits["shop/wp limits by shop/l"]
 }
 
@@ -37,12 +42,16 @@ fn condition_text(mesh: &TestMesh) -> String {
 
 #[test]
 fn a_limit_goes_to_the_waypoints_of_its_targets() {
-    for (target, for_gateway, services) in [(OF_GATEWAY, true, 0), (OF_SERVICE, false, 1)] {
-        let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &limit(target, LOCAL)]));
+    for (target, for_gateway, services) in [(GATEWAY_TARGET, true, 0), (SERVICE_TARGET, false, 1)] {
+        let mut mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
+            &rate_limit(target, LOCAL_LIMIT),
+        ]));
         assert!(mesh.waypoint_rate_limits.is_empty());
         assert!(condition_text(&mesh).starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let record = published(&mesh);
+        let record = published_limit(&mesh);
         assert_eq!(
             (record.for_gateway, record.services.len()),
             (for_gateway, services),
@@ -53,19 +62,19 @@ fn a_limit_goes_to_the_waypoints_of_its_targets() {
         assert!(mesh.waypoint_rate_limits.is_empty());
     }
     assert_eq!(
-        condition_text(&TestMesh::of(&limit("", LOCAL))),
+        condition_text(&TestMesh::from_yaml(&rate_limit("", LOCAL_LIMIT))),
         "false NoTargets"
     );
 }
 
 #[test]
 fn limit_record_is_complete() {
-    let mesh = with(
+    let mesh = mesh_with_limit(
         "failOpen: true, tellClients: true, dryRun: true, local: [{requests: 5, per: 1m30s, burst: 7, buckets: 3, \
          matches: [{method: GET, path: {value: /a/}, headers: [{name: X-A, value: b}]}], \
          by: [{source: Principal}, {source: Namespace}, {source: Address}, {header: X-User}, {request: Path}, {request: Method}]}]",
     );
-    let told_of = published(&mesh);
+    let told_of = published_limit(&mesh);
     assert!(told_of.fail_open && told_of.sends_headers && told_of.dry_run);
     let local = &told_of.local[0];
     assert_eq!((local.requests, local.burst, local.buckets), (5, 7, 3));
@@ -82,8 +91,8 @@ fn limit_record_is_complete() {
     let matched = &local.matches[0];
     assert_eq!(matched.path, Some(HttpPathMatch::Prefix("/a".into())));
     assert_eq!(matched.headers[0].0, "x-a");
-    let defaults = with(LOCAL);
-    let told_of = published(&defaults);
+    let defaults = mesh_with_limit(LOCAL_LIMIT);
+    let told_of = published_limit(&defaults);
     assert!(!told_of.fail_open && !told_of.sends_headers && !told_of.dry_run);
     assert_eq!(
         (told_of.local[0].burst, told_of.local[0].buckets),
@@ -93,15 +102,22 @@ fn limit_record_is_complete() {
 
 #[test]
 fn a_rate_limit_service_is_looked_for() {
-    let mut mesh = with(GLOBAL);
-    let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().target.clone();
+    let mut mesh = mesh_with_limit(GLOBAL_LIMIT);
+    let place = |mesh: &TestMesh| {
+        published_limit(mesh)
+            .global
+            .as_ref()
+            .unwrap()
+            .target
+            .clone()
+    };
     assert!(place(&mesh).unwrap_err().contains("there is no service"));
     assert_eq!(condition_text(&mesh), "true PartiallyInvalid");
-    mesh.apply(LIMITS);
+    mesh.apply(RATE_LIMIT_SERVICE);
     let name = NamespacedHostname::new("shop", "limits.shop.svc.cluster.local");
     assert_eq!(place(&mesh), Ok((name, 8081)));
     assert_eq!(condition_text(&mesh), "true Accepted");
-    let global = published(&mesh).global.clone().unwrap();
+    let global = published_limit(&mesh).global.clone().unwrap();
     assert_eq!(
         (global.domain.as_str(), global.timeout, global.hits),
         ("shop", Duration::from_millis(20), 1)
@@ -184,24 +200,24 @@ fn a_limit_that_cannot_be_used_decides_nothing_and_leaves_its_last_form() {
             "spec.global.service.namespace",
         ),
     ] {
-        let mut mesh = with(&spec);
+        let mut mesh = mesh_with_limit(&spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let told_of = published(&mesh).clone();
+        let told_of = published_limit(&mesh).clone();
         assert!(
             told_of.not_understood.is_some() && told_of.for_gateway && !told_of.fail_open,
             "{spec}"
         );
-        mesh.apply(&limit(OF_GATEWAY, LOCAL));
-        mesh.apply(&limit(OF_GATEWAY, &spec));
-        assert_eq!(published(&mesh).local.len(), 1, "{spec}");
-        assert_eq!(published(&mesh).not_understood, None, "{spec}");
+        mesh.apply(&rate_limit(GATEWAY_TARGET, LOCAL_LIMIT));
+        mesh.apply(&rate_limit(GATEWAY_TARGET, &spec));
+        assert_eq!(published_limit(&mesh).local.len(), 1, "{spec}");
+        assert_eq!(published_limit(&mesh).not_understood, None, "{spec}");
     }
-    let open = with("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
+    let open = mesh_with_limit("failOpen: true, dryRun: true, local: [{requests: 0, per: 1s}]");
     assert!(
-        published(&open).not_understood.is_some()
-            && published(&open).fail_open
-            && published(&open).dry_run
+        published_limit(&open).not_understood.is_some()
+            && published_limit(&open).fail_open
+            && published_limit(&open).dry_run
     );
 }
 
@@ -211,9 +227,16 @@ fn a_rate_limit_service_of_another_namespace_needs_a_grant() {
         let spec = format!(
             "global: {{service: {{name: limits, namespace: {namespace}, port: 8081}}, domain: d, descriptors: [{{entries: [{{key: k, value: v}}]}}]}}"
         );
-        let mut mesh = with(&spec);
-        mesh.apply(&LIMITS.replace("shop", namespace));
-        let place = |mesh: &TestMesh| published(mesh).global.as_ref().unwrap().target.clone();
+        let mut mesh = mesh_with_limit(&spec);
+        mesh.apply(&RATE_LIMIT_SERVICE.replace("shop", namespace));
+        let place = |mesh: &TestMesh| {
+            published_limit(mesh)
+                .global
+                .as_ref()
+                .unwrap()
+                .target
+                .clone()
+        };
         let refused = |mesh: &TestMesh| {
             let why = place(mesh).unwrap_err();
             why.contains("ReferenceGrant") && condition_text(mesh) == "true PartiallyInvalid"

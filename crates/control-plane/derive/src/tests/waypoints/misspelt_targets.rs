@@ -35,7 +35,11 @@ fn mesh((kind, version, spec): (Kind, &str, &str), target: &str) -> TestMesh {
     let object = format!(
         "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: o, namespace: shop}}\nspec: {{targetRefs: [{target}], {spec}}}\n"
     );
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
     let value: serde_json::Value = serde_saphyr::from_str(&object).unwrap();
     let key = ObjectKey::read(&value).unwrap();
     match Object::from_value(key.kind, &value) {
@@ -50,7 +54,7 @@ fn mesh((kind, version, spec): (Kind, &str, &str), target: &str) -> TestMesh {
 
 /// Returns whether the object's record at the waypoint `shop/wp` refuses all requests, and which services it refuses;
 /// `None` without a record.
-fn refused(mesh: &TestMesh, kind: Kind) -> Option<(bool, Vec<String>)> {
+fn refused_services(mesh: &TestMesh, kind: Kind) -> Option<(bool, Vec<String>)> {
     let (for_gateway, services, is_refusal) = match kind {
         Kind::AuthorizationPolicy => {
             let one = mesh.waypoint_policies.values().next()?;
@@ -102,7 +106,7 @@ fn a_misspelt_kind_or_group_refuses_all_that_has_the_name() {
             let (kind, ..) = object;
             let mesh = mesh(object, target);
             let expected = Some((false, vec![HOST.to_owned()]));
-            assert_eq!(refused(&mesh, kind), expected, "{kind} {target}");
+            assert_eq!(refused_services(&mesh, kind), expected, "{kind} {target}");
             let problem = problem(&mesh, kind);
             assert!(problem.starts_with("spec.targetRefs[0]: "), "{problem}");
             assert!(
@@ -118,7 +122,7 @@ fn a_misspelt_kind_or_group_refuses_all_that_has_the_name() {
         ] {
             let mesh = mesh(object, target);
             assert_eq!(
-                refused(&mesh, kind),
+                refused_services(&mesh, kind),
                 Some((true, Vec::new())),
                 "{kind} {target}"
             );
@@ -131,7 +135,7 @@ fn a_target_with_an_unknown_field_is_refused_as_well() {
     for object in &OBJECTS[1..] {
         let mesh = mesh(*object, "{kind: Service, name: cart, prot: 80}");
         let expected = Some((false, vec![HOST.to_owned()]));
-        assert_eq!(refused(&mesh, object.0), expected, "{}", object.0);
+        assert_eq!(refused_services(&mesh, object.0), expected, "{}", object.0);
     }
     // What node proxies enforce is the whole namespace.
     let mesh = mesh(OBJECTS[0], "{kind: Service, name: cart, prot: 80}");
@@ -147,7 +151,7 @@ fn object_with_dangling_targets_reports_no_effect() {
             "{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}",
         ] {
             let mesh = mesh(object, target);
-            assert_eq!(refused(&mesh, kind), None, "{kind} {target}");
+            assert_eq!(refused_services(&mesh, kind), None, "{kind} {target}");
             let problem = problem(&mesh, kind);
             assert!(
                 problem.ends_with("; the object has no effect"),

@@ -1,13 +1,15 @@
 //! Records of Ambit's own kinds at waypoints, and the status conditions of their objects and of routes that name them.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, Share};
+use ambit_model::{
+    DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, RequestFraction,
+};
 
 use super::*;
 use crate::condition::ConditionInput;
 
-const PUBLISHED: &str = "shop/wp shop/cart.shop.svc.cluster.local";
-const DESTINATION: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
+const SERVICE_RECORD_NAME: &str = "shop/wp shop/cart.shop.svc.cluster.local";
+const DESTINATION_RECORD_NAME: &str = "shop/wp to shop/cart.shop.svc.cluster.local";
 
 fn route(kind: Kind, rules: &str) -> String {
     format!(
@@ -27,15 +29,17 @@ const FAULT_FILTER_RULE: &str =
 
 fn mesh(objects: &[&str]) -> TestMesh {
     let gateway = gateway("wp", "");
-    TestMesh::of(&all(&[&[SERVICE, CART, &gateway], objects].concat()))
+    TestMesh::from_yaml(&join_documents(
+        &[&[CART_SERVICE, CART_POD, &gateway], objects].concat(),
+    ))
 }
 
 fn rule(mesh: &TestMesh) -> &HttpRouteRule {
-    &mesh.waypoint_services[PUBLISHED].routes[0].rules[0]
+    &mesh.waypoint_services[SERVICE_RECORD_NAME].routes[0].rules[0]
 }
 
-fn aborts(status: u16) -> HttpFilter {
-    let all = Share {
+fn abort_filter(status: u16) -> HttpFilter {
+    let all = RequestFraction {
         numerator: 100,
         denominator: 100,
     };
@@ -66,7 +70,7 @@ fn own_condition(mesh: &TestMesh, kind: Kind, name: &str) -> String {
     let problems = mesh.index.problems_of(&key);
     let subject = ConditionInput {
         problems: &problems,
-        in_force: false,
+        is_in_force: false,
         is_attached: false,
         derived_status: mesh.index.derived_status(&key),
     };
@@ -96,7 +100,7 @@ fn fault_follows_its_object() {
     );
     mesh.apply(&fault("f", "{abort: {httpStatus: 503}}"));
     assert_eq!(rule(&mesh).unsupported, None);
-    assert_eq!(rule(&mesh).filters, [aborts(503)]);
+    assert_eq!(rule(&mesh).filters, [abort_filter(503)]);
     assert_eq!(
         route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=true ResolvedRefs"
@@ -107,14 +111,14 @@ fn fault_follows_its_object() {
     );
     // What cannot be used leaves the last good state.
     mesh.apply(&fault("f", "{abort: {httpStatus: 99}}"));
-    assert_eq!(rule(&mesh).filters, [aborts(503)]);
+    assert_eq!(rule(&mesh).filters, [abort_filter(503)]);
     let text_of_condition = own_condition(&mesh, Kind::HTTPFault, "f");
     assert!(
         text_of_condition.starts_with("false Invalid: spec.abort.httpStatus: 99"),
         "{text_of_condition}"
     );
     mesh.apply(&fault("f", "{abort: {httpStatus: 418}}"));
-    assert_eq!(rule(&mesh).filters, [aborts(418)]);
+    assert_eq!(rule(&mesh).filters, [abort_filter(418)]);
     mesh.delete(Kind::HTTPRoute, "shop", "r");
     assert!(own_condition(&mesh, Kind::HTTPFault, "f").starts_with("false NotReferenced"));
     mesh.apply(&names_it);
@@ -151,7 +155,7 @@ fn a_backend_has_faults_of_its_own_and_grpc_routes_have_them_too() {
     let [faulty, other] = rule(&mesh).backends.as_slice() else {
         panic!("two backends")
     };
-    assert_eq!(faulty.filters, [aborts(503)]);
+    assert_eq!(faulty.filters, [abort_filter(503)]);
     assert!(other.filters.is_empty() && faulty.service.is_ok());
 }
 
@@ -180,13 +184,13 @@ fn filters_that_contradict_a_fault_are_refused() {
     }
 }
 
-fn subsets(text: &str) -> String {
+fn subset_rule(text: &str) -> String {
     format!(
         "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: d, namespace: shop}}\nspec: {{host: cart, {text}}}\n"
     )
 }
 
-fn version(name: &str, version: &str) -> String {
+fn versioned_pod(name: &str, version: &str) -> String {
     let ip = name.len();
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, labels: {{app: cart, version: {version}}}}}\n\
@@ -199,12 +203,12 @@ const RULE_TO_SUBSET_V1: &str =
 
 fn subset<'a>(mesh: &'a TestMesh, name: &str) -> Option<&'a DestinationSubset> {
     mesh.waypoint_destinations
-        .get(DESTINATION)?
+        .get(DESTINATION_RECORD_NAME)?
         .subsets
         .get(name)
 }
 
-fn pods(mesh: &TestMesh, name: &str) -> Vec<String> {
+fn subset_pods(mesh: &TestMesh, name: &str) -> Vec<String> {
     let subset = subset(mesh, name).unwrap();
     let names = subset.workloads.iter();
     names
@@ -214,9 +218,13 @@ fn pods(mesh: &TestMesh, name: &str) -> Vec<String> {
 
 #[test]
 fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
-    let rule_of = subsets("subsets: [{name: v1, labels: {version: v1}}]");
+    let rule_of = subset_rule("subsets: [{name: v1, labels: {version: v1}}]");
     let to_v1 = route(Kind::HTTPRoute, RULE_TO_SUBSET_V1);
-    let mut mesh = mesh(&[&to_v1, &version("a", "v1"), &version("bb", "v2")]);
+    let mut mesh = mesh(&[
+        &to_v1,
+        &versioned_pod("a", "v1"),
+        &versioned_pod("bb", "v2"),
+    ]);
     assert!(
         rule(&mesh).backends[0]
             .service
@@ -236,15 +244,15 @@ fn a_subset_holds_the_pods_with_its_labels_as_they_are_now() {
     let backend = &rule(&mesh).backends[0];
     assert_eq!(backend.subset.as_deref(), Some("v1"));
     assert!(backend.service.is_ok());
-    assert_eq!(pods(&mesh, "v1"), ["a"]);
-    mesh.apply(&version("bb", "v1"));
-    assert_eq!(pods(&mesh, "v1"), ["a", "bb"]);
-    mesh.apply(&version("ccc", "v1").replace("app: cart", "app: other"));
-    assert_eq!(pods(&mesh, "v1"), ["a", "bb"]);
+    assert_eq!(subset_pods(&mesh, "v1"), ["a"]);
+    mesh.apply(&versioned_pod("bb", "v1"));
+    assert_eq!(subset_pods(&mesh, "v1"), ["a", "bb"]);
+    mesh.apply(&versioned_pod("ccc", "v1").replace("app: cart", "app: other"));
+    assert_eq!(subset_pods(&mesh, "v1"), ["a", "bb"]);
     mesh.delete(Kind::Pod, "shop", "a");
-    assert_eq!(pods(&mesh, "v1"), ["bb"]);
-    mesh.apply(&subsets("subsets: [{name: v2, labels: {version: v2}}]"));
-    assert!(pods(&mesh, "v2").is_empty());
+    assert_eq!(subset_pods(&mesh, "v1"), ["bb"]);
+    mesh.apply(&subset_rule("subsets: [{name: v2, labels: {version: v2}}]"));
+    assert!(subset_pods(&mesh, "v2").is_empty());
     assert_eq!(
         route_conditions(&mesh, Kind::HTTPRoute)[1],
         "ResolvedRefs=false BackendNotFound"
@@ -263,7 +271,7 @@ fn settings_of_a_subset_replace_those_of_its_rule() {
         pool(4),
         pool(5)
     );
-    let mesh = mesh(&[&subsets(&text)]);
+    let mesh = mesh(&[&subset_rule(&text)]);
     let retries = |name: &str, port: u16| subset(&mesh, name).unwrap().policy(port).limits.retries;
     let of = |name: &str| [79, 80, 81].map(|port| retries(name, port));
     assert_eq!(of("plain"), [1, 2, 3]);
@@ -287,14 +295,16 @@ fn subsets_that_cannot_be_are_refused_with_their_place() {
             "spec.subsets[0].trafficPolicy.portLevelSettings[0].port.number",
         ),
     ] {
-        let mesh = mesh(&[&subsets(text)]);
+        let mesh = mesh(&[&subset_rule(text)]);
         assert!(
             mesh.problems()[0].contains(expected),
             "{text}: {:?}",
             mesh.problems()
         );
         assert!(
-            !mesh.waypoint_destinations.contains_key(DESTINATION),
+            !mesh
+                .waypoint_destinations
+                .contains_key(DESTINATION_RECORD_NAME),
             "{text}"
         );
     }

@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+const GATEWAY_TARGET: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
 
 fn plugin(target: &str, spec: &str) -> String {
     format!(
@@ -16,34 +16,34 @@ fn plugin(target: &str, spec: &str) -> String {
     )
 }
 
-fn with(spec: &str) -> TestMesh {
-    TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+fn mesh_with_spec(spec: &str) -> TestMesh {
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
-        &plugin(OF_GATEWAY, spec),
+        &plugin(GATEWAY_TARGET, spec),
     ]))
 }
 
-fn published(mesh: &TestMesh) -> &WaypointExtension {
+fn published_plugin(mesh: &TestMesh) -> &WaypointExtension {
     &mesh.waypoint_extensions["shop/wp runs shop/tag"]
 }
 
 #[test]
 fn a_plugin_goes_to_the_waypoints_of_its_targets() {
     for (target, for_gateway, services) in [
-        (OF_GATEWAY, true, 0),
+        (GATEWAY_TARGET, true, 0),
         ("{kind: Service, name: cart}", false, 1),
     ] {
-        let mut mesh = TestMesh::of(&all(&[
-            SERVICE,
-            CART,
+        let mut mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
             &plugin(target, "url: r.example/tag"),
         ]));
         assert!(mesh.waypoint_extensions.is_empty());
         assert!(waypoint_condition(&mesh, Kind::WasmPlugin, "shop", "tag").starts_with("false"));
         mesh.apply(&gateway("wp", ""));
-        let extension = published(&mesh);
+        let extension = published_plugin(&mesh);
         assert_eq!(
             (extension.for_gateway, extension.services.len()),
             (for_gateway, services),
@@ -56,7 +56,7 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
         mesh.delete(Kind::WasmPlugin, "shop", "tag");
         assert!(mesh.waypoint_extensions.is_empty());
     }
-    let mesh = TestMesh::of(&plugin("", "url: r.example/tag"));
+    let mesh = TestMesh::from_yaml(&plugin("", "url: r.example/tag"));
     assert_eq!(
         waypoint_condition(&mesh, Kind::WasmPlugin, "shop", "tag"),
         "false NoTargets"
@@ -65,12 +65,12 @@ fn a_plugin_goes_to_the_waypoints_of_its_targets() {
 
 #[test]
 fn plugin_record_is_complete() {
-    let mesh = with(
+    let mesh = mesh_with_spec(
         "url: 'oci://r.example/tag:1', sha256: 'ABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCDEFABCD', phase: AUTHN, priority: -3, \
          pluginName: root, pluginConfig: {b: [1], a: x}, failStrategy: FAIL_OPEN, imagePullPolicy: Always, \
          vmConfig: {env: [{name: A, value: b}]}, match: [{mode: SERVER, ports: [{number: 80}]}, {mode: CLIENT, ports: [{number: 81}]}]",
     );
-    let extension = published(&mesh);
+    let extension = published_plugin(&mesh);
     assert_eq!(
         (extension.phase, extension.priority),
         (ExtensionPhase::Authn, -3)
@@ -97,8 +97,8 @@ fn plugin_record_is_complete() {
         "{:?}",
         mesh.problems()
     );
-    let defaults = with("url: r.example/tag");
-    let extension = super::plugins::published(&defaults);
+    let defaults = mesh_with_spec("url: r.example/tag");
+    let extension = super::plugins::published_plugin(&defaults);
     assert_eq!(
         (extension.url.as_str(), extension.phase),
         ("oci://r.example/tag", ExtensionPhase::Unspecified)
@@ -106,7 +106,7 @@ fn plugin_record_is_complete() {
     // The tag is that which others are put under.
     assert!(!extension.fail_open && extension.always_pull && extension.ports.is_empty());
     assert!(
-        with("url: r.example/tag, match: [{mode: CLIENT}]")
+        mesh_with_spec("url: r.example/tag, match: [{mode: CLIENT}]")
             .waypoint_extensions
             .is_empty()
     );
@@ -130,22 +130,26 @@ fn unusable_plugin_fails_by_its_strategy_and_keeps_its_last_form() {
             "spec.match[0].ports[0].number",
         ),
     ] {
-        let mut mesh = with(spec);
+        let mut mesh = mesh_with_spec(spec);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{spec}: {problems}");
-        let extension = published(&mesh).clone();
+        let extension = published_plugin(&mesh).clone();
         assert!(
             extension.unsupported.is_some() && extension.for_gateway && !extension.fail_open,
             "{spec}"
         );
-        mesh.apply(&plugin(OF_GATEWAY, "url: good"));
-        mesh.apply(&plugin(OF_GATEWAY, spec));
-        assert_eq!(super::plugins::published(&mesh).url, "oci://good", "{spec}");
+        mesh.apply(&plugin(GATEWAY_TARGET, "url: good"));
+        mesh.apply(&plugin(GATEWAY_TARGET, spec));
+        assert_eq!(
+            super::plugins::published_plugin(&mesh).url,
+            "oci://good",
+            "{spec}"
+        );
     }
-    let open = with("url: '', failStrategy: FAIL_OPEN");
-    assert!(published(&open).fail_open);
-    let network = with("url: x, type: NETWORK");
-    assert!(published(&network).unsupported.is_some());
+    let open = mesh_with_spec("url: '', failStrategy: FAIL_OPEN");
+    assert!(published_plugin(&open).fail_open);
+    let network = mesh_with_spec("url: x, type: NETWORK");
+    assert!(published_plugin(&network).unsupported.is_some());
     assert!(network.problems()[0].contains("NETWORK"));
 }
 
@@ -155,19 +159,19 @@ fn secret(name: &str, labels: &str, more: &str) -> String {
     )
 }
 
-const LABEL: &str = "ambit.io/image-pull: 'true'";
-const OF_DOCKER: &str = "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"}}}'}";
+const IMAGE_PULL_LABEL: &str = "ambit.io/image-pull: 'true'";
+const DOCKER_CREDENTIALS: &str = "type: kubernetes.io/dockerconfigjson\nstringData: {.dockerconfigjson: '{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"}}}'}";
 
 fn mesh_with_plugin() -> TestMesh {
-    let mut mesh = TestMesh::with(MeshConfig {
+    let mut mesh = TestMesh::with_config(MeshConfig {
         image_pull_secrets: true,
         ..MeshConfig::default()
     });
-    mesh.apply(&all(&[
-        SERVICE,
-        CART,
+    mesh.apply(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
-        &plugin(OF_GATEWAY, "url: r/tag, imagePullSecret: creds"),
+        &plugin(GATEWAY_TARGET, "url: r/tag, imagePullSecret: creds"),
     ]));
     mesh
 }
@@ -177,7 +181,7 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
     let mut mesh = mesh_with_plugin();
     let missing = "false NoPullSecret";
     let stands = |mesh: &TestMesh| waypoint_condition(mesh, Kind::WasmPlugin, "shop", "tag");
-    assert!(published(&mesh).pull_secret.is_empty());
+    assert!(published_plugin(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     let key = ObjectKey::new(Kind::WasmPlugin, "shop", "tag");
     let derived_status = mesh.index.derived_status(&key).unwrap();
@@ -187,13 +191,17 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
         "{condition}"
     );
     // Not meant for it, or of another name.
-    mesh.apply(&secret("creds", "app: x", OF_DOCKER));
-    mesh.apply(&secret("other", LABEL, OF_DOCKER));
+    mesh.apply(&secret("creds", "app: x", DOCKER_CREDENTIALS));
+    mesh.apply(&secret("other", IMAGE_PULL_LABEL, DOCKER_CREDENTIALS));
     assert_eq!(stands(&mesh), missing);
-    assert!(published(&mesh).pull_secret.is_empty());
-    mesh.apply(&secret("creds", LABEL, OF_DOCKER));
+    assert!(published_plugin(&mesh).pull_secret.is_empty());
+    mesh.apply(&secret("creds", IMAGE_PULL_LABEL, DOCKER_CREDENTIALS));
     assert_eq!(stands(&mesh), "true Accepted");
-    assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
+    assert!(
+        published_plugin(&mesh)
+            .pull_secret
+            .starts_with(b"{\"auths\"")
+    );
     // An invalid form leaves the last one in force; the error does not contain its content.
     for (bad, place) in [
         (
@@ -209,20 +217,24 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
             "is not there",
         ),
     ] {
-        mesh.apply(&secret("creds", LABEL, bad));
+        mesh.apply(&secret("creds", IMAGE_PULL_LABEL, bad));
         let problems = mesh.problems().join("\n");
         assert!(
             problems.contains(place) && !problems.contains("hush"),
             "{problems}"
         );
-        assert!(published(&mesh).pull_secret.starts_with(b"{\"auths\""));
+        assert!(
+            published_plugin(&mesh)
+                .pull_secret
+                .starts_with(b"{\"auths\"")
+        );
     }
-    assert!(!format!("{:?} {:?}", published(&mesh), mesh.index).contains("c2VjcmV0"));
+    assert!(!format!("{:?} {:?}", published_plugin(&mesh), mesh.index).contains("c2VjcmV0"));
     mesh.delete(Kind::Secret, "shop", "creds");
-    assert!(published(&mesh).pull_secret.is_empty());
+    assert!(published_plugin(&mesh).pull_secret.is_empty());
     assert_eq!(stands(&mesh), missing);
     mesh.apply(&plugin(
-        OF_GATEWAY,
+        GATEWAY_TARGET,
         "url: r/tag, imagePullSecret: 'Not/aName'",
     ));
     assert!(
@@ -236,18 +248,18 @@ fn a_pull_secret_goes_to_the_waypoints_of_the_plugin_that_names_it() {
 
 #[test]
 fn secrets_are_nobodys_business_unless_that_is_wanted() {
-    let mut mesh = with("url: r/tag, imagePullSecret: creds");
-    mesh.apply(&secret("creds", LABEL, OF_DOCKER));
-    assert!(published(&mesh).pull_secret.is_empty());
+    let mut mesh = mesh_with_spec("url: r/tag, imagePullSecret: creds");
+    mesh.apply(&secret("creds", IMAGE_PULL_LABEL, DOCKER_CREDENTIALS));
+    assert!(published_plugin(&mesh).pull_secret.is_empty());
     let problems = mesh.problems().join("\n");
     assert!(problems.contains("pilot.imagePullSecrets"), "{problems}");
 }
 
 #[test]
 fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
-    let mut mesh = with("url: r.example/tag");
+    let mut mesh = mesh_with_spec("url: r.example/tag");
     let callees = |mesh: &TestMesh| {
-        let callees = published(mesh).callees.iter();
+        let callees = published_plugin(mesh).callees.iter();
         callees.map(ToString::to_string).collect::<Vec<_>>()
     };
     assert!(callees(&mesh).is_empty());
@@ -289,12 +301,12 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
         ]
     );
     let name = |host: &str| NamespacedHostname::new("open", host);
-    assert!(published(&mesh).may_call(&name("any.open.svc.cluster.local")));
+    assert!(published_plugin(&mesh).may_call(&name("any.open.svc.cluster.local")));
     mesh.delete(Kind::ReferenceGrant, "open", "g");
     mesh.delete(Kind::ReferenceGrant, "bank", "g");
     assert!(callees(&mesh).is_empty());
     // Only plugins of the root namespace have the callee for every Service.
-    let of_root = objects_of_root();
+    let of_root = root_namespace_plugin();
     mesh.apply(&of_root);
     let all = mesh.waypoint_extensions.values();
     let unbound = all.filter(|one| one.callees.iter().any(|callee| callee.namespace == "*"));
@@ -303,7 +315,7 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
 }
 
 /// Returns a plugin of the root namespace that targets the class of all waypoints.
-fn objects_of_root() -> String {
+fn root_namespace_plugin() -> String {
     "apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
 metadata: {name: root, namespace: istio-system}
@@ -318,7 +330,11 @@ fn waypoints_know_the_addresses_of_nodes_and_of_the_api_server() {
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: any}}\nspec: {{containers: []}}\nstatus: {{hostIP: {host}, hostIPs: [{{ip: {host}}}, {{ip: '2001:db8::7'}}]}}\n"
         )
     };
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
     let known = |mesh: &TestMesh| {
         let gateway = mesh.waypoint_gateways.values().next().unwrap();
         let addresses = gateway.cluster_addresses.iter();

@@ -11,7 +11,7 @@ use super::*;
 const HOST: &str = "shop/cart.shop.svc.cluster.local";
 
 pub(super) fn backend(name: &str, port: u16) -> String {
-    SERVICE
+    CART_SERVICE
         .replace("name: cart", &format!("name: {name}"))
         .replace("port: 80", &format!("port: {port}"))
         .replace("10.96.0.9", &format!("10.96.1.{port}"))
@@ -45,9 +45,9 @@ pub(super) fn parent_conditions(mesh: &TestMesh, namespace: &str, name: &str) ->
 #[test]
 fn route_forwards_to_its_backend_and_follows_its_changes() {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{name: cart-v1, port: 81}}]}}]");
-    let mut mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", &spec),
     ]));
@@ -102,9 +102,9 @@ fn matches_are_read_and_unknown_fields_refuse_the_rule() {
         {filters: [{type: ExternalAuth}]}, {timeouts: {request: 1s, other: 2s}}, {retry: {codes: [200]}}, {sessionPersistence: {type: IP}}, \
         {backendRefs: [{name: cart, port: 80, weight: 0, filters: [{type: ExtensionRef, extensionRef: {group: apps, kind: Deployment, name: a}}]}]}]";
     let spec = format!("{PARENT}, {rules}");
-    let mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", &spec),
     ]));
@@ -151,16 +151,16 @@ fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
     let spec =
         format!("{PARENT}, rules: [{{backendRefs: [{{name: till, namespace: bank, port: 81}}]}}]");
     let till = backend("till", 81).replace("namespace: shop", "namespace: bank");
-    let manifests = all(&[
-        SERVICE,
-        CART,
+    let manifests = join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &till,
         &route("r", "shop", &spec),
     ]);
     let resolved = |mesh: &TestMesh| parent_conditions(mesh, "shop", "r")[1].clone();
     let from = "{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: shop}";
-    let mut mesh = TestMesh::of(&manifests);
+    let mut mesh = TestMesh::from_yaml(&manifests);
     let forbidden = "ResolvedRefs=false RefNotPermitted";
     assert_eq!(resolved(&mesh), forbidden);
     assert!(routes(&mesh)[0].rules[0].backends[0].service.is_err());
@@ -197,7 +197,7 @@ fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
     }
     mesh.apply(&grant("shop", from, "{group: '', kind: Service}"));
     assert_eq!(resolved(&mesh), forbidden, "a grant of the route's side");
-    let mut ignored = TestMesh::with(MeshConfig {
+    let mut ignored = TestMesh::with_config(MeshConfig {
         reference_grants: ReferenceGrants::Ignored,
         ..MeshConfig::default()
     });
@@ -209,9 +209,9 @@ fn a_backend_of_another_namespace_needs_a_grant_that_names_it() {
 fn invalid_expressions_and_exceeded_limits_are_reported() {
     let of = |rules: &str| {
         let spec = format!("{PARENT}, rules: [{rules}]");
-        TestMesh::of(&all(&[
-            SERVICE,
-            CART,
+        TestMesh::from_yaml(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
             &gateway("wp", ""),
             &route("r", "shop", &spec),
         ]))
@@ -251,12 +251,12 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
             "protocol: HBONE",
             "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}",
         );
-    let bound = SERVICE.replacen(
+    let bound = CART_SERVICE.replacen(
         "namespace: shop",
         "namespace: shop, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank}",
         1,
     );
-    let mesh = TestMesh::of(&all(&[
+    let mesh = TestMesh::from_yaml(&join_documents(&[
         &bound,
         &from_bank,
         &route("far", "client", &spec),
@@ -287,11 +287,11 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
 }
 
 /// Returns the first rule of an HTTPRoute's record, and the route's status condition.
-fn published(rule: &str) -> (ambit_model::HttpRouteRule, String) {
+fn published_rule(rule: &str) -> (ambit_model::HttpRouteRule, String) {
     let spec = format!("{PARENT}, rules: [{{{rule}}}]");
-    let mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", &spec),
     ]));
@@ -301,7 +301,7 @@ fn published(rule: &str) -> (ambit_model::HttpRouteRule, String) {
 
 #[test]
 fn filters_and_timeouts_are_published() {
-    let (rule, accepted) = published(
+    let (rule, accepted) = published_rule(
         "matches: [{path: {value: /a}}], timeouts: {request: 1m30s, backendRequest: 0s}, filters: [\
          {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: X-A, value: '1'}], remove: [X-B]}}, \
          {type: URLRewrite, urlRewrite: {hostname: b.example, path: {type: ReplacePrefixMatch, replacePrefixMatch: ''}}}], \
@@ -331,7 +331,7 @@ fn filters_and_timeouts_are_published() {
     let request = Some(std::time::Duration::from_secs(90));
     assert_eq!(rule.timeouts.request, request);
     assert_eq!(rule.timeouts.backend_request, None);
-    let (rule, _) = published(
+    let (rule, _) = published_rule(
         "filters: [{type: RequestRedirect, requestRedirect: {scheme: https, port: 8443, path: {type: ReplaceFullPath, replaceFullPath: /x}}}]",
     );
     assert_eq!(
@@ -420,7 +420,7 @@ fn unusable_filters_are_reported_and_refuse_the_rule() {
         ("retry: {codes: [500, 1000]}".to_owned(), unsupported),
         ("retry: {budget: 1}".to_owned(), unsupported),
     ] {
-        let (record, accepted) = published(&rule);
+        let (record, accepted) = published_rule(&rule);
         assert_eq!(accepted, expected, "{rule}");
         assert!(record.unsupported.is_some(), "{rule}");
     }
@@ -440,7 +440,7 @@ fn unusable_filters_are_reported_and_refuse_the_rule() {
         "retry: {backoff: 1.5s}",
         &format!("filters: [{}]", [redirect; 17].join(", ")),
     ] {
-        let (record, _) = published(rule);
+        let (record, _) = published_rule(rule);
         assert_eq!(
             record.unsupported.as_deref(),
             Some("the route cannot be used as it is written"),
@@ -451,7 +451,7 @@ fn unusable_filters_are_reported_and_refuse_the_rule() {
 
 #[test]
 fn mirrors_cors_and_retries_are_published_as_written() {
-    let (rule, accepted) = published(
+    let (rule, accepted) = published_rule(
         "name: first, retry: {codes: [503, 500, 503], attempts: 70, backoff: 100ms}, filters: [\
          {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}}}, \
          {type: RequestMirror, requestMirror: {backendRef: {name: cart, port: 80}, fraction: {numerator: 1, denominator: 3}}}, \
@@ -486,7 +486,7 @@ fn mirrors_cors_and_retries_are_published_as_written() {
     });
     assert_eq!(rule.filters, [mirror(100, 100), mirror(1, 3), cors]);
     assert_eq!(rule.backends[0].filters, [mirror(20, 100)]);
-    let (rule, _) = published("retry: {}, filters: [{type: CORS, cors: {}}]");
+    let (rule, _) = published_rule("retry: {}, filters: [{type: CORS, cors: {}}]");
     assert_eq!(rule.retry.map(|retry| retry.attempts), Some(2));
     let HttpFilter::Cors(cors) = &rule.filters[0] else {
         panic!("{:?}", rule.filters)
@@ -507,9 +507,9 @@ fn mirror_needs_its_service_and_a_grant() {
         "{PARENT}, rules: [{{backendRefs: [{{name: cart, port: 80, filters: [{own}]}}], filters: [{other}]}}]"
     );
     let till = backend("till", 81).replace("namespace: shop", "namespace: bank");
-    let mut mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &till,
         &route("r", "shop", &spec),
@@ -539,9 +539,9 @@ fn mirror_needs_its_service_and_a_grant() {
 #[test]
 fn two_rules_of_one_name_are_refused_as_a_whole() {
     let spec = format!("{PARENT}, rules: [{{name: a}}, {{name: b}}, {{name: a}}]");
-    let mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", &spec),
     ]));
@@ -558,9 +558,9 @@ fn a_section_of_a_parent_is_a_port_by_its_name() {
         )
     };
     let ports = |section: &str| {
-        let mesh = TestMesh::of(&all(&[
-            SERVICE,
-            CART,
+        let mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
             &gateway("wp", ""),
             &route("r", "shop", &parent(section)),
         ]));
@@ -578,9 +578,9 @@ fn a_section_of_a_parent_is_a_port_by_its_name() {
 #[test]
 fn ports_of_a_parent_are_published_together_and_missing_parents_named() {
     let spec = "parentRefs: [{group: \"\", kind: Service, name: cart, port: 80}, {group: \"\", kind: Service, name: gone}, {group: \"\", kind: Service, name: cart, port: 81}], rules: [{}]";
-    let mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
         &route("r", "shop", spec),
     ]));
@@ -599,7 +599,7 @@ fn ports_of_a_parent_are_published_together_and_missing_parents_named() {
     );
 }
 
-fn attached(namespace: &str, target: &str) -> String {
+fn attached_policy(namespace: &str, target: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p, namespace: {namespace}}}\nspec: {{targetRefs: [{target}], rules: [{{to: [{{operation: {{methods: [GET]}}}}]}}]}}\n"
     )
@@ -631,8 +631,8 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
         ("shop", "{kind: Service, name: cart}", false, 1),
         ("istio-system", of_class.as_str(), true, 0),
     ] {
-        let policy = attached(namespace, target);
-        let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &policy]));
+        let policy = attached_policy(namespace, target);
+        let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_SERVICE, CART_POD, &policy]));
         assert!(mesh.waypoint_policies.is_empty() && mesh.policies.is_empty());
         let unbound = waypoint_condition(&mesh, Kind::AuthorizationPolicy, namespace, "p");
         assert!(unbound.starts_with("false"), "{target}: {unbound}");
@@ -650,7 +650,7 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
         mesh.delete(Kind::Gateway, "shop", "wp");
         assert!(mesh.waypoint_policies.is_empty());
     }
-    let mesh = TestMesh::of(&attached("shop", "{kind: Service, name: gone}"));
+    let mesh = TestMesh::from_yaml(&attached_policy("shop", "{kind: Service, name: gone}"));
     assert_eq!(
         waypoint_condition(&mesh, Kind::AuthorizationPolicy, "shop", "p"),
         "false TargetNotFound"
@@ -660,11 +660,11 @@ fn a_policy_goes_to_the_waypoints_of_its_targets() {
 #[test]
 fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
     let of_class = "{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}";
-    let mesh = TestMesh::of(&all(&[
-        SERVICE,
-        CART,
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
         &gateway("wp", ""),
-        &attached(
+        &attached_policy(
             "shop",
             &format!("{{kind: Service, name: cart}}, {of_class}"),
         ),
@@ -676,8 +676,13 @@ fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
     );
     let record = &mesh.waypoint_policies["shop/wp shop/p"];
     assert!(record.not_understood.is_some() && record.services.len() == 1);
-    let foreign = attached("evil", "{kind: Service, name: cart, namespace: shop}");
-    let mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &foreign]));
+    let foreign = attached_policy("evil", "{kind: Service, name: cart, namespace: shop}");
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        &foreign,
+    ]));
     assert!(mesh.waypoint_policies.is_empty());
     assert!(mesh.problems()[0].contains("cannot be attached"));
 }
@@ -685,7 +690,7 @@ fn a_policy_that_is_attached_elsewhere_is_refused_and_denies_what_it_can() {
 #[test]
 fn services_report_their_waypoint_or_why_they_have_none() {
     let bound = |labels: &str| {
-        SERVICE.replacen(
+        CART_SERVICE.replacen(
             "namespace: shop",
             &format!("namespace: shop, labels: {{{labels}}}"),
             1,
@@ -693,23 +698,28 @@ fn services_report_their_waypoint_or_why_they_have_none() {
     };
     let gw = |name: &str, more: &str| {
         let labels = "{gateway.networking.k8s.io/gateway-name: wp}";
-        let ready = cart(&[("cart-1", "wp-1"), ("{app: cart}", labels)]);
-        all(&[
+        let ready = cart_pod(&[("cart-1", "wp-1"), ("{app: cart}", labels)]);
+        join_documents(&[
             &gateway(name, more),
             &ready.replace("serviceAccountName: cart", "serviceAccountName: wp"),
         ])
     };
     let of = |objects: &[&str]| {
-        waypoint_condition(&TestMesh::of(&all(objects)), Kind::Service, "shop", "cart")
+        waypoint_condition(
+            &TestMesh::from_yaml(&join_documents(objects)),
+            Kind::Service,
+            "shop",
+            "cart",
+        )
     };
     let mine = bound("istio.io/use-waypoint: wp");
     let far = bound("istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank");
     let of_bank = gw("wp", "").replace("namespace: shop", "namespace: bank");
     let of_workloads = gw("wp", ", labels: {istio.io/waypoint-for: workload}");
-    assert_eq!(of(&[SERVICE]), "");
+    assert_eq!(of(&[CART_SERVICE]), "");
     assert_eq!(of(&[&mine]), "false WaypointIsNotReady");
     assert_eq!(of(&[&mine, &gw("wp", "")]), "true WaypointAccepted");
-    assert_eq!(of(&[SERVICE, &gw("wp", "")]), "true WaypointAccepted");
+    assert_eq!(of(&[CART_SERVICE, &gw("wp", "")]), "true WaypointAccepted");
     assert_eq!(of(&[&far, &of_bank]), "false AttachmentDenied");
     assert_eq!(of(&[&mine, &of_workloads]), "false UnsupportedTrafficType");
 }
@@ -717,7 +727,7 @@ fn services_report_their_waypoint_or_why_they_have_none() {
 #[test]
 fn the_listeners_of_a_waypoint_are_judged() {
     let accepted = |gateway: &str| {
-        let mesh = TestMesh::of(gateway);
+        let mesh = TestMesh::from_yaml(gateway);
         let key = ObjectKey::new(Kind::Gateway, "shop", "wp");
         let derived_status = mesh.index.derived_status(&key).unwrap().clone();
         let conditions = derived_status

@@ -5,8 +5,8 @@ use ambit_model::{StringMatch, WaypointRule};
 
 use super::*;
 
-const GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
-const OF_SERVICE: &str = "{kind: Service, name: cart}";
+const GATEWAY_TARGET: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+const SERVICE_TARGET: &str = "{kind: Service, name: cart}";
 
 fn policy(target: &str, more: &str) -> String {
     format!(
@@ -15,7 +15,7 @@ fn policy(target: &str, more: &str) -> String {
     )
 }
 
-fn rules(mesh: &TestMesh) -> Option<Vec<WaypointRule>> {
+fn pod_rules(mesh: &TestMesh) -> Option<Vec<WaypointRule>> {
     let waypoint = mesh.pod("cart-1").endpoint_waypoint.as_ref();
     waypoint.and_then(|waypoint| waypoint.rules.clone())
 }
@@ -33,8 +33,12 @@ fn ports_of_service(mesh: &TestMesh) -> Vec<u16> {
 
 #[test]
 fn rules_come_and_go_with_the_objects_that_are_attached() {
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
-    assert_eq!(rules(&mesh), Some(vec![]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
+    assert_eq!(pod_rules(&mesh), Some(vec![]));
     let at_service = WaypointRule {
         ports: ports_of_service(&mesh),
         ..WaypointRule::default()
@@ -51,22 +55,22 @@ fn rules_come_and_go_with_the_objects_that_are_attached() {
     for (kind, yaml, expected) in [
         (
             Kind::AuthorizationPolicy,
-            policy(GATEWAY, "rules: [{}]"),
+            policy(GATEWAY_TARGET, "rules: [{}]"),
             &everything,
         ),
         (
             Kind::AuthorizationPolicy,
-            policy(OF_SERVICE, "rules: [{}]"),
+            policy(SERVICE_TARGET, "rules: [{}]"),
             &at_service,
         ),
         (
             Kind::RequestAuthentication,
-            object(jwt, "security.istio.io/v1", GATEWAY, ""),
+            object(jwt, "security.istio.io/v1", GATEWAY_TARGET, ""),
             &everything,
         ),
         (
             Kind::RequestAuthentication,
-            object(jwt, "security.istio.io/v1", OF_SERVICE, ""),
+            object(jwt, "security.istio.io/v1", SERVICE_TARGET, ""),
             &at_service,
         ),
         (
@@ -74,7 +78,7 @@ fn rules_come_and_go_with_the_objects_that_are_attached() {
             object(
                 "WasmPlugin",
                 "extensions.istio.io/v1alpha1",
-                GATEWAY,
+                GATEWAY_TARGET,
                 ", url: 'oci://registry.example/p'",
             ),
             &everything,
@@ -82,12 +86,12 @@ fn rules_come_and_go_with_the_objects_that_are_attached() {
     ] {
         mesh.apply(&yaml);
         assert_eq!(
-            rules(&mesh).as_ref(),
+            pod_rules(&mesh).as_ref(),
             Some(&vec![expected.clone()]),
             "{yaml}"
         );
         mesh.delete(kind, "shop", "p");
-        assert_eq!(rules(&mesh), Some(vec![]), "{yaml}");
+        assert_eq!(pod_rules(&mesh), Some(vec![]), "{yaml}");
     }
 }
 
@@ -138,29 +142,37 @@ fn a_policy_is_narrowed_to_what_it_names() {
         ),
         ("action: DENY".to_owned(), vec![]),
     ] {
-        let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
-        mesh.apply(&policy(GATEWAY, &more));
-        assert_eq!(rules(&mesh), Some(expected), "{more}");
+        let mut mesh = TestMesh::from_yaml(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
+            &gateway("wp", ""),
+        ]));
+        mesh.apply(&policy(GATEWAY_TARGET, &more));
+        assert_eq!(pod_rules(&mesh), Some(expected), "{more}");
     }
 }
 
 #[test]
 fn rules_are_unknown_where_other_namespaces_may_have_some() {
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
     let grant = "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\n\
                  metadata: {name: g, namespace: shop}\n\
                  spec: {from: [{group: '', kind: Service, namespace: bank}], to: [{group: '', kind: Pod}]}\n";
     mesh.apply(grant);
-    assert_eq!(rules(&mesh), None);
+    assert_eq!(pod_rules(&mesh), None);
     mesh.delete(Kind::ReferenceGrant, "shop", "g");
-    assert_eq!(rules(&mesh), Some(vec![]));
+    assert_eq!(pod_rules(&mesh), Some(vec![]));
 }
 
 #[test]
 fn a_copy_concerns_no_older_connection_while_the_pod_meets_the_original() {
     let waypoint = gateway("wp", "");
     let rule = "action: DENY, rules: [{from: [{source: {namespaces: [legacy]}}]}]";
-    let copy = policy(GATEWAY, rule).replace(
+    let copy = policy(GATEWAY_TARGET, rule).replace(
         "{name: p, ",
         "{name: p, annotations: {ambit.io/migrated-from: callers}, ",
     );
@@ -171,21 +183,27 @@ fn a_copy_concerns_no_older_connection_while_the_pod_meets_the_original() {
         )
     };
     let of_pods = original("");
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &waypoint, &copy, &of_pods]));
-    assert_eq!(rules(&mesh), Some(vec![]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &waypoint,
+        &copy,
+        &of_pods,
+    ]));
+    assert_eq!(pod_rules(&mesh), Some(vec![]));
     // As a dry run, the original refuses no caller.
     mesh.apply(&original(", annotations: {istio.io/dry-run: \"true\"}"));
-    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    assert_eq!(pod_rules(&mesh).unwrap().len(), 1);
     mesh.apply(&of_pods);
-    assert_eq!(rules(&mesh), Some(vec![]));
+    assert_eq!(pod_rules(&mesh), Some(vec![]));
     // The copy has more rules than the original from now on.
     mesh.apply(&copy.replace("legacy", "legacy, store"));
-    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    assert_eq!(pod_rules(&mesh).unwrap().len(), 1);
     mesh.apply(&copy);
-    assert_eq!(rules(&mesh), Some(vec![]));
+    assert_eq!(pod_rules(&mesh), Some(vec![]));
     mesh.apply(&of_pods.replace("spec: {", "spec: {selector: {matchLabels: {app: other}}, "));
-    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    assert_eq!(pod_rules(&mesh).unwrap().len(), 1);
     mesh.apply(&of_pods);
     mesh.delete(Kind::AuthorizationPolicy, "shop", "callers");
-    assert_eq!(rules(&mesh).unwrap().len(), 1);
+    assert_eq!(pod_rules(&mesh).unwrap().len(), 1);
 }

@@ -7,10 +7,10 @@ use super::{routes_and_conditions::grant, *};
 use crate::ServicePolicyScope;
 
 const POLICY: &str = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: p, namespace: shop}\nspec: {targetRefs: [TARGET], rules: [{}]}\n";
-const OF_SERVICE: &str = "{kind: Service, name: cart}";
-const OF_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
+const SERVICE_TARGET: &str = "{kind: Service, name: cart}";
+const GATEWAY_TARGET: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: wp}";
 
-fn message(mesh: &TestMesh) -> String {
+fn condition_message(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::AuthorizationPolicy, "shop", "p");
     let derived_status = mesh.index.derived_status(&key).unwrap();
     let condition = derived_status.condition.as_ref();
@@ -20,23 +20,28 @@ fn message(mesh: &TestMesh) -> String {
 #[test]
 fn policies_of_services_say_that_they_leave_out_pods() {
     for (scope, target, leaves_out) in [
-        (ServicePolicyScope::Pods, OF_SERVICE, false),
-        (ServicePolicyScope::Pods, OF_GATEWAY, false),
-        (ServicePolicyScope::Istio, OF_SERVICE, true),
-        (ServicePolicyScope::Istio, OF_GATEWAY, false),
+        (ServicePolicyScope::ServiceAndPods, SERVICE_TARGET, false),
+        (ServicePolicyScope::ServiceAndPods, GATEWAY_TARGET, false),
+        (ServicePolicyScope::ServiceOnly, SERVICE_TARGET, true),
+        (ServicePolicyScope::ServiceOnly, GATEWAY_TARGET, false),
     ] {
-        let mut mesh = TestMesh::with(MeshConfig {
+        let mut mesh = TestMesh::with_config(MeshConfig {
             service_policy_scope: scope,
             ..MeshConfig::default()
         });
         let policy = POLICY.replace("TARGET", target);
-        mesh.apply(&all(&[SERVICE, CART, &gateway("wp", ""), &policy]));
+        mesh.apply(&join_documents(&[
+            CART_SERVICE,
+            CART_POD,
+            &gateway("wp", ""),
+            &policy,
+        ]));
         let settings = &mesh.waypoint_gateways["gateway shop/wp"];
         assert_eq!(
             settings.policies_only_for_services,
-            scope == ServicePolicyScope::Istio
+            scope == ServicePolicyScope::ServiceOnly
         );
-        let message = message(&mesh);
+        let message = condition_message(&mesh);
         let says = message.contains("global.waypoint.servicePolicyScope");
         assert_eq!(says, leaves_out, "{scope:?} {target}: {message}");
     }
@@ -44,7 +49,11 @@ fn policies_of_services_say_that_they_leave_out_pods() {
 
 #[test]
 fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
     let pod_grants = |mesh: &TestMesh| {
         let mut served = mesh.waypoint_services.values();
         served
@@ -99,7 +108,7 @@ fn a_namespace_grants_that_attachments_of_others_concern_its_pods() {
 
 #[test]
 fn policies_of_services_say_that_their_waypoint_takes_no_pods() {
-    let bound = SERVICE.replace(
+    let bound = CART_SERVICE.replace(
         "name: cart,",
         "name: cart, labels: {istio.io/use-waypoint: wp},",
     );
@@ -111,23 +120,25 @@ fn policies_of_services_say_that_their_waypoint_takes_no_pods() {
         )
     };
     for (service, gateway, target, leaves_out) in [
-        (&bound, gateway("wp", ""), OF_SERVICE, true),
-        (&bound, served("service"), OF_SERVICE, true),
-        (&bound, served("all"), OF_SERVICE, false),
-        (&bound, served("service"), OF_GATEWAY, false),
-        (&unselective, served("service"), OF_SERVICE, false),
+        (&bound, gateway("wp", ""), SERVICE_TARGET, true),
+        (&bound, served("service"), SERVICE_TARGET, true),
+        (&bound, served("all"), SERVICE_TARGET, false),
+        (&bound, served("service"), GATEWAY_TARGET, false),
+        (&unselective, served("service"), SERVICE_TARGET, false),
     ] {
         let policy = POLICY.replace("TARGET", target);
-        let mut mesh = TestMesh::of(&all(&[service, CART, &gateway, &policy]));
-        let says =
-            |mesh: &TestMesh| message(mesh).contains("not for requests to the pods' own addresses");
+        let mut mesh =
+            TestMesh::from_yaml(&join_documents(&[service, CART_POD, &gateway, &policy]));
+        let says = |mesh: &TestMesh| {
+            condition_message(mesh).contains("not for requests to the pods' own addresses")
+        };
         assert_eq!(
             says(&mesh),
             leaves_out,
             "{gateway} {target}: {}",
-            message(&mesh)
+            condition_message(&mesh)
         );
         mesh.apply(&served("all"));
-        assert!(!says(&mesh), "{}", message(&mesh));
+        assert!(!says(&mesh), "{}", condition_message(&mesh));
     }
 }

@@ -9,16 +9,21 @@ use super::{
     *,
 };
 
-fn with(session: &str) -> TestMesh {
+fn mesh_with_session(session: &str) -> TestMesh {
     let spec = format!(
         "{PARENT}, rules: [{{backendRefs: [{{name: cart, port: 80}}]}}, {{backendRefs: [{{name: cart, port: 80}}], sessionPersistence: {session}}}]"
     );
     let route = route("r", "shop", &spec);
-    TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), &route]))
+    TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+        &route,
+    ]))
 }
 
-fn published(session: &str) -> HttpSession {
-    let mesh = with(session);
+fn published_session(session: &str) -> HttpSession {
+    let mesh = mesh_with_session(session);
     let rules = &routes(&mesh)[0].rules;
     assert_eq!(rules[0].session, None);
     assert_eq!(rules[1].unsupported, None, "{:?}", mesh.problems());
@@ -31,8 +36,8 @@ fn session_records_have_their_defaults() {
         name: "ambit-session-shop-r-1".into(),
         ..HttpSession::default()
     };
-    assert_eq!(published("{}"), expected);
-    let all = published(
+    assert_eq!(published_session("{}"), expected);
+    let all = published_session(
         "{sessionName: id, absoluteTimeout: 1h, idleTimeout: 5m, type: Cookie, cookieConfig: {lifetimeType: Permanent}}",
     );
     let expected = HttpSession {
@@ -43,14 +48,21 @@ fn session_records_have_their_defaults() {
         idle_timeout: Some(Duration::from_secs(300)),
     };
     assert_eq!(all, expected);
-    let header = published("{sessionName: X-Session, type: Header}");
+    let header = published_session("{sessionName: X-Session, type: Header}");
     assert!(header.is_header && header.name == "x-session");
-    assert_eq!(published("{type: Header}").name, "x-ambit-session-shop-r-1");
+    assert_eq!(
+        published_session("{type: Header}").name,
+        "x-ambit-session-shop-r-1"
+    );
 }
 
 #[test]
 fn sessions_of_grpc_routes_have_records() {
-    let mut mesh = TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_SERVICE,
+        CART_POD,
+        &gateway("wp", ""),
+    ]));
     let spec = format!(
         "{PARENT}, rules: [{{backendRefs: [{{name: cart, port: 80}}], sessionPersistence: {{}}}}]"
     );
@@ -81,7 +93,7 @@ fn what_of_a_session_cannot_be_done_is_named() {
             "sessionPersistence.absoluteTimeout",
         ),
     ] {
-        let mesh = with(session);
+        let mesh = mesh_with_session(session);
         let problems = mesh.problems().join("\n");
         assert!(problems.contains(field), "{session}: {problems}");
         let rules = &routes(&mesh)[0].rules;
@@ -90,6 +102,6 @@ fn what_of_a_session_cannot_be_done_is_named() {
             "{session}"
         );
     }
-    let ignored = with("{type: Header, cookieConfig: {}}");
+    let ignored = mesh_with_session("{type: Header, cookieConfig: {}}");
     assert!(ignored.problems()[0].contains("has no effect on a header"));
 }

@@ -6,7 +6,7 @@ use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};
 use super::*;
 use crate::condition::ConditionInput;
 
-const ALL: &str = "shop/wp observes all";
+const WAYPOINT_TELEMETRY: &str = "shop/wp observes all";
 const CART_TELEMETRY: &str = "shop/wp observes shop/cart.shop.svc.cluster.local";
 
 const COLLECTOR: &str = "apiVersion: v1
@@ -31,27 +31,27 @@ data:
     - {name: nowhere, opentelemetry: {service: gone.obs.svc.cluster.local, port: 4317}}
 ";
 
-fn object(name: &str, namespace: &str, spec: &str) -> String {
+fn telemetry_object(name: &str, namespace: &str, spec: &str) -> String {
     format!(
         "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {{name: {name}, namespace: {namespace}, creationTimestamp: \"2026-01-01T00:00:0{}Z\"}}\nspec: {{{spec}}}\n",
         name.len() % 10
     )
 }
 
-fn with(objects: &[&str]) -> TestMesh {
+fn mesh_with_objects(objects: &[&str]) -> TestMesh {
     let gateway = gateway("wp", "");
-    let mut all = vec![SERVICE, CART, &gateway, COLLECTOR, CONFIG];
+    let mut all = vec![CART_SERVICE, CART_POD, &gateway, COLLECTOR, CONFIG];
     all.extend(objects);
-    TestMesh::of(&super::all(&all))
+    TestMesh::from_yaml(&super::join_documents(&all))
 }
 
-fn published<'a>(mesh: &'a TestMesh, name: &str) -> &'a WaypointTelemetry {
+fn published_telemetry<'a>(mesh: &'a TestMesh, name: &str) -> &'a WaypointTelemetry {
     let found = mesh.waypoint_telemetry.get(name);
     found.unwrap_or_else(|| panic!("{name} in {:?}", mesh.waypoint_telemetry))
 }
 
 fn sampling(mesh: &TestMesh, name: &str) -> Option<u32> {
-    Some(published(mesh, name).tracing.as_ref()?.sampling)
+    Some(published_telemetry(mesh, name).tracing.as_ref()?.sampling)
 }
 
 fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
@@ -62,7 +62,7 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
     let problems = mesh.index.problems_of(&key);
     let subject = ConditionInput {
         problems: &problems,
-        in_force: false,
+        is_in_force: false,
         is_attached: false,
         derived_status: mesh.index.derived_status(&key),
     };
@@ -75,21 +75,24 @@ fn condition(mesh: &TestMesh, namespace: &str, name: &str) -> String {
 
 #[test]
 fn no_telemetry_without_configuration() {
-    assert!(with(&[]).waypoint_telemetry.is_empty());
+    assert!(mesh_with_objects(&[]).waypoint_telemetry.is_empty());
 }
 
 #[test]
 fn what_is_nearer_counts_part_by_part() {
     let provider = "providers: [{name: otel}]";
-    let root = object(
+    let root = telemetry_object(
         "r",
         "istio-system",
         &format!(
             "tracing: [{{{provider}, randomSamplingPercentage: 1.5, customTags: {{a: {{literal: {{value: x}}}}}}}}]"
         ),
     );
-    let mut mesh = with(&[&root]);
-    let tracing = published(&mesh, ALL).tracing.clone().unwrap();
+    let mut mesh = mesh_with_objects(&[&root]);
+    let tracing = published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+        .tracing
+        .clone()
+        .unwrap();
     assert_eq!((tracing.sampling, tracing.tags.len()), (150, 1));
     assert_eq!(
         tracing.collector.service.to_string(),
@@ -100,26 +103,34 @@ fn what_is_nearer_counts_part_by_part() {
         (4317, None)
     );
     // The waypoint's namespace adds settings, the Gateway's still more, and the service's own for it alone.
-    mesh.apply(&object(
+    mesh.apply(&telemetry_object(
         "ns",
         "shop",
         "tracing: [{randomSamplingPercentage: 20}]",
     ));
-    assert_eq!(sampling(&mesh, ALL), Some(2000));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(2000));
     assert_eq!(
-        published(&mesh, ALL).tracing.as_ref().unwrap().tags.len(),
+        published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .tracing
+            .as_ref()
+            .unwrap()
+            .tags
+            .len(),
         1
     );
     let gateway = "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: wp}], tracing: [{randomSamplingPercentage: 30}]";
-    mesh.apply(&object("gw", "shop", gateway));
-    assert_eq!(sampling(&mesh, ALL), Some(3000));
+    mesh.apply(&telemetry_object("gw", "shop", gateway));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(3000));
     let service = "targetRefs: [{kind: Service, name: cart}], tracing: [{randomSamplingPercentage: 40, providers: [{name: http}]}]";
-    mesh.apply(&object("svc", "shop", service));
+    mesh.apply(&telemetry_object("svc", "shop", service));
     assert_eq!(
-        (sampling(&mesh, ALL), sampling(&mesh, CART_TELEMETRY)),
+        (
+            sampling(&mesh, WAYPOINT_TELEMETRY),
+            sampling(&mesh, CART_TELEMETRY)
+        ),
         (Some(3000), Some(4000))
     );
-    let collector = published(&mesh, CART_TELEMETRY)
+    let collector = published_telemetry(&mesh, CART_TELEMETRY)
         .tracing
         .clone()
         .unwrap()
@@ -131,9 +142,15 @@ fn what_is_nearer_counts_part_by_part() {
     mesh.delete(Kind::Telemetry, "shop", "svc");
     assert!(!mesh.waypoint_telemetry.contains_key(CART_TELEMETRY));
     // Headers of traces may be left as they came, and nearer be changed again.
-    let propagates = |mesh: &TestMesh| published(mesh, ALL).tracing.as_ref().unwrap().propagates;
+    let propagates = |mesh: &TestMesh| {
+        published_telemetry(mesh, WAYPOINT_TELEMETRY)
+            .tracing
+            .as_ref()
+            .unwrap()
+            .propagates
+    };
     assert!(propagates(&mesh));
-    mesh.apply(&object(
+    mesh.apply(&telemetry_object(
         "ns",
         "shop",
         "tracing: [{randomSamplingPercentage: 20, disableContextPropagation: true}]",
@@ -144,19 +161,19 @@ fn what_is_nearer_counts_part_by_part() {
         !problems.contains("disableContextPropagation"),
         "{problems}"
     );
-    mesh.apply(&object(
+    mesh.apply(&telemetry_object(
         "gw",
         "shop",
         &gateway.replace("30}", "30, disableContextPropagation: false}"),
     ));
     assert!(propagates(&mesh));
     // Off is off, regardless of less specific settings.
-    mesh.apply(&object(
+    mesh.apply(&telemetry_object(
         "gw",
         "shop",
         &gateway.replace("randomSamplingPercentage: 30", "disableSpanReporting: true"),
     ));
-    assert!(!mesh.waypoint_telemetry.contains_key(ALL));
+    assert!(!mesh.waypoint_telemetry.contains_key(WAYPOINT_TELEMETRY));
 }
 
 #[test]
@@ -166,15 +183,20 @@ fn services_of_other_namespaces_have_their_namespaces() {
         "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}",
     );
     let of = |namespace: &str| {
-        object(
+        telemetry_object(
             "t",
             namespace,
             "tracing: [{providers: [{name: otel}], randomSamplingPercentage: 7}]",
         )
     };
-    let mut mesh = TestMesh::of(&super::all(&[COLLECTOR, CONFIG, &gateway, &of("bank")]));
+    let mut mesh = TestMesh::from_yaml(&super::join_documents(&[
+        COLLECTOR,
+        CONFIG,
+        &gateway,
+        &of("bank"),
+    ]));
     assert_eq!(sampling(&mesh, "shop/wp observes bank"), Some(700));
-    assert!(!mesh.waypoint_telemetry.contains_key(ALL));
+    assert!(!mesh.waypoint_telemetry.contains_key(WAYPOINT_TELEMETRY));
     // A waypoint that the namespace may not use learns nothing of it.
     mesh.apply(&super::gateway("wp", ""));
     assert!(mesh.waypoint_telemetry.is_empty());
@@ -183,25 +205,30 @@ fn services_of_other_namespaces_have_their_namespaces() {
 
 #[test]
 fn sampling_that_nobody_asks_for_is_the_meshs() {
-    let only = object("t", "shop", "tracing: [{providers: [{name: otel}]}]");
-    assert_eq!(sampling(&with(&[&only]), ALL), Some(500));
-    let mut mesh = with(&[&only]);
+    let only = telemetry_object("t", "shop", "tracing: [{providers: [{name: otel}]}]");
+    assert_eq!(
+        sampling(&mesh_with_objects(&[&only]), WAYPOINT_TELEMETRY),
+        Some(500)
+    );
+    let mut mesh = mesh_with_objects(&[&only]);
     mesh.apply(&CONFIG.replace("{sampling: 5}", "{}"));
-    assert_eq!(sampling(&mesh, ALL), Some(100));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(100));
     // Tracing may be the mesh's default, too.
-    let mut mesh = with(&[]);
+    let mut mesh = mesh_with_objects(&[]);
     mesh.apply(&CONFIG.replace(
         "    extension",
         "    defaultProviders: {tracing: [otel]}\n    extension",
     ));
-    assert_eq!(sampling(&mesh, ALL), Some(500));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(500));
 }
 
 #[test]
 fn logs_have_providers_filters_and_ends() {
     let logs = |spec: &str| {
-        let object = object("t", "shop", &format!("accessLogging: [{spec}]"));
-        published(&with(&[&object]), ALL).logs.clone()
+        let object = telemetry_object("t", "shop", &format!("accessLogging: [{spec}]"));
+        published_telemetry(&mesh_with_objects(&[&object]), WAYPOINT_TELEMETRY)
+            .logs
+            .clone()
     };
     let failures = "filter: {expression: 'response.code >= 400'}";
     // Without a provider it is the waypoint's own log that is meant.
@@ -228,19 +255,19 @@ fn logs_have_providers_filters_and_ends() {
     assert_eq!(two[1].format, TelemetryFormat::Text("%PROTOCOL%".into()));
     assert!(two[1].collector.is_some());
     // What is for clients' proxies is not for waypoints.
-    let object = object(
+    let object = telemetry_object(
         "t",
         "shop",
         "accessLogging: [{match: {mode: CLIENT}, disabled: true}]",
     );
-    let mesh = with(&[&object]);
+    let mesh = mesh_with_objects(&[&object]);
     assert!(mesh.waypoint_telemetry.is_empty());
     assert!(mesh.problems().join(" ").contains("match.mode"));
 }
 
 #[test]
 fn a_log_of_the_whole_mesh_is_followed() {
-    let mut mesh = with(&[]);
+    let mut mesh = mesh_with_objects(&[]);
     let with_log = |more: &str| {
         CONFIG.replace(
             "    extension",
@@ -249,23 +276,39 @@ fn a_log_of_the_whole_mesh_is_followed() {
     };
     mesh.apply(&with_log(""));
     assert_eq!(
-        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .logs
+            .as_ref()
+            .unwrap()[0]
+            .format,
         TelemetryFormat::Default
     );
     mesh.apply(&with_log("    accessLogFormat: '%PROTOCOL%'\n"));
     assert_eq!(
-        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .logs
+            .as_ref()
+            .unwrap()[0]
+            .format,
         TelemetryFormat::Text("%PROTOCOL%".into())
     );
     mesh.apply(&with_log("    accessLogEncoding: JSON\n"));
     assert!(matches!(
-        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .logs
+            .as_ref()
+            .unwrap()[0]
+            .format,
         TelemetryFormat::Json(_)
     ));
     // What cannot be read changes nothing.
     mesh.apply(&with_log("    accessLogFormat: '%COLOUR%'\n"));
     assert!(matches!(
-        published(&mesh, ALL).logs.as_ref().unwrap()[0].format,
+        published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .logs
+            .as_ref()
+            .unwrap()[0]
+            .format,
         TelemetryFormat::Json(_)
     ));
     assert!(
@@ -282,8 +325,8 @@ fn metrics_are_changed_or_left_out() {
         {match: {metric: REQUEST_COUNT, mode: SERVER}, tagOverrides: {host: {value: request.host}}}, \
         {match: {metric: RESPONSE_SIZE}, disabled: true}, \
         {match: {metric: TCP_SENT_BYTES}, disabled: true}, {match: {customMetric: x}, disabled: true}]}]";
-    let mesh = with(&[&object("t", "shop", spec)]);
-    let metrics = &published(&mesh, ALL).metrics;
+    let mesh = mesh_with_objects(&[&telemetry_object("t", "shop", spec)]);
+    let metrics = &published_telemetry(&mesh, WAYPOINT_TELEMETRY).metrics;
     assert_eq!(metrics.len(), TelemetryFamily::ALL.len());
     let of = |family| metrics.iter().find(|one| one.family == family).unwrap();
     let count = of(TelemetryFamily::RequestCount);
@@ -304,8 +347,11 @@ fn metrics_are_changed_or_left_out() {
     ] {
         let spec =
             format!("metrics: [{{overrides: [{{match: {{metric: {name}}}, disabled: true}}]}}]");
-        let mesh = with(&[&object("t", "shop", &spec)]);
-        let [only] = published(&mesh, ALL).metrics.as_slice() else {
+        let mesh = mesh_with_objects(&[&telemetry_object("t", "shop", &spec)]);
+        let [only] = published_telemetry(&mesh, WAYPOINT_TELEMETRY)
+            .metrics
+            .as_slice()
+        else {
             panic!("{name} alone");
         };
         assert_eq!((only.family, only.disabled), (family, true));
@@ -322,7 +368,7 @@ fn metrics_are_changed_or_left_out() {
 #[test]
 fn what_cannot_be_used_is_named_and_changes_nothing() {
     let good = "tracing: [{providers: [{name: otel}], randomSamplingPercentage: 50}]";
-    let mut mesh = with(&[&object("t", "shop", good)]);
+    let mut mesh = mesh_with_objects(&[&telemetry_object("t", "shop", good)]);
     for (spec, field) in [
         (
             "accessLogging: [{filter: {expression: 'response.colour == 1'}}]",
@@ -378,8 +424,8 @@ fn what_cannot_be_used_is_named_and_changes_nothing() {
             "spec.targetRefs[0]",
         ),
     ] {
-        mesh.apply(&object("t", "shop", spec));
-        assert_eq!(sampling(&mesh, ALL), Some(5000), "{spec}");
+        mesh.apply(&telemetry_object("t", "shop", spec));
+        assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(5000), "{spec}");
         assert!(
             mesh.problems().join("\n").contains(field),
             "{spec}: {:?}",
@@ -390,7 +436,7 @@ fn what_cannot_be_used_is_named_and_changes_nothing() {
             "{spec}"
         );
     }
-    mesh.apply(&object("t", "shop", good));
+    mesh.apply(&telemetry_object("t", "shop", good));
     assert!(condition(&mesh, "shop", "t").starts_with("true Used"));
 }
 
@@ -403,8 +449,11 @@ fn providers_that_cannot_be_used_are_named() {
         ("json", "of the kind envoyFileAccessLog"),
     ] {
         let spec = format!("tracing: [{{providers: [{{name: {provider}}}]}}]");
-        let mesh = with(&[&object("t", "shop", &spec)]);
-        assert!(!mesh.waypoint_telemetry.contains_key(ALL), "{provider}");
+        let mesh = mesh_with_objects(&[&telemetry_object("t", "shop", &spec)]);
+        assert!(
+            !mesh.waypoint_telemetry.contains_key(WAYPOINT_TELEMETRY),
+            "{provider}"
+        );
         let condition_text = condition(&mesh, "shop", "t");
         assert!(
             condition_text.starts_with("false UnknownProvider") && condition_text.contains(why),
@@ -412,20 +461,24 @@ fn providers_that_cannot_be_used_are_named() {
         );
     }
     let spec = "accessLogging: [{providers: [{name: file}]}]";
-    let condition_text = condition(&with(&[&object("t", "shop", spec)]), "shop", "t");
+    let condition_text = condition(
+        &mesh_with_objects(&[&telemetry_object("t", "shop", spec)]),
+        "shop",
+        "t",
+    );
     assert!(condition_text.contains("/tmp/log"), "{condition_text}");
     // As soon as the service exists, it is published.
     let spec = "tracing: [{providers: [{name: nowhere}]}]";
-    let mut mesh = with(&[&object("t", "shop", spec)]);
+    let mut mesh = mesh_with_objects(&[&telemetry_object("t", "shop", spec)]);
     mesh.apply(
         &COLLECTOR
             .replace("name: otel", "name: gone")
             .replace("0.99", "0.98"),
     );
-    assert_eq!(sampling(&mesh, ALL), Some(500));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(500));
     assert!(condition(&mesh, "shop", "t").starts_with("true Used"));
     mesh.delete(Kind::Service, "obs", "gone");
-    assert!(!mesh.waypoint_telemetry.contains_key(ALL));
+    assert!(!mesh.waypoint_telemetry.contains_key(WAYPOINT_TELEMETRY));
 }
 
 #[test]
@@ -435,17 +488,17 @@ fn of_several_for_the_same_the_oldest_counts() {
             "tracing: [{{providers: [{{name: otel}}], randomSamplingPercentage: {percentage}}}]"
         )
     };
-    let mut mesh = with(&[
-        &object("new", "shop", &tracing(9)),
-        &object("o", "shop", &tracing(3)),
+    let mut mesh = mesh_with_objects(&[
+        &telemetry_object("new", "shop", &tracing(9)),
+        &telemetry_object("o", "shop", &tracing(3)),
     ]);
-    assert_eq!(sampling(&mesh, ALL), Some(300));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(300));
     assert!(condition(&mesh, "shop", "new").starts_with("false Conflict Telemetry shop/o"));
     mesh.delete(Kind::Telemetry, "shop", "o");
-    assert_eq!(sampling(&mesh, ALL), Some(900));
+    assert_eq!(sampling(&mesh, WAYPOINT_TELEMETRY), Some(900));
     assert!(condition(&mesh, "shop", "new").starts_with("true Used"));
     // One for selected pods is for no waypoint.
-    mesh.apply(&object(
+    mesh.apply(&telemetry_object(
         "new",
         "shop",
         &format!("selector: {{matchLabels: {{app: x}}}}, {}", tracing(9)),

@@ -11,21 +11,21 @@ use super::{
 const ROUTE_TO_CART: &str = "http: [{route: [{destination: {host: cart}}]}]";
 
 /// Returns the manifest of a VirtualService; `key` is `namespace/name`.
-fn service(key: &str, spec: &str) -> String {
+fn virtual_service(key: &str, spec: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap();
     format!(
         "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{{spec}}}\n"
     )
 }
 
-fn for_cart(spec: &str) -> String {
-    service("shop/vs", &format!("hosts: [cart], {spec}"))
+fn cart_virtual_service(spec: &str) -> String {
+    virtual_service("shop/vs", &format!("hosts: [cart], {spec}"))
 }
 
 fn mesh(more: &[&str]) -> TestMesh {
     let gateway = gateway("wp", "");
-    let objects = [SERVICE, CART, &gateway];
-    TestMesh::of(&all(&[&objects[..], more].concat()))
+    let objects = [CART_SERVICE, CART_POD, &gateway];
+    TestMesh::from_yaml(&join_documents(&[&objects[..], more].concat()))
 }
 
 fn condition(mesh: &TestMesh, key: &str) -> String {
@@ -39,7 +39,7 @@ fn condition(mesh: &TestMesh, key: &str) -> String {
     })
 }
 
-/// Summarizes routes: name, clients, ports and names of rules.
+/// Summarizes routes as text: name, clients, ports and names of rules.
 fn summarize_routes(routes: &[HttpRoute]) -> Vec<String> {
     let one = |route: &HttpRoute| {
         let rules = route
@@ -62,7 +62,7 @@ fn virtual_services_become_routes_in_the_order_of_their_rules() {
     let spec = "http: [{name: all, match: [{uri: {prefix: /a}, method: {exact: GET}, headers: {X-User: {prefix: a.}}, \
         withoutHeaders: {x-no: {}}, queryParams: {q: {exact: '1'}}, authority: {exact: cart}}], route: [{destination: {host: cart, port: {number: 80}}}], \
         retries: {attempts: 0}, timeout: 1.5s}, {match: [{uri: {exact: /B, }, ignoreUriCase: true}], route: [{destination: {host: cart}}]}]";
-    let mesh = mesh(&[&for_cart(spec)]);
+    let mesh = mesh(&[&cart_virtual_service(spec)]);
     assert_eq!(mesh.problems(), Vec::<String>::new());
     let [route] = routes(&mesh) else {
         panic!("{:#?}", routes(&mesh));
@@ -112,7 +112,7 @@ fn virtual_services_become_routes_in_the_order_of_their_rules() {
 fn rewrites_replace_what_the_match_has_of_the_path() {
     let spec = "http: [{match: [{uri: {prefix: /a/}}, {method: {exact: PUT}}], rewrite: {uri: /}, route: [{destination: {host: cart}}]}, \
         {rewrite: {uri: /all, authority: other.example}, route: [{destination: {host: cart}}]}]";
-    let mesh = mesh(&[&for_cart(spec)]);
+    let mesh = mesh(&[&cart_virtual_service(spec)]);
     let rules = &routes(&mesh)[0].rules;
     let root = || Some(HttpPathMatch::TextPrefix("/".into()));
     assert_eq!(
@@ -135,7 +135,7 @@ fn weights_subsets_mirrors_and_faults_become_records() {
         fault: {abort: {httpStatus: 503, percentage: {value: 10}}}}]";
     let rule = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: d, namespace: shop}\n\
         spec: {host: cart, subsets: [{name: v1, labels: {v: '1'}}]}\n";
-    let mesh = mesh(&[&backend("two", 81), rule, &for_cart(spec)]);
+    let mesh = mesh(&[&backend("two", 81), rule, &cart_virtual_service(spec)]);
     let rule = &routes(&mesh)[0].rules[0];
     let backends: Vec<_> = rule
         .backends
@@ -217,7 +217,7 @@ fn unsupported_fields_refuse_their_rule_and_no_other() {
     ] {
         let to = "route: [{destination: {host: cart}}]";
         let spec = format!("http: [{{{rule}, {to}}}, {{{to}}}]");
-        let mesh = mesh(&[&for_cart(&spec)]);
+        let mesh = mesh(&[&cart_virtual_service(&spec)]);
         let rules = &routes(&mesh)[0].rules;
         assert!(rules[0].unsupported.is_some(), "{rule}: {rules:#?}");
         assert_eq!(rules[1].unsupported, None, "{rule}");
@@ -229,7 +229,9 @@ fn unsupported_fields_refuse_their_rule_and_no_other() {
         );
     }
     // A condition that is not known does not widen the rule, and neither does it of the whole object.
-    let mesh = mesh(&[&for_cart(&format!("{ROUTE_TO_CART}, onlyOnSundays: true"))]);
+    let mesh = mesh(&[&cart_virtual_service(&format!(
+        "{ROUTE_TO_CART}, onlyOnSundays: true"
+    ))]);
     assert!(routes(&mesh)[0].rules[0].unsupported.is_some());
 }
 
@@ -251,7 +253,7 @@ fn unreadable_objects_refuse_the_host_or_keep_the_last_form() {
         .apply_invalid(&key, &error, &value, &mut fresh.pods);
     fresh.flush();
     assert!(routes(&fresh)[0].rules[0].unsupported.is_some());
-    let mut kept = mesh(&[&for_cart(ROUTE_TO_CART)]);
+    let mut kept = mesh(&[&cart_virtual_service(ROUTE_TO_CART)]);
     kept.index
         .apply_invalid(&key, &error, &value, &mut kept.pods);
     kept.flush();
@@ -378,7 +380,7 @@ fn attachment_follows_namespaces_exports_and_gateways() {
         ),
     ] {
         let to = rule.replace("host: cart", "host: cart.shop.svc.cluster.local");
-        let mesh = mesh(&[&service(key, &format!("{spec}, {to}"))]);
+        let mesh = mesh(&[&virtual_service(key, &format!("{spec}, {to}"))]);
         assert_eq!(summarize_routes(routes(&mesh)), expected, "{key} {spec}");
         let found = condition(&mesh, key);
         assert!(found.starts_with(reason), "{key} {spec}: {found}");
@@ -389,7 +391,7 @@ fn attachment_follows_namespaces_exports_and_gateways() {
 fn hosts_of_service_entries_have_virtual_services() {
     let entry = "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: e, namespace: shop, labels: {istio.io/use-waypoint: wp}}\n\
         spec: {hosts: [api.example.com], ports: [{number: 80, name: http}], resolution: DNS}\n";
-    let vs = service(
+    let vs = virtual_service(
         "shop/vs",
         "hosts: [api.example.com], http: [{route: [{destination: {host: api.example.com}}]}]",
     );
@@ -416,7 +418,7 @@ fn hosts_of_service_entries_have_virtual_services() {
 #[test]
 fn gateway_api_routes_go_before_virtual_services() {
     let http = route("r", "shop", &format!("{PARENT}, rules: [{{}}]"));
-    let mut mesh = mesh(&[&for_cart(ROUTE_TO_CART)]);
+    let mut mesh = mesh(&[&cart_virtual_service(ROUTE_TO_CART)]);
     mesh.apply(&http);
     assert_eq!(
         summarize_routes(routes(&mesh)),
@@ -437,7 +439,7 @@ fn gateway_api_routes_go_before_virtual_services() {
     );
     assert!(condition(&mesh, "shop/vs").starts_with("true Used"));
     // Neither do its rules for that namespace.
-    mesh.apply(&for_cart(
+    mesh.apply(&cart_virtual_service(
         "http: [{match: [{sourceNamespace: bank}], route: [{destination: {host: cart}}]}]",
     ));
     assert_eq!(summarize_routes(routes(&mesh)), [of_bank]);
@@ -445,7 +447,7 @@ fn gateway_api_routes_go_before_virtual_services() {
 
 #[test]
 fn gateway_api_routes_of_a_port_leave_the_others() {
-    let two = SERVICE.replace("ports: [", "ports: [{name: http-more, port: 81}, ");
+    let two = CART_SERVICE.replace("ports: [", "ports: [{name: http-more, port: 81}, ");
     let http = route(
         "r",
         "shop",
@@ -454,7 +456,7 @@ fn gateway_api_routes_of_a_port_leave_the_others() {
             PARENT.replace("shop}", "shop, port: 80}")
         ),
     );
-    let mut mesh = mesh(&[&for_cart(ROUTE_TO_CART)]);
+    let mut mesh = mesh(&[&cart_virtual_service(ROUTE_TO_CART)]);
     mesh.apply(&two);
     mesh.apply(&http);
     assert_eq!(
@@ -469,12 +471,12 @@ fn gateway_api_routes_of_a_port_leave_the_others() {
 
 #[test]
 fn rules_for_ports_and_namespaces_are_for_those_alone() {
-    let two = SERVICE.replace("ports: [", "ports: [{name: http-more, port: 81}, ");
+    let two = CART_SERVICE.replace("ports: [", "ports: [{name: http-more, port: 81}, ");
     let spec = "http: [{name: p, match: [{port: 81}], route: [{destination: {host: cart}}]}, \
         {name: n, match: [{sourceNamespace: bank}, {sourceNamespace: legacy, port: 80}], route: [{destination: {host: cart}}]}, \
         {name: edge, match: [{gateways: [shop/edge]}], route: [{destination: {host: cart}}]}, \
         {name: rest, route: [{destination: {host: cart}}]}]";
-    let mut mesh = mesh(&[&for_cart(spec)]);
+    let mut mesh = mesh(&[&cart_virtual_service(spec)]);
     mesh.apply(&two);
     let mut found = summarize_routes(routes(&mesh));
     found.sort();
@@ -492,7 +494,7 @@ fn rules_for_ports_and_namespaces_are_for_those_alone() {
     let is_of_service = |route: &HttpRoute| route.of_service == route.clients.is_some();
     assert!(routes(&mesh).iter().all(is_of_service));
     // Other clients have no route: none of its rules is for them.
-    mesh.apply(&for_cart(
+    mesh.apply(&cart_virtual_service(
         "http: [{name: n, match: [{sourceNamespace: bank}], route: [{destination: {host: cart, port: {number: 80}}}]}]",
     ));
     assert_eq!(
@@ -504,7 +506,7 @@ fn rules_for_ports_and_namespaces_are_for_those_alone() {
 #[test]
 fn the_older_of_two_comes_first_until_it_matches_all() {
     let dated = |name: &str, year: u16, http: &str| {
-        service(&format!("shop/{name}"), &format!("hosts: [cart], {http}")).replace(
+        virtual_service(&format!("shop/{name}"), &format!("hosts: [cart], {http}")).replace(
             "namespace: shop}",
             &format!("namespace: shop, creationTimestamp: '{year}-01-01T00:00:00Z'}}"),
         )
@@ -535,7 +537,7 @@ fn the_older_of_two_comes_first_until_it_matches_all() {
 fn backends_of_other_namespaces_need_a_grant() {
     let other = backend("two", 81).replace("namespace: shop", "namespace: bank");
     let spec = "http: [{route: [{destination: {host: two.bank.svc.cluster.local}}]}]";
-    let mut mesh = mesh(&[&other, &for_cart(spec)]);
+    let mut mesh = mesh(&[&other, &cart_virtual_service(spec)]);
     let service = |mesh: &TestMesh| routes(mesh)[0].rules[0].backends[0].service.clone();
     assert!(service(&mesh).unwrap_err().contains("no ReferenceGrant"));
     assert!(condition(&mesh, "shop/vs").starts_with("true PartiallyUsed"));
@@ -555,7 +557,7 @@ fn backends_of_other_namespaces_need_a_grant() {
 #[test]
 fn rules_without_a_destination_and_too_many_rules_are_refused() {
     let spec = "http: [{route: [{destination: {host: cart}, weight: 0}, {destination: {host: gone}, weight: 0}]}]";
-    let mut mesh = mesh(&[&for_cart(spec)]);
+    let mut mesh = mesh(&[&cart_virtual_service(spec)]);
     let total: u32 = routes(&mesh)[0].rules[0]
         .backends
         .iter()
@@ -564,7 +566,7 @@ fn rules_without_a_destination_and_too_many_rules_are_refused() {
     assert_eq!(total, 0);
     let many = |count: usize| {
         let rule = "{match: [{uri: {exact: /x}}], route: [{destination: {host: cart}}]}, ";
-        for_cart(&format!("http: [{}]", rule.repeat(count)))
+        cart_virtual_service(&format!("http: [{}]", rule.repeat(count)))
     };
     mesh.apply(&many(1000));
     assert_eq!(routes(&mesh)[0].rules.len(), 1000);
@@ -580,7 +582,7 @@ fn rules_without_a_destination_and_too_many_rules_are_refused() {
 #[test]
 fn rules_for_connections_have_no_effect_and_are_named() {
     let tcp = "tcp: [{route: [{destination: {host: cart}}]}]";
-    let mesh = mesh(&[&for_cart(tcp)]);
+    let mesh = mesh(&[&cart_virtual_service(tcp)]);
     assert!(routes(&mesh).is_empty());
     assert!(
         mesh.problems()[0].contains("spec.tcp: has no effect"),

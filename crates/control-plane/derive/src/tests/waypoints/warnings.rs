@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 
 use super::{
     attachment::{namespace, waypoint},
-    instances::effective,
+    instances::effective_message,
     *,
 };
 
@@ -57,7 +57,7 @@ fn policies_that_name_callers_learn_of_the_waypoint() {
         ("shop", selecting("notPrincipals: [cluster.local/ns/shop/sa/wp]"), ""),
         ("shop", selecting("serviceAccounts: [a/b, wp]"), ""),
     ] {
-        let mut mesh = TestMesh::of(&all(&[CART, &policy(namespace, &spec)]));
+        let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &policy(namespace, &spec)]));
         assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
         mesh.apply(&gateway("wp", ""));
         let found = policy_problem(&mesh, namespace).unwrap_or_default();
@@ -69,7 +69,7 @@ fn policies_that_name_callers_learn_of_the_waypoint() {
         // It goes with the pods, and with the waypoint.
         mesh.delete(Kind::Pod, "shop", "cart-1");
         assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
-        mesh.apply(CART);
+        mesh.apply(CART_POD);
         assert_eq!(policy_problem(&mesh, namespace).unwrap_or_default(), found, "{spec}");
         mesh.delete(Kind::Gateway, "shop", "wp");
         assert_eq!(policy_problem(&mesh, namespace), None, "{spec}");
@@ -85,7 +85,7 @@ fn gateways_name_the_policies_that_they_make_moot() {
     };
     let selector = "selector: {matchLabels: {app: cart}}, ";
     let allow = policy("shop", &format!("{selector}{}", source("front")));
-    let mut mesh = TestMesh::of(&all(&[CART, &allow, &gateway("wp", "")]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &allow, &gateway("wp", "")]));
     let is_warned = |mesh: &TestMesh| {
         let problems = problems_of(mesh, Kind::Gateway, "shop", "wp");
         problems.concat().contains("AuthorizationPolicy shop/p;")
@@ -104,7 +104,7 @@ fn gateways_name_the_policies_that_they_make_moot() {
     // It goes with the pods.
     mesh.delete(Kind::Pod, "shop", "cart-1");
     assert!(!is_warned(&mesh));
-    mesh.apply(CART);
+    mesh.apply(CART_POD);
     assert!(is_warned(&mesh));
     // The copy of a DENY policy applies to its requests.
     mesh.apply(&allow.replace("{selector", "{action: DENY, selector"));
@@ -121,11 +121,15 @@ fn gateways_name_the_policies_that_they_make_moot() {
 fn services_waypoint_is_no_caller_of_pods_called_directly() {
     let spec = "rules: [{from: [{source: {namespaces: [a]}}]}]";
     let for_services = gateway("wp", ", labels: {istio.io/waypoint-for: service}");
-    let mesh = TestMesh::of(&all(&[CART, &policy("shop", spec), &for_services]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_POD,
+        &policy("shop", spec),
+        &for_services,
+    ]));
     assert_eq!(policy_problem(&mesh, "shop"), None);
 }
 
-fn configured(config: &str) -> String {
+fn configured_gateway(config: &str) -> String {
     gateway(
         "wp",
         &format!(", annotations: {{proxy.istio.io/config: {config:?}}}"),
@@ -134,7 +138,7 @@ fn configured(config: &str) -> String {
 
 #[test]
 fn a_gateways_own_settings_go_before_the_meshs() {
-    let mut mesh = TestMesh::with(MeshConfig {
+    let mut mesh = TestMesh::with_config(MeshConfig {
         trusted_proxies: 1,
         ..MeshConfig::default()
     });
@@ -176,10 +180,10 @@ fn a_gateways_own_settings_go_before_the_meshs() {
         (Some(""), 1, None),
         (None, 1, None),
     ] {
-        mesh.apply(&config.map_or_else(|| gateway("wp", ""), configured));
+        mesh.apply(&config.map_or_else(|| gateway("wp", ""), configured_gateway));
         let found = mesh.waypoint_gateways["gateway shop/wp"].trusted_proxies;
         assert_eq!(found, trusted, "{config:?}");
-        let warning = effective(&mesh);
+        let warning = effective_message(&mesh);
         match problem {
             None => assert_eq!(warning, None, "{config:?}"),
             Some(problem) => {
@@ -197,7 +201,7 @@ fn a_gateways_own_settings_go_before_the_meshs() {
 fn a_gateway_that_cannot_be_used_lets_nothing_around_it() {
     let wrong = gateway("wp", ", labels: {istio.io/waypoint-for: everything}");
     // As after a restart: no usable form of it was ever seen.
-    let mut mesh = TestMesh::of(&all(&[CART, SERVICE, &wrong]));
+    let mut mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, CART_SERVICE, &wrong]));
     assert_eq!(
         waypoint(mesh.pod("cart-1")).as_deref(),
         Some("shop/unusable.wp.shop.waypoint.invalid")
@@ -213,7 +217,10 @@ fn a_gateway_that_cannot_be_used_lets_nothing_around_it() {
         "the last form stays"
     );
     // One that is another controller's is none of ours, usable or not.
-    let mesh = TestMesh::of(&all(&[CART, &wrong.replace("istio-waypoint", "istio")]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[
+        CART_POD,
+        &wrong.replace("istio-waypoint", "istio"),
+    ]));
     assert_eq!(waypoint(mesh.pod("cart-1")), None);
 }
 
@@ -221,7 +228,7 @@ fn a_gateway_that_cannot_be_used_lets_nothing_around_it() {
 fn a_class_with_a_wrong_label_stays_a_class_of_waypoints() {
     let class = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {name: mine, labels: {istio.io/waypoint-for: everything}}\nspec: {controllerName: istio.io/mesh-controller}\n";
     let of_class = gateway("wp", "").replace("istio-waypoint", "mine");
-    let mesh = TestMesh::of(&all(&[CART, &of_class, class]));
+    let mesh = TestMesh::from_yaml(&join_documents(&[CART_POD, &of_class, class]));
     assert_eq!(
         waypoint(mesh.pod("cart-1")).as_deref(),
         Some("shop/wp.shop.svc.cluster.local")
@@ -241,35 +248,35 @@ fn kinds_without_effect_are_named_on_their_gateways() {
             kind.group()
         )
     };
-    let mut mesh = TestMesh::of(&gateway("wp", ""));
+    let mut mesh = TestMesh::from_yaml(&gateway("wp", ""));
     for kind in [Kind::VirtualService, Kind::EnvoyFilter] {
         for (namespace, concerns) in [("shop", true), ("istio-system", true), ("bank", false)] {
             mesh.apply(&unread(kind, namespace, "x"));
-            let warning = effective(&mesh);
+            let warning = effective_message(&mesh);
             let expected = format!("{kind} {namespace}/x: such objects have no effect");
             assert_eq!(warning.is_some(), concerns, "{kind} {namespace}");
             assert!(warning.unwrap_or_default().starts_with(&expected) || !concerns);
             mesh.delete(kind, namespace, "x");
-            assert_eq!(effective(&mesh), None);
+            assert_eq!(effective_message(&mesh), None);
         }
     }
     // A namespace that uses the waypoint is concerned as long as it does.
     mesh.apply(&unread(Kind::VirtualService, "bank", "x"));
-    let bound = SERVICE.replace(
+    let bound = CART_SERVICE.replace(
         "namespace: shop",
         "namespace: bank, labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop}",
     );
     mesh.apply(&bound);
     assert!(
-        effective(&mesh)
+        effective_message(&mesh)
             .unwrap()
             .starts_with("VirtualService bank/x")
     );
     mesh.delete(Kind::Service, "bank", "cart");
-    assert_eq!(effective(&mesh), None);
+    assert_eq!(effective_message(&mesh), None);
     mesh.apply(
         &namespace("istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: shop")
             .replace("name: shop", "name: bank"),
     );
-    assert!(effective(&mesh).is_some());
+    assert!(effective_message(&mesh).is_some());
 }

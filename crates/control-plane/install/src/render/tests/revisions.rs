@@ -20,7 +20,7 @@ fn env_of<'a>(objects: &'a [Value], kind: &str, name: &str, variable: &str) -> O
     env.find(|one| one["name"] == variable)?["value"].as_str()
 }
 
-fn refusal(setting: &str) -> String {
+fn rejection_message(setting: &str) -> String {
     let mut overrides = ValueOverrides::default();
     overrides.set(setting, false).unwrap();
     let refused = render_objects(&Release::default(), &overrides.with_defaults().unwrap());
@@ -150,7 +150,7 @@ fn alias_and_labels_must_agree_with_the_revision() {
             "set global.revision instead",
         ),
     ] {
-        let refused = refusal(setting);
+        let refused = rejection_message(setting);
         assert!(refused.contains(problem), "{refused}");
     }
 }

@@ -9,7 +9,7 @@ use ambit_model::{
 use super::*;
 
 /// Returns the change that publishes a Gateway's records: its own, a service and a policy.
-fn published(gateway: &GatewayName, service: &str) -> Delta {
+fn publish_gateway_records(gateway: &GatewayName, service: &str) -> Delta {
     let settings = WaypointGateway {
         gateway: gateway.clone(),
         ..WaypointGateway::default()
@@ -65,7 +65,7 @@ fn published(gateway: &GatewayName, service: &str) -> Delta {
     }
 }
 
-fn no_service(gateway: &GatewayName, service: &str) -> Delta {
+fn remove_service(gateway: &GatewayName, service: &str) -> Delta {
     let service = WaypointService {
         service: NamespacedHostname::new("shop", service),
         ..WaypointService::default()
@@ -77,18 +77,18 @@ fn no_service(gateway: &GatewayName, service: &str) -> Delta {
     }
 }
 
-fn waypoint(gateway: &GatewayName) -> Peer {
+fn waypoint_client(gateway: &GatewayName) -> TestClient {
     let client = Client {
         node: ArcStr::new(),
         waypoint: Some(gateway.clone()),
     };
-    Peer {
+    TestClient {
         session: Session::new(client, 7),
         known: BTreeMap::new(),
     }
 }
 
-const OF_WAYPOINTS: [ResourceType; 7] = [
+const WAYPOINT_RESOURCE_TYPES: [ResourceType; 7] = [
     ResourceType::Waypoint(WaypointRecordType::Policy),
     ResourceType::Waypoint(WaypointRecordType::Gateway),
     ResourceType::Waypoint(WaypointRecordType::Service),
@@ -107,14 +107,14 @@ fn waypoint_sees_only_its_own_gateways_records() {
         GatewayName::new("shop2", "wp"),
     ];
     let mut store = store(&[
-        published(&own, "a"),
-        published(&others[0], "a"),
-        published(&others[1], "a"),
+        publish_gateway_records(&own, "a"),
+        publish_gateway_records(&others[0], "a"),
+        publish_gateway_records(&others[1], "a"),
     ]);
-    let mut peer = waypoint(&own);
+    let mut peer = waypoint_client(&own);
     let mut sent = Vec::new();
-    for kind in OF_WAYPOINTS {
-        for response in peer.send(&first(kind), &store) {
+    for kind in WAYPOINT_RESOURCE_TYPES {
+        for response in peer.send(&first_request(kind), &store) {
             sent.extend(names(&response).into_iter().map(str::to_owned));
             assert_eq!(peer.ack(&response, &store), []);
         }
@@ -132,13 +132,13 @@ fn waypoint_sees_only_its_own_gateways_records() {
         ]
     );
     for other in &others {
-        store.update(&published(other, "b"));
-        store.update(&no_service(other, "a"));
-        assert_eq!(peer.changed(&store), [], "{other}");
+        store.update(&publish_gateway_records(other, "b"));
+        store.update(&remove_service(other, "a"));
+        assert_eq!(peer.receive_changes(&store), [], "{other}");
     }
-    store.update(&published(&own, "b"));
-    store.update(&no_service(&own, "a"));
-    let responses = peer.changed(&store);
+    store.update(&publish_gateway_records(&own, "b"));
+    store.update(&remove_service(&own, "a"));
+    let responses = peer.receive_changes(&store);
     let of = |kind: ResourceType| {
         let mut responses = responses.iter();
         let response = responses.find(|one| one.type_url == kind.type_url());
@@ -159,13 +159,16 @@ fn waypoint_cannot_probe_records_of_other_gateways() {
         GatewayName::new("shop", "wp"),
         GatewayName::new("bank", "wp"),
     );
-    let store = store(&[published(&own, "a"), published(&other, "a")]);
+    let store = store(&[
+        publish_gateway_records(&own, "a"),
+        publish_gateway_records(&other, "a"),
+    ]);
     let request = DeltaDiscoveryRequest {
         resource_names_subscribe: vec!["bank/wp/shop/a".into()],
         initial_resource_versions: [("bank/wp/shop/a".to_owned(), "1".to_owned())].into(),
-        ..first(ResourceType::Waypoint(WaypointRecordType::Service))
+        ..first_request(ResourceType::Waypoint(WaypointRecordType::Service))
     };
-    let responses = waypoint(&own).send(&request, &store);
+    let responses = waypoint_client(&own).send(&request, &store);
     assert_eq!(names(&responses[0]), ["shop/wp/shop/a"]);
     assert_eq!(responses[0].removed_resources, ["bank/wp/shop/a"]);
 }
@@ -179,38 +182,45 @@ fn waypoint_gets_named_addresses_and_no_layer_4_policies() {
         policy("p", false),
     ]);
     for request in [
-        first(ResourceType::Address),
+        first_request(ResourceType::Address),
         DeltaDiscoveryRequest {
             resource_names_subscribe: vec!["*".into()],
-            ..first(ResourceType::Address)
+            ..first_request(ResourceType::Address)
         },
-        on_demand(),
+        on_demand_request(),
     ] {
-        let mut peer = waypoint(&own);
+        let mut peer = waypoint_client(&own);
         let responses = peer.send(&request, &store);
         assert_eq!(names(&responses[0]), [""; 0], "{request:?}");
         assert_eq!(responses[0].removed_resources, [""; 0]);
         assert_eq!(peer.ack(&responses[0], &store), []);
-        let again = peer.send(&demand("*"), &store);
+        let again = peer.send(&subscribe_request("*"), &store);
         assert_eq!(names(&again[0]), [""; 0]);
     }
-    let mut peer = waypoint(&own);
-    peer.send(&on_demand(), &store);
-    let responses = peer.send(&demand("shop/s"), &store);
+    let mut peer = waypoint_client(&own);
+    peer.send(&on_demand_request(), &store);
+    let responses = peer.send(&subscribe_request("shop/s"), &store);
     assert_eq!(names(&responses[0]), ["c1//Pod/shop/a", "shop/s"]);
     peer.ack(&responses[0], &store);
     store.update(&pod("b", "", 2, Some("s"), 1));
     store.update(&pod("c", NODE, 3, None, 1));
-    assert_eq!(names(&peer.changed(&store)[0]), ["c1//Pod/shop/b"]);
+    assert_eq!(names(&peer.receive_changes(&store)[0]), ["c1//Pod/shop/b"]);
     for kind in [ResourceType::Authorization, ResourceType::Workload] {
-        assert_eq!(peer.send(&first(kind), &store), [], "{kind:?}");
+        assert_eq!(peer.send(&first_request(kind), &store), [], "{kind:?}");
     }
 }
 
 #[test]
 fn node_proxies_see_no_waypoint_records() {
-    let store = store(&[published(&GatewayName::new("shop", "wp"), "a")]);
-    for kind in OF_WAYPOINTS {
-        assert_eq!(Peer::new().send(&first(kind), &store), [], "{kind:?}");
+    let store = store(&[publish_gateway_records(
+        &GatewayName::new("shop", "wp"),
+        "a",
+    )]);
+    for kind in WAYPOINT_RESOURCE_TYPES {
+        assert_eq!(
+            TestClient::new().send(&first_request(kind), &store),
+            [],
+            "{kind:?}"
+        );
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 const AUTHORITY: &str = "10.0.0.2:80";
 
 /// Starts a relay of `app` to a scripted server, which has accepted the tunnel. Returns `app`, still open.
-async fn relaying<A>(
+async fn relay_to_scripted_server<A>(
     app: A,
 ) -> (
     H2Peer<DuplexStream>,
@@ -26,10 +26,10 @@ async fn relaying<A>(
 where
     A: Socket + Send + 'static,
 {
-    relaying_over(1 << 20, Arc::new(Barrier::new(1)), app).await
+    relay_over_pipe(1 << 20, Arc::new(Barrier::new(1)), app).await
 }
 
-async fn relaying_over<A>(
+async fn relay_over_pipe<A>(
     pipe: usize,
     begin: Arc<Barrier>,
     mut app: A,
@@ -46,7 +46,7 @@ where
         let (connection, driver) = client::handshake(near, &Settings::default()).await.unwrap();
         ambit_rt::spawn("driver", driver.run(|| {}));
         let authority = Uri::from_static(AUTHORITY);
-        let opened = connection.tunnel(authority, HeaderMap::new()).await;
+        let opened = connection.open_tunnel(authority, HeaderMap::new()).await;
         let (mut tunnel, _) = opened.unwrap();
         begin.wait().await;
         let result = relay_tunnel(&mut app, &mut tunnel, ()).await;
@@ -72,11 +72,11 @@ fn is_silent(pipe: &mut DuplexStream) -> bool {
 }
 
 /// Application whose connection was reset after it sent these bytes.
-struct Crashed(&'static [u8]);
+struct ResetApplication(&'static [u8]);
 
-impl Socket for Crashed {}
+impl Socket for ResetApplication {}
 
-impl AsyncRead for Crashed {
+impl AsyncRead for ResetApplication {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
@@ -93,7 +93,7 @@ impl AsyncRead for Crashed {
     }
 }
 
-impl AsyncWrite for Crashed {
+impl AsyncWrite for ResetApplication {
     fn poll_write(
         self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
@@ -121,7 +121,7 @@ async fn stream_reset_with_any_code_is_no_end_of_data() {
         Reason::REFUSED_STREAM,
     ] {
         let (mut app, side) = tokio::io::duplex(1 << 16);
-        let (mut peer, mut open, relay) = relaying(side).await;
+        let (mut peer, mut open, relay) = relay_to_scripted_server(side).await;
         open.send(b"part", false);
         let mut got = [0; 4];
         peer.drive_while(app.read_exact(&mut got)).await.unwrap();
@@ -136,7 +136,7 @@ async fn stream_reset_with_any_code_is_no_end_of_data() {
 async fn closed_or_timed_out_connection_is_no_end_of_data() {
     for goaway in [false, true] {
         let (mut app, side) = tokio::io::duplex(1 << 16);
-        let (mut peer, mut open, relay) = relaying(side).await;
+        let (mut peer, mut open, relay) = relay_to_scripted_server(side).await;
         open.send(b"part", false);
         let mut got = [0; 4];
         peer.drive_while(app.read_exact(&mut got)).await.unwrap();
@@ -154,7 +154,7 @@ async fn closed_or_timed_out_connection_is_no_end_of_data() {
 #[tokio::test]
 async fn full_response_stays_intact_when_the_server_stops_reading() {
     let (mut app, side) = tokio::io::duplex(1 << 16);
-    let (mut peer, mut open, relay) = relaying(side).await;
+    let (mut peer, mut open, relay) = relay_to_scripted_server(side).await;
     open.send(b"all", true);
     let mut got = Vec::new();
     peer.drive_while(app.read_to_end(&mut got)).await.unwrap();
@@ -168,7 +168,7 @@ async fn full_response_stays_intact_when_the_server_stops_reading() {
 async fn crash_is_a_connect_error_after_all_sent_bytes() {
     static SENT: [u8; 300_000] = [7; 300_000];
     // More than the peer's window.
-    let (mut peer, mut open, relay) = relaying(Crashed(&SENT)).await;
+    let (mut peer, mut open, relay) = relay_to_scripted_server(ResetApplication(&SENT)).await;
     let error = peer
         .drive_while(async {
             open.expect_data(&SENT).await;
@@ -185,7 +185,8 @@ async fn stalled_peers_time_out() {
     static SENT: [u8; 50_000] = [7; 50_000];
     // Within the peer's window, but the connection takes no more than 4 kB.
     let begin = Arc::new(Barrier::new(2));
-    let (mut peer, _open, relay) = relaying_over(4096, begin.clone(), Crashed(&SENT)).await;
+    let (mut peer, _open, relay) =
+        relay_over_pipe(4096, begin.clone(), ResetApplication(&SENT)).await;
     peer.drive_while(begin.wait()).await;
     let (_app, result) = relay.await.unwrap();
     assert!(matches!(result, Err(RelayError::Receive(_))), "{result:?}");
@@ -194,7 +195,7 @@ async fn stalled_peers_time_out() {
 #[tokio::test(start_paused = true)]
 async fn application_that_does_not_read_times_out() {
     let (mut app, side) = tokio::io::duplex(1000);
-    let (mut peer, mut open, relay) = relaying(side).await;
+    let (mut peer, mut open, relay) = relay_to_scripted_server(side).await;
     open.send
         .send_data(Bytes::from(vec![7; 10_000]), false)
         .unwrap();

@@ -11,13 +11,13 @@ use tokio::{
 use super::*;
 
 /// Number of stalled streams on a connection of a hundred.
-const STALLED: usize = 99;
+const STALLED_STREAMS: usize = 99;
 /// Bytes sent on the stream that is not stalled: more than the initial window of the connection.
 const RELAYED_BYTES: usize = 24 << 20;
-const LONG: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Opens `STALLED` tunnels and one more on a connection; returns client and server side of each.
-async fn hundred() -> Vec<(Tunnel, Tunnel)> {
+async fn open_hundred_tunnels() -> Vec<(Tunnel, Tunnel)> {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (accepted, mut tunnels) = mpsc::unbounded_channel();
     ambit_rt::spawn("server", async move {
@@ -31,16 +31,16 @@ async fn hundred() -> Vec<(Tunnel, Tunnel)> {
     let (connection, driver) = client::handshake(near, &Settings::default()).await.unwrap();
     ambit_rt::spawn("driver", driver.run(|| {}));
     let mut all = Vec::new();
-    for _ in 0..=STALLED {
+    for _ in 0..=STALLED_STREAMS {
         let authority = Uri::from_static("10.0.0.2:80");
-        let opened = connection.tunnel(authority, HeaderMap::new()).await;
+        let opened = connection.open_tunnel(authority, HeaderMap::new()).await;
         let (tunnel, _) = opened.unwrap();
         all.push((tunnel, tunnels.recv().await.unwrap()));
     }
     all
 }
 
-/// Writes to a tunnel until its windows are full, since the reader does not read.
+/// Writes to a tunnel whose reader does not read, until the flow-control windows are full.
 fn flood(writer: Tunnel) {
     let mut writer = writer.into_io();
     ambit_rt::spawn("flood", async move {
@@ -49,7 +49,7 @@ fn flood(writer: Tunnel) {
     });
 }
 
-async fn passes(writer: Tunnel, reader: Tunnel) {
+async fn check_transfer(writer: Tunnel, reader: Tunnel) {
     let (mut writer, mut reader) = (writer.into_io(), reader.into_io());
     let writing = ambit_rt::spawn("writer", async move {
         let piece = vec![0; 64 << 10];
@@ -63,7 +63,7 @@ async fn passes(writer: Tunnel, reader: Tunnel) {
     let mut got = 0;
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let read = timeout(LONG, reader.read(&mut buffer)).await;
+        let read = timeout(TEST_TIMEOUT, reader.read(&mut buffer)).await;
         match read
             .expect("a stalled stream holds up its sibling")
             .unwrap()
@@ -78,26 +78,26 @@ async fn passes(writer: Tunnel, reader: Tunnel) {
 
 #[tokio::test]
 async fn stalled_uploads_do_not_hold_up_a_sibling() {
-    let mut all = hundred().await;
+    let mut all = open_hundred_tunnels().await;
     let (near, far) = all.pop().unwrap();
     let mut unread = Vec::new();
     for (near, far) in all {
         flood(near);
         unread.push(far);
     }
-    passes(near, far).await;
+    check_transfer(near, far).await;
 }
 
 #[tokio::test]
 async fn stalled_downloads_do_not_hold_up_a_sibling() {
-    let mut all = hundred().await;
+    let mut all = open_hundred_tunnels().await;
     let (near, far) = all.pop().unwrap();
     let mut unread = Vec::new();
     for (near, far) in all {
         flood(far);
         unread.push(near);
     }
-    passes(far, near).await;
+    check_transfer(far, near).await;
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn socket_reset_ends_a_stalled_upload() {
         .await
         .unwrap();
     let (mut side, _) = listener.accept().await.unwrap();
-    let mut all = hundred().await;
+    let mut all = open_hundred_tunnels().await;
     // The far end is never read.
     let (mut near, _far) = all.pop().unwrap();
     let relay = ambit_rt::spawn("relay", async move {
@@ -120,7 +120,9 @@ async fn socket_reset_ends_a_stalled_upload() {
     {}
     app.set_zero_linger().unwrap();
     drop(app);
-    let ended = timeout(LONG, relay).await.expect("the upload goes on");
+    let ended = timeout(TEST_TIMEOUT, relay)
+        .await
+        .expect("the upload goes on");
     assert!(
         matches!(ended, Ok(Err(RelayError::Receive(_)))),
         "{ended:?}"

@@ -10,39 +10,39 @@ use crate::send_chunk::SendChunk;
 
 /// Counter of bytes that the first tunnel sends and receives.
 #[derive(Default)]
-struct Counted(parking_lot::Mutex<(u64, u64)>);
+struct ByteCounter(parking_lot::Mutex<(u64, u64)>);
 
-impl Meter for Counted {
-    fn app_sent(&self, bytes: u64) {
+impl Meter for ByteCounter {
+    fn count_app_sent(&self, bytes: u64) {
         self.0.lock().0 += bytes;
     }
-    fn app_received(&self, bytes: u64) {
+    fn count_app_received(&self, bytes: u64) {
         self.0.lock().1 += bytes;
     }
 }
 
-/// Client's tunnel that is relayed into a tunnel to a scripted server.
-struct Scene {
+/// Client tunnel that is relayed into a second tunnel, whose server the test scripts.
+struct RelayedTunnel {
     client: Tunnel,
     server: H2Peer<DuplexStream>,
     open: OpenTunnel,
     relay: JoinHandle<(Result<(), RelayError>, (u64, u64))>,
 }
 
-async fn connection(io: DuplexStream, settings: Settings) -> Tunnel {
+async fn open_client_tunnel(io: DuplexStream, settings: Settings) -> Tunnel {
     let (connection, driver) = client::handshake(io, &settings).await.unwrap();
     ambit_rt::spawn("driver", driver.run(|| {}));
     let authority = Uri::from_static("10.0.0.2:80");
     connection
-        .tunnel(authority, HeaderMap::new())
+        .open_tunnel(authority, HeaderMap::new())
         .await
         .unwrap()
         .0
 }
 
-async fn scene(settings: Settings) -> Scene {
+async fn start_relay(settings: Settings) -> RelayedTunnel {
     let (far, server_io) = tokio::io::duplex(1 << 20);
-    let upstream = ambit_rt::spawn("upstream", connection(far, settings.clone()));
+    let upstream = ambit_rt::spawn("upstream", open_client_tunnel(far, settings.clone()));
     let mut server = H2Peer::accept(server_io, 100).await;
     let open = server.expect_connect("10.0.0.2:80").await.accept();
     let mut upstream = server.drive_while(upstream).await.unwrap();
@@ -68,16 +68,16 @@ async fn scene(settings: Settings) -> Scene {
     });
     ambit_rt::spawn("relay", async move {
         let mut downstream: Tunnel = taken.await.unwrap();
-        let counted = Counted::default();
+        let counted = ByteCounter::default();
         let result = relay_tunnels(&mut downstream, &mut upstream, &counted).await;
         let counts = *counted.0.lock();
         let _gone = done.take().unwrap().send((result, counts));
         // Dropped tunnels are cancelled; the peers here must see the reset of the relay.
         std::future::pending::<()>().await;
     });
-    let client = connection(near, settings).await;
+    let client = open_client_tunnel(near, settings).await;
     let relay = ambit_rt::spawn("result", async move { relay.await.unwrap() });
-    Scene {
+    RelayedTunnel {
         client,
         server,
         open,
@@ -85,17 +85,17 @@ async fn scene(settings: Settings) -> Scene {
     }
 }
 
-async fn next(client: &mut Tunnel) -> Option<Result<Bytes, h2::Error>> {
+async fn next_data(client: &mut Tunnel) -> Option<Result<Bytes, h2::Error>> {
     client.recv.data().await
 }
 
 #[tokio::test]
 async fn each_direction_ends_by_itself() {
-    let mut scene = scene(Settings::default()).await;
+    let mut scene = start_relay(Settings::default()).await;
     let unsent = scene.client.unsent.clone();
     let request = SendChunk::new(Bytes::from_static(b"request"), &unsent);
     scene.client.send.send_data(request, true).unwrap();
-    let Scene {
+    let RelayedTunnel {
         server,
         open,
         client,
@@ -107,7 +107,7 @@ async fn each_direction_ends_by_itself() {
             open.expect_end().await;
             open.send(b"answer", true);
             let mut got = Vec::new();
-            while let Some(data) = next(client).await {
+            while let Some(data) = next_data(client).await {
                 got.extend_from_slice(&data.unwrap());
             }
             assert_eq!(got, b"answer");
@@ -120,9 +120,9 @@ async fn each_direction_ends_by_itself() {
 
 #[tokio::test]
 async fn server_reset_reaches_the_client_after_earlier_bytes() {
-    let mut scene = scene(Settings::default()).await;
+    let mut scene = start_relay(Settings::default()).await;
     scene.open.send(b"begun", false);
-    let Scene {
+    let RelayedTunnel {
         server,
         open,
         client,
@@ -130,9 +130,9 @@ async fn server_reset_reaches_the_client_after_earlier_bytes() {
     } = &mut scene;
     server
         .drive_while(async {
-            assert_eq!(&next(client).await.unwrap().unwrap()[..], b"begun");
+            assert_eq!(&next_data(client).await.unwrap().unwrap()[..], b"begun");
             open.reset(Reason::INTERNAL_ERROR);
-            let reset = next(client).await.unwrap().unwrap_err();
+            let reset = next_data(client).await.unwrap().unwrap_err();
             assert_eq!(reset.reason(), Some(Reason::CONNECT_ERROR));
         })
         .await;
@@ -142,8 +142,8 @@ async fn server_reset_reaches_the_client_after_earlier_bytes() {
 
 #[tokio::test]
 async fn client_reset_reaches_the_server() {
-    let mut scene = scene(Settings::default()).await;
-    let Scene {
+    let mut scene = start_relay(Settings::default()).await;
+    let RelayedTunnel {
         server,
         open,
         client,
@@ -164,8 +164,8 @@ async fn client_reset_reaches_the_server() {
 /// Checks that the reset of a stream is noticed after a complete response, while the client is silent.
 #[tokio::test]
 async fn server_reset_after_its_response_is_noticed() {
-    let mut scene = scene(Settings::default()).await;
-    let Scene {
+    let mut scene = start_relay(Settings::default()).await;
+    let RelayedTunnel {
         server,
         open,
         client,
@@ -174,8 +174,8 @@ async fn server_reset_after_its_response_is_noticed() {
     open.send(b"answer", true);
     server
         .drive_while(async {
-            assert_eq!(&next(client).await.unwrap().unwrap()[..], b"answer");
-            while let Some(end) = next(client).await {
+            assert_eq!(&next_data(client).await.unwrap().unwrap()[..], b"answer");
+            while let Some(end) = next_data(client).await {
                 assert!(end.unwrap().is_empty());
             }
             open.reset(Reason::CANCEL);
@@ -190,16 +190,16 @@ async fn bytes_of_any_amount_arrive_through_small_windows() {
     let settings = Settings {
         stream_window: 65_535,
         connection_window: 65_535,
-        frame_size: 16_384,
-        send_buffer: 16_384,
+        max_frame_bytes: 16_384,
+        max_send_buffer_bytes: 16_384,
         ..Settings::default()
     };
-    let Scene {
+    let RelayedTunnel {
         client,
         mut server,
         mut open,
         relay,
-    } = scene(settings).await;
+    } = start_relay(settings).await;
     let (mut app, mut app_side) = tokio::io::duplex(4096);
     let mut client = client;
     ambit_rt::spawn("client", async move {

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 
 use super::super::ServicePort;
 
-/// Service or pod that a generated request calls.
+/// Target of a generated request: a service or a pod.
 #[derive(Clone, Debug)]
 pub(super) enum CallTarget {
     Service(NamespacedHostname),
@@ -20,9 +20,9 @@ pub(super) enum CallTarget {
 
 /// Generated request or connection that policies evaluate.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub(super) struct GeneratedRequest {
     pub(super) is_http: bool,
-    pub(super) called: CallTarget,
+    pub(super) target: CallTarget,
     pub(super) source: Option<Identity>,
     pub(super) source_ip: [u8; 4],
     pub(super) remote_ip: [u8; 4],
@@ -35,7 +35,7 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
 }
 
-impl Call {
+impl GeneratedRequest {
     /// Returns a copy of the request that calls another port.
     pub(super) fn with_port(&self, port: u16) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Call {
 
     /// Returns the service ports that forward to the called pod.
     pub(super) fn ports(&self) -> impl Iterator<Item = ServicePort> {
-        let all = match &self.called {
+        let all = match &self.target {
             CallTarget::Service(_) => &[][..],
             CallTarget::Pod(all) => all,
         };
@@ -58,15 +58,16 @@ impl Call {
 
     /// Whether a policy is attached to the called service.
     pub(super) fn is_target_of(&self, policy: &HttpPolicy) -> bool {
-        matches!(&self.called, CallTarget::Service(service) if policy.services.contains(service))
+        matches!(&self.target, CallTarget::Service(service) if policy.services.contains(service))
     }
 }
 
-/// Source of generated choices, which takes one byte for each; at the end of the bytes always the first choice.
+/// Generator of test cases, which derives each choice from one input byte. Beyond the last byte it always takes the
+/// first choice.
 pub(super) struct FuzzInput<'a>(pub(super) &'a [u8]);
 
 impl FuzzInput<'_> {
-    pub(super) fn up_to(&mut self, limit: u8) -> u8 {
+    pub(super) fn number_up_to(&mut self, limit: u8) -> u8 {
         match self.0.split_first() {
             Some((first, rest)) => {
                 self.0 = rest;
@@ -77,12 +78,12 @@ impl FuzzInput<'_> {
     }
 
     pub(super) fn one_chance_in(&mut self, chances: u8) -> bool {
-        self.up_to(chances) == chances - 1
+        self.number_up_to(chances) == chances - 1
     }
 
     fn choose_from<T: Copy + Default>(&mut self, choices: &[T]) -> T {
         let count = u8::try_from(choices.len()).unwrap_or(u8::MAX);
-        let choice = self.up_to(count.max(1));
+        let choice = self.number_up_to(count.max(1));
         choices
             .get(usize::from(choice))
             .copied()
@@ -90,8 +91,8 @@ impl FuzzInput<'_> {
     }
 
     /// Generates a short list, mostly empty, since most fields of policies are unset.
-    fn up_to_two<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
-        let count = match self.up_to(8) {
+    fn list_up_to_two<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
+        let count = match self.number_up_to(8) {
             7 => 2,
             5 | 6 => 1,
             _ => 0,
@@ -100,12 +101,12 @@ impl FuzzInput<'_> {
     }
 
     fn patterns(&mut self, choices: &[&str]) -> Vec<StringMatch> {
-        self.up_to_two(|bytes| StringMatch::from_pattern(bytes.choose_from(choices)))
+        self.list_up_to_two(|bytes| StringMatch::from_pattern(bytes.choose_from(choices)))
     }
 
     fn nets(&mut self) -> Vec<IpNet> {
-        self.up_to_two(|bytes| {
-            let (last, length) = (bytes.up_to(4), bytes.choose_from(&[32, 0, 31]));
+        self.list_up_to_two(|bytes| {
+            let (last, length) = (bytes.number_up_to(4), bytes.choose_from(&[32, 0, 31]));
             IpNet::new_assert(std::net::IpAddr::from([10, 0, 0, last]), length)
         })
     }
@@ -118,20 +119,20 @@ impl FuzzInput<'_> {
     }
 
     pub(super) fn policy(&mut self) -> HttpPolicy {
-        let action = self.up_to(5);
+        let action = self.number_up_to(5);
         HttpPolicy {
             key: PolicyKey::from_resource_name(
                 self.choose_from(&["ns/a", "ns/b", "ns/c", "ns/d", "ns/e"]),
             ),
-            for_gateway: self.up_to(2) == 0,
-            services: self.up_to_two(Self::service),
+            for_gateway: self.number_up_to(2) == 0,
+            services: self.list_up_to_two(Self::service),
             action: match action {
                 0 | 1 => HttpAction::Allow,
                 2 | 3 => HttpAction::Deny,
                 _ => HttpAction::Audit,
             },
             dry_run: self.one_chance_in(6),
-            rules: (0..self.up_to(3)).map(|_| self.rule()).collect(),
+            rules: (0..self.number_up_to(3)).map(|_| self.rule()).collect(),
             not_understood: self.one_chance_in(12).then(|| "odd".into()),
             provider: None,
         }
@@ -139,9 +140,9 @@ impl FuzzInput<'_> {
 
     fn rule(&mut self) -> HttpRule {
         HttpRule {
-            sources: self.up_to_two(Self::source),
-            operations: self.up_to_two(Self::operation),
-            conditions: self.up_to_two(Self::condition),
+            sources: self.list_up_to_two(Self::source),
+            operations: self.list_up_to_two(Self::operation),
+            conditions: self.list_up_to_two(Self::condition),
         }
     }
 
@@ -157,8 +158,8 @@ impl FuzzInput<'_> {
             not_principals: self.patterns(PRINCIPALS),
             namespaces: self.patterns(WORDS),
             not_namespaces: self.patterns(WORDS),
-            service_accounts: self.up_to_two(account),
-            not_service_accounts: self.up_to_two(account),
+            service_accounts: self.list_up_to_two(account),
+            not_service_accounts: self.list_up_to_two(account),
             trust_domains: self.patterns(&["td", "t*", "x"]),
             not_trust_domains: self.patterns(&["td", "x"]),
             ip_blocks: self.nets(),
@@ -177,12 +178,12 @@ impl FuzzInput<'_> {
         HttpOperation {
             hosts: self.patterns(HOSTS),
             not_hosts: self.patterns(HOSTS),
-            ports: self.up_to_two(port),
-            not_ports: self.up_to_two(port),
+            ports: self.list_up_to_two(port),
+            not_ports: self.list_up_to_two(port),
             methods: self.patterns(METHODS),
             not_methods: self.patterns(METHODS),
-            paths: self.up_to_two(Self::path),
-            not_paths: self.up_to_two(Self::path),
+            paths: self.list_up_to_two(Self::path),
+            not_paths: self.list_up_to_two(Self::path),
         }
     }
 
@@ -206,7 +207,7 @@ impl FuzzInput<'_> {
 
     fn condition(&mut self) -> HttpCondition {
         use HttpAttribute as A;
-        let attribute = match self.up_to(5) {
+        let attribute = match self.number_up_to(5) {
             0 => A::Header("x-a".into()),
             1 => A::SourceIp,
             2 => A::DestinationPort,
@@ -215,7 +216,7 @@ impl FuzzInput<'_> {
         };
         let value = |bytes: &mut Self| match attribute {
             A::SourceIp => {
-                let net = IpNet::new_assert([10, 0, 0, bytes.up_to(4)].into(), 32);
+                let net = IpNet::new_assert([10, 0, 0, bytes.number_up_to(4)].into(), 32);
                 HttpValue::Net(net)
             }
             A::DestinationPort => HttpValue::Port(bytes.choose_from(&[80, 81])),
@@ -224,15 +225,15 @@ impl FuzzInput<'_> {
             ]))),
         };
         HttpCondition {
-            values: self.up_to_two(value),
-            not_values: self.up_to_two(value),
+            values: self.list_up_to_two(value),
+            not_values: self.list_up_to_two(value),
             attribute,
         }
     }
 
-    pub(super) fn call(&mut self) -> Call {
+    pub(super) fn request(&mut self) -> GeneratedRequest {
         let mut headers = HeaderMap::new();
-        for _ in 0..self.up_to(4) {
+        for _ in 0..self.number_up_to(4) {
             let name = self.choose_from(&["x-a", "x-a", "x-a", "x_a"]);
             let value = self.choose_from(&["1", "2", "12", "3", "3, 1", "1,2"]);
             headers.append(name, HeaderValue::from_static(value));
@@ -250,11 +251,11 @@ impl FuzzInput<'_> {
             headers.insert("x-forwarded-host", HeaderValue::from_static(host));
         }
         let has_source = !self.one_chance_in(4);
-        Call {
+        GeneratedRequest {
             is_http: !self.one_chance_in(4),
-            called: match self.up_to(3) {
+            target: match self.number_up_to(3) {
                 0 => CallTarget::Pod(
-                    self.up_to_two(|bytes| (bytes.service(), bytes.choose_from(&[80, 81]))),
+                    self.list_up_to_two(|bytes| (bytes.service(), bytes.choose_from(&[80, 81]))),
                 ),
                 _ => CallTarget::Service(self.service()),
             },
@@ -265,9 +266,9 @@ impl FuzzInput<'_> {
                     self.choose_from(&["b", "a"]),
                 )
             }),
-            source_ip: [10, 0, 0, self.up_to(4)],
-            remote_ip: [10, 0, 0, self.up_to(4)],
-            destination_ip: [10, 0, 0, self.up_to(4)],
+            source_ip: [10, 0, 0, self.number_up_to(4)],
+            remote_ip: [10, 0, 0, self.number_up_to(4)],
+            destination_ip: [10, 0, 0, self.number_up_to(4)],
             port: self.choose_from(&[80, 81]),
             sni: self
                 .one_chance_in(2)

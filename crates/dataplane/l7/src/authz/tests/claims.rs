@@ -4,22 +4,22 @@ use ambit_jwt::Claims;
 
 use super::*;
 
-fn call_with_claims(claims: &str) -> Call {
+fn call_with_claims(claims: &str) -> TestRequest {
     let claims = Claims::parse(claims.as_bytes(), &["roles".into()]).unwrap();
-    Call {
+    TestRequest {
         claims: Some(claims),
-        ..Call::default()
+        ..TestRequest::default()
     }
 }
 
-fn is_allowed(action: HttpAction, rule: HttpRule, call: &Call) -> bool {
+fn is_allowed(action: HttpAction, rule: HttpRule, call: &TestRequest) -> bool {
     let policies = policies([policy("p", action, vec![rule])]);
     policies
         .evaluate(Scope::Pod(&[]), &call.request())
         .is_allowed()
 }
 
-fn principals(any: &[&str], none: &[&str]) -> HttpRule {
+fn principals_rule(any: &[&str], none: &[&str]) -> HttpRule {
     let texts = |all: &[&str]| {
         all.iter()
             .map(|one| StringMatch::from_pattern(one))
@@ -46,7 +46,7 @@ fn claim_condition(attribute: HttpAttribute, value: &str) -> HttpRule {
     }
 }
 
-fn claim(path: &[&str], value: &str) -> HttpRule {
+fn claim_rule(path: &[&str], value: &str) -> HttpRule {
     let path = path.iter().map(|one| (*one).into()).collect();
     claim_condition(HttpAttribute::RequestClaim(path), value)
 }
@@ -63,7 +63,7 @@ fn request_principal_comes_from_its_token() {
         (&["*"], &["https://i/alice"], false),
         (&[], &["https://i/bob"], true),
     ] {
-        let rule = principals(any, none);
+        let rule = principals_rule(any, none);
         assert_eq!(
             is_allowed(HttpAction::Allow, rule, &call),
             allowed,
@@ -71,23 +71,23 @@ fn request_principal_comes_from_its_token() {
         );
     }
     for nobody in [
-        Call::default(),
+        TestRequest::default(),
         call_with_claims(r#"{"iss":"https://i"}"#),
         call_with_claims(r#"{"sub":"alice"}"#),
     ] {
         assert!(!is_allowed(
             HttpAction::Allow,
-            principals(&["*"], &[]),
+            principals_rule(&["*"], &[]),
             &nobody
         ));
         assert!(!is_allowed(
             HttpAction::Deny,
-            principals(&[], &["*"]),
+            principals_rule(&[], &["*"]),
             &nobody
         ));
         assert!(is_allowed(
             HttpAction::Deny,
-            principals(&["*"], &[]),
+            principals_rule(&["*"], &[]),
             &nobody
         ));
     }
@@ -105,17 +105,17 @@ fn subjects_of_different_issuers_are_distinguished() {
         "*/carol",
     ] {
         assert!(
-            !is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &call),
+            !is_allowed(HttpAction::Allow, principals_rule(&[pattern], &[]), &call),
             "{pattern}"
         );
         assert!(
-            !is_allowed(HttpAction::Deny, principals(&[pattern], &[]), &call),
+            !is_allowed(HttpAction::Deny, principals_rule(&[pattern], &[]), &call),
             "{pattern}"
         );
     }
     for pattern in ["https://i/*", "*", "https*", "*rol"] {
         assert!(
-            is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &call),
+            is_allowed(HttpAction::Allow, principals_rule(&[pattern], &[]), &call),
             "{pattern}"
         );
     }
@@ -127,7 +127,7 @@ fn subjects_of_different_issuers_are_distinguished() {
         "*nant/carol",
     ] {
         assert!(
-            is_allowed(HttpAction::Allow, principals(&[pattern], &[]), &other),
+            is_allowed(HttpAction::Allow, principals_rule(&[pattern], &[]), &other),
             "{pattern}"
         );
     }
@@ -140,13 +140,13 @@ fn each_value_of_a_claim_is_compared() {
             "scope":"read write","roles":"one two","realm":{"role":["admin"]},"level":5}"#,
     );
     let allowed = |rule| is_allowed(HttpAction::Allow, rule, &call);
-    assert!(allowed(claim(&["groups"], "ops")));
-    assert!(allowed(claim(&["groups"], "o*")));
-    assert!(allowed(claim(&["scope"], "write")));
-    assert!(allowed(claim(&["roles"], "two")));
-    assert!(allowed(claim(&["realm", "role"], "admin")));
-    assert!(!allowed(claim(&["realm"], "admin")));
-    assert!(!allowed(claim(&["role"], "admin")));
+    assert!(allowed(claim_rule(&["groups"], "ops")));
+    assert!(allowed(claim_rule(&["groups"], "o*")));
+    assert!(allowed(claim_rule(&["scope"], "write")));
+    assert!(allowed(claim_rule(&["roles"], "two")));
+    assert!(allowed(claim_rule(&["realm", "role"], "admin")));
+    assert!(!allowed(claim_rule(&["realm"], "admin")));
+    assert!(!allowed(claim_rule(&["role"], "admin")));
     assert!(allowed(claim_condition(
         HttpAttribute::RequestAudiences,
         "b"
@@ -164,17 +164,21 @@ fn each_value_of_a_claim_is_compared() {
         "i/s"
     )));
     // A number is not text, but DENY policies match it.
-    assert!(!allowed(claim(&["level"], "5")));
-    assert!(!is_allowed(HttpAction::Deny, claim(&["level"], "5"), &call));
+    assert!(!allowed(claim_rule(&["level"], "5")));
+    assert!(!is_allowed(
+        HttpAction::Deny,
+        claim_rule(&["level"], "5"),
+        &call
+    ));
 }
 
 #[test]
 fn policies_with_claims_apply_to_http_only() {
-    for rule in [principals(&["*"], &[]), claim(&["a"], "b")] {
+    for rule in [principals_rule(&["*"], &[]), claim_rule(&["a"], "b")] {
         let policies = policies([policy("p", HttpAction::Allow, vec![rule])]);
         assert!(policies.needs_http(Scope::Pod(&[])));
         let connection =
-            policies.evaluate_connection(Scope::Pod(&[]), &Call::default().connection());
+            policies.evaluate_connection(Scope::Pod(&[]), &TestRequest::default().connection());
         assert!(!connection.is_allowed());
     }
 }

@@ -2,10 +2,10 @@
 
 use super::*;
 
-fn anonymous() -> Call {
-    Call {
+fn anonymous_request() -> TestRequest {
+    TestRequest {
         source: None,
-        ..Call::default()
+        ..TestRequest::default()
     }
 }
 
@@ -27,15 +27,15 @@ fn source_identities_match_by_each_attribute() {
         ("td/ns/n", false),
     ] {
         let rule = source(&[pattern]);
-        assert_eq!(plainly_matches(&rule, &Call::default()), expected);
-        assert!(!plainly_matches(&rule, &anonymous()), "{pattern}");
+        assert_eq!(plainly_matches(&rule, &TestRequest::default()), expected);
+        assert!(!plainly_matches(&rule, &anonymous_request()), "{pattern}");
     }
     let not = source_rule(HttpSource {
         not_principals: texts(&["td/ns/ns/sa/sa"]),
         ..HttpSource::default()
     });
-    assert!(!plainly_matches(&not, &Call::default()));
-    assert!(plainly_matches(&not, &anonymous()));
+    assert!(!plainly_matches(&not, &TestRequest::default()));
+    assert!(plainly_matches(&not, &anonymous_request()));
     let account = |namespace: &str| ServiceAccountMatch {
         namespace: namespace.into(),
         service_account: "sa".into(),
@@ -46,12 +46,18 @@ fn source_identities_match_by_each_attribute() {
         trust_domains: texts(&["td"]),
         ..HttpSource::default()
     };
-    assert!(plainly_matches(&source_rule(of("ns")), &Call::default()));
+    assert!(plainly_matches(
+        &source_rule(of("ns")),
+        &TestRequest::default()
+    ));
     assert!(!plainly_matches(
         &source_rule(of("other")),
-        &Call::default()
+        &TestRequest::default()
     ));
-    assert!(!plainly_matches(&source_rule(of("ns")), &anonymous()));
+    assert!(!plainly_matches(
+        &source_rule(of("ns")),
+        &anonymous_request()
+    ));
 }
 
 #[test]
@@ -69,9 +75,9 @@ fn addresses_and_ports_match_source_and_destination() {
         }],
         ..HttpRule::default()
     };
-    let call = Call {
+    let call = TestRequest {
         source_ip: "::ffff:10.0.0.1",
-        ..Call::default()
+        ..TestRequest::default()
     };
     assert!(plainly_matches(
         &rule("10.0.0.0/24", "192.0.2.1/32", 80),
@@ -109,9 +115,9 @@ fn hosts_are_compared_without_case_and_with_any_port() {
             hosts: texts(&[pattern]),
             ..HttpOperation::default()
         });
-        let call = Call {
+        let call = TestRequest {
             host: host.to_owned(),
-            ..Call::default()
+            ..TestRequest::default()
         };
         assert_eq!(plainly_matches(&rule, &call), expected, "{pattern} {host}");
     }
@@ -128,9 +134,9 @@ fn host_is_denied_at_the_dialed_port() {
         "Shop.Example.com.:81",
         "shop.example.com:080",
     ] {
-        let call = Call {
+        let call = TestRequest {
             host: host.to_owned(),
-            ..Call::default()
+            ..TestRequest::default()
         };
         assert!(matches(&rule, HttpAction::Deny, &call), "{host}");
         assert!(!matches(&rule, HttpAction::Allow, &call), "{host}");
@@ -139,11 +145,11 @@ fn host_is_denied_at_the_dialed_port() {
 
 #[test]
 fn methods_are_denied_in_any_case_and_allowed_exactly() {
-    let call = |method: &str| Call {
+    let call = |method: &str| TestRequest {
         method: method.to_owned(),
-        ..Call::default()
+        ..TestRequest::default()
     };
-    let replaced = |name: &str, by: &[u8]| call("POST").header(name, by);
+    let replaced = |name: &str, by: &[u8]| call("POST").with_header(name, by);
     for (pattern, call, denied, allowed) in [
         ("DELETE", call("DELETE"), true, true),
         ("DELETE", call("delete"), true, false),
@@ -231,7 +237,7 @@ fn paths_are_denied_in_any_reading_and_allowed_in_all() {
         ("/*", "*"),
         ("/", "*"),
     ] {
-        let call = Call::path(path);
+        let call = TestRequest::path(path);
         assert!(matches(&any(&[pattern]), HttpAction::Deny, &call), "{path}");
         assert!(!matches(&any(&[pattern]), HttpAction::Allow, &call));
         assert!(!matches(&none(&[pattern]), HttpAction::Allow, &call));
@@ -252,7 +258,7 @@ fn paths_are_denied_in_any_reading_and_allowed_in_all() {
         ("*", "/a;v=1"),
         ("*", "*"),
     ] {
-        let call = Call::path(path);
+        let call = TestRequest::path(path);
         assert!(plainly_matches(&any(&[pattern]), &call), "{path}");
         assert!(!plainly_matches(&none(&[pattern]), &call), "{path}");
     }
@@ -275,7 +281,7 @@ fn a_wildcard_allows_only_paths_that_match_in_every_reading() {
             not_paths: paths(&[pattern]),
             ..HttpOperation::default()
         });
-        let call = Call::path(path);
+        let call = TestRequest::path(path);
         assert!(matches(&any, HttpAction::Deny, &call), "{path}");
         assert!(!matches(&any, HttpAction::Allow, &call), "{path}");
         assert!(matches(&none, HttpAction::Deny, &call), "{path}");
@@ -294,9 +300,9 @@ fn path_override_headers_are_denied_like_the_path() {
         ("x-rewrite-url", "/ADMIN;x/x"),
         ("x_original_url", "http://shop/admin/x"),
     ] {
-        let call = Call::path("/").header(name, value.as_bytes());
+        let call = TestRequest::path("/").with_header(name, value.as_bytes());
         assert!(matches(&admin, HttpAction::Deny, &call), "{name}");
-        let call = Call::path("/admin/x").header(name, b"/other");
+        let call = TestRequest::path("/admin/x").with_header(name, b"/other");
         assert!(matches(&admin, HttpAction::Allow, &call), "{name}");
     }
 }
@@ -315,10 +321,10 @@ fn exceptions_must_hold_for_override_headers() {
         not_hosts: texts(&["own.example"]),
         ..HttpOperation::default()
     });
-    let call = || Call {
+    let call = || TestRequest {
         method: "POST".to_owned(),
         host: "own.example".to_owned(),
-        ..Call::path("/public")
+        ..TestRequest::path("/public")
     };
     for rule in [&public, &safe, &own] {
         assert!(!matches(rule, HttpAction::Deny, &call()), "{rule:?}");
@@ -346,7 +352,7 @@ fn exceptions_must_hold_for_override_headers() {
         (&own, "forwarded", "for=1;host=\"OWN.example:80\"", true),
         (&own, "x-forwarded-host", "Own.Example.:80", true),
     ] {
-        let call = call().header(name, value.as_bytes());
+        let call = call().with_header(name, value.as_bytes());
         let denied = matches(rule, HttpAction::Deny, &call);
         assert_eq!(denied, !is_excepted, "{name}: {value}");
     }
@@ -365,7 +371,7 @@ fn host_override_headers_are_denied_like_the_host() {
         ("forwarded", "for=1;host=admin.example"),
         ("forwarded", "host=a, HOST=\"admin.example:1\""),
     ] {
-        let call = Call::default().header(name, value.as_bytes());
+        let call = TestRequest::default().with_header(name, value.as_bytes());
         assert!(matches(&admin, HttpAction::Deny, &call), "{name}: {value}");
         assert!(
             !matches(&admin, HttpAction::Allow, &call),
@@ -383,9 +389,11 @@ fn header_spellings_are_joined_in_every_order_to_deny() {
             vec![],
         )
     };
-    let two = Call::default().header("x-a-b", b"1").header("x-a_b", b"2");
-    let three = two.clone().header("x_a-b", b"3");
-    let four = three.clone().header("x_a_b", b"4");
+    let two = TestRequest::default()
+        .with_header("x-a-b", b"1")
+        .with_header("x-a_b", b"2");
+    let three = two.clone().with_header("x_a-b", b"3");
+    let four = three.clone().with_header("x_a_b", b"4");
     for joined in ["1,2", "2,1", "1, 2"] {
         assert!(matches(&is(joined), HttpAction::Deny, &two), "{joined}");
     }
@@ -408,25 +416,25 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
             vec![],
         )
     };
-    let one = Call::default().header("x-role", b"user");
+    let one = TestRequest::default().with_header("x-role", b"user");
     assert!(plainly_matches(&role("user"), &one));
     assert!(!plainly_matches(&role("admin"), &one));
-    assert!(!plainly_matches(&role("*"), &Call::default()));
+    assert!(!plainly_matches(&role("*"), &TestRequest::default()));
     assert!(plainly_matches(
         &role("*"),
-        &Call::default().header("x-role", b"")
+        &TestRequest::default().with_header("x-role", b"")
     ));
     assert!(plainly_matches(
         &role("a*"),
-        &Call::default().header("x-role", b"a\xff")
+        &TestRequest::default().with_header("x-role", b"a\xff")
     ));
 
-    let two = one.clone().header("x-role", b"admin");
+    let two = one.clone().with_header("x-role", b"admin");
     for pattern in ["user", "admin", "user*", "*admin", "user,admin"] {
         assert!(matches(&role(pattern), HttpAction::Deny, &two), "{pattern}");
         assert!(!matches(&role(pattern), HttpAction::Allow, &two));
     }
-    let same = one.header("x-role", b"users");
+    let same = one.with_header("x-role", b"users");
     assert!(matches(&role("user*"), HttpAction::Allow, &same));
 
     let not = condition_rule(
@@ -435,7 +443,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
         vec![HttpValue::Text(StringMatch::Exact("admin".into()))],
     );
     assert!(!matches(&not, HttpAction::Allow, &two));
-    assert!(matches(&not, HttpAction::Allow, &Call::default()));
+    assert!(matches(&not, HttpAction::Allow, &TestRequest::default()));
 
     for line in [
         "user, admin",
@@ -443,7 +451,7 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
         "\"admin\"",
         " admin ,user",
     ] {
-        let list = Call::default().header("x-role", line.as_bytes());
+        let list = TestRequest::default().with_header("x-role", line.as_bytes());
         assert!(matches(&role("admin"), HttpAction::Deny, &list), "{line}");
         assert!(!matches(&role("admin"), HttpAction::Allow, &list), "{line}");
         assert!(!matches(&not, HttpAction::Allow, &list), "{line}");
@@ -451,17 +459,18 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
         assert!(!matches(&role("user*"), HttpAction::Allow, &list), "{line}");
         assert!(!matches(&role("*user"), HttpAction::Allow, &list), "{line}");
     }
-    let spelt = Call::default().header("X_Role", b"admin");
+    let spelt = TestRequest::default().with_header("X_Role", b"admin");
     assert!(matches(&role("admin"), HttpAction::Deny, &spelt));
     assert!(!matches(&role("admin"), HttpAction::Allow, &spelt));
-    let both = spelt.header("x-role", b"user");
+    let both = spelt.with_header("x-role", b"user");
     assert!(!matches(&role("user"), HttpAction::Allow, &both));
     let agent = condition_rule(
         HttpAttribute::Header("user-agent".into()),
         vec![HttpValue::Text(StringMatch::Prefix("Mozilla/".into()))],
         vec![],
     );
-    let browser = Call::default().header("user-agent", b"Mozilla/5.0 (KHTML, like Gecko)");
+    let browser =
+        TestRequest::default().with_header("user-agent", b"Mozilla/5.0 (KHTML, like Gecko)");
     assert!(plainly_matches(&agent, &browser));
 
     let cookie = condition_rule(
@@ -469,9 +478,9 @@ fn header_lines_are_joined_for_allow_and_single_for_deny() {
         vec![HttpValue::Text(StringMatch::Prefix("a=1; b".into()))],
         vec![],
     );
-    let crumbs = Call::default()
-        .header("cookie", b"a=1")
-        .header("cookie", b"b=2");
+    let crumbs = TestRequest::default()
+        .with_header("cookie", b"a=1")
+        .with_header("cookie", b"b=2");
     assert!(plainly_matches(&cookie, &crumbs));
 }
 
@@ -494,9 +503,9 @@ fn conditions_compare_their_attributes() {
         (Header(":authority".into()), text("SHOP*"), text("example")),
         (Header(":method".into()), text("GET"), text("POST")),
     ] {
-        let call = Call {
+        let call = TestRequest {
             sni: Some("www.EXAMPLE.com"),
-            ..Call::default()
+            ..TestRequest::default()
         };
         for (value, expected) in [(matching, true), (other, false)] {
             let any = condition_rule(attribute.clone(), vec![value.clone()], vec![]);
@@ -506,7 +515,7 @@ fn conditions_compare_their_attributes() {
         }
     }
     let sni = condition_rule(ConnectionSni, vec![text("*")], vec![]);
-    assert!(!plainly_matches(&sni, &Call::default()));
+    assert!(!plainly_matches(&sni, &TestRequest::default()));
 }
 
 #[test]
@@ -529,7 +538,7 @@ fn a_rule_needs_a_source_an_operation_and_all_conditions() {
         operations: vec![method("PUT"), method("GET")],
         conditions: vec![port(80), port(80)],
     };
-    assert!(plainly_matches(&rule, &Call::default()));
+    assert!(plainly_matches(&rule, &TestRequest::default()));
     for changed in [
         HttpRule {
             sources: vec![namespace("other")],
@@ -544,11 +553,17 @@ fn a_rule_needs_a_source_an_operation_and_all_conditions() {
             ..rule
         },
     ] {
-        assert!(!plainly_matches(&changed, &Call::default()), "{changed:?}");
+        assert!(
+            !plainly_matches(&changed, &TestRequest::default()),
+            "{changed:?}"
+        );
     }
-    assert!(plainly_matches(&HttpRule::default(), &Call::default()));
+    assert!(plainly_matches(
+        &HttpRule::default(),
+        &TestRequest::default()
+    ));
     assert!(plainly_matches(
         &source_rule(HttpSource::default()),
-        &Call::default()
+        &TestRequest::default()
     ));
 }

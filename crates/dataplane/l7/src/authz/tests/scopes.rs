@@ -9,7 +9,7 @@ fn service(name: &str) -> NamespacedHostname {
     }
 }
 
-fn method(name: &str) -> HttpRule {
+fn method_rule(name: &str) -> HttpRule {
     operation_rule(HttpOperation {
         methods: texts(&[name]),
         ..HttpOperation::default()
@@ -25,10 +25,10 @@ fn for_services(policy: HttpPolicy, services: &[&str]) -> HttpPolicy {
 }
 
 fn decide(policies: &Policies, scope: Scope<'_>) -> HttpDecision {
-    policies.evaluate(scope, &Call::default().request())
+    policies.evaluate(scope, &TestRequest::default().request())
 }
 
-fn rule(name: &str, rule: usize) -> RuleId {
+fn rule_id(name: &str, rule: usize) -> RuleId {
     RuleId::new(&key(name), rule)
 }
 
@@ -43,12 +43,22 @@ fn without_policies_everything_is_allowed() {
 #[test]
 fn deny_counts_before_allow() {
     let allow = policy("a", HttpAction::Allow, vec![HttpRule::default()]);
-    let deny = policy("d", HttpAction::Deny, vec![method("PUT"), method("GET")]);
+    let deny = policy(
+        "d",
+        HttpAction::Deny,
+        vec![method_rule("PUT"), method_rule("GET")],
+    );
     let decision = decide(&policies([allow.clone()]), Scope::Pod(&[]));
-    assert_eq!(decision.reason, DecisionReason::AllowedByRule(rule("a", 0)));
+    assert_eq!(
+        decision.reason,
+        DecisionReason::AllowedByRule(rule_id("a", 0))
+    );
     assert_eq!(decision.to_string(), "allowed by rule 0 of policy ns/a");
     let decision = decide(&policies([allow, deny]), Scope::Pod(&[]));
-    assert_eq!(decision.reason, DecisionReason::DeniedByRule(rule("d", 1)));
+    assert_eq!(
+        decision.reason,
+        DecisionReason::DeniedByRule(rule_id("d", 1))
+    );
     assert_eq!(
         decision.response_code_details().as_deref(),
         Some("rbac_access_denied_matched_policy[ns[ns]-policy[d]-rule[1]]")
@@ -81,11 +91,17 @@ fn policies_of_services_apply_to_their_requests_only() {
     let policies = policies([for_services(deny, &["a", "b"]), allow]);
     for denied in [&a, &b] {
         let decision = decide(&policies, Scope::Service(denied));
-        assert_eq!(decision.reason, DecisionReason::DeniedByRule(rule("d", 0)));
+        assert_eq!(
+            decision.reason,
+            DecisionReason::DeniedByRule(rule_id("d", 0))
+        );
     }
     for allowed in [Scope::Service(&c), Scope::Pod(&[])] {
         let decision = decide(&policies, allowed);
-        assert_eq!(decision.reason, DecisionReason::AllowedByRule(rule("a", 0)));
+        assert_eq!(
+            decision.reason,
+            DecisionReason::AllowedByRule(rule_id("a", 0))
+        );
     }
 }
 
@@ -121,7 +137,7 @@ fn policy_not_understood_denies_its_targets() {
             ..odd
         };
         let decision = decide(&policies([dry]), Scope::Pod(&[]));
-        assert!(decision.is_allowed() && !decision.dry_run.is_empty());
+        assert!(decision.is_allowed() && !decision.dry_run_denials.is_empty());
     }
 }
 
@@ -131,12 +147,12 @@ fn dry_run_policies_report_what_they_would_deny() {
         dry_run: true,
         ..policy(name, action, vec![rule])
     };
-    let deny = dry("d", HttpAction::Deny, method("GET"));
-    let allow = dry("a", HttpAction::Allow, method("PUT"));
+    let deny = dry("d", HttpAction::Deny, method_rule("GET"));
+    let allow = dry("a", HttpAction::Allow, method_rule("PUT"));
     let decision = decide(&policies([deny, allow.clone()]), Scope::Pod(&[]));
     assert!(decision.is_allowed());
     assert_eq!(
-        decision.dry_run,
+        decision.dry_run_denials,
         [
             DryRunDenial::new(&key("d"), Some(0)),
             DryRunDenial::new(&key("a"), None)
@@ -144,31 +160,41 @@ fn dry_run_policies_report_what_they_would_deny() {
     );
     // Another ALLOW policy would still allow the request, enforced or not.
     for other in [
-        dry("b", HttpAction::Allow, method("GET")),
-        policy("b", HttpAction::Allow, vec![method("GET")]),
+        dry("b", HttpAction::Allow, method_rule("GET")),
+        policy("b", HttpAction::Allow, vec![method_rule("GET")]),
     ] {
         let decision = decide(&policies([allow.clone(), other]), Scope::Pod(&[]));
-        assert!(decision.is_allowed() && decision.dry_run.is_empty());
+        assert!(decision.is_allowed() && decision.dry_run_denials.is_empty());
     }
 }
 
 #[test]
 fn audit_policies_only_report() {
-    let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
-    let other = policy("other", HttpAction::Audit, vec![method("PUT")]);
+    let audit = policy("audit", HttpAction::Audit, vec![method_rule("GET")]);
+    let other = policy("other", HttpAction::Audit, vec![method_rule("PUT")]);
     let decision = decide(&policies([audit, other]), Scope::Pod(&[]));
     assert_eq!(decision.reason, DecisionReason::NoAllowPolicies);
-    assert_eq!(decision.audits, [rule("audit", 0)]);
+    assert_eq!(decision.matched_audit_rules, [rule_id("audit", 0)]);
 }
 
 #[test]
 fn a_policy_that_names_a_service_twice_applies_once() {
-    let audit = policy("audit", HttpAction::Audit, vec![method("GET")]);
+    let audit = policy("audit", HttpAction::Audit, vec![method_rule("GET")]);
     let mut policies = policies([for_services(audit, &["a", "a"])]);
     let a = service("a");
-    assert_eq!(decide(&policies, Scope::Service(&a)).audits.len(), 1);
+    assert_eq!(
+        decide(&policies, Scope::Service(&a))
+            .matched_audit_rules
+            .len(),
+        1
+    );
     policies.remove(&key("audit"));
-    assert_eq!(decide(&policies, Scope::Service(&a)).audits.len(), 0);
+    assert_eq!(
+        decide(&policies, Scope::Service(&a))
+            .matched_audit_rules
+            .len(),
+        0
+    );
 }
 
 #[test]
@@ -179,7 +205,7 @@ fn non_http_connections_never_match_http_allow_rules() {
     };
     let decide = |action, rule: HttpRule| {
         let policies = policies([policy("p", action, vec![rule])]);
-        let call = Call::default();
+        let call = TestRequest::default();
         policies.evaluate_connection(Scope::Pod(&[]), &call.connection())
     };
     let header = condition_rule(
@@ -196,7 +222,7 @@ fn non_http_connections_never_match_http_allow_rules() {
         paths: paths(&["/a"]),
         ..HttpOperation::default()
     });
-    for http in [header, host, path, method("GET")] {
+    for http in [header, host, path, method_rule("GET")] {
         let allow = decide(HttpAction::Allow, http.clone());
         assert_eq!(allow.reason, DecisionReason::NoAllowPolicyMatched);
         let of = |name| HttpRule {
@@ -205,7 +231,12 @@ fn non_http_connections_never_match_http_allow_rules() {
         };
         assert!(!decide(HttpAction::Deny, of("ns")).is_allowed());
         assert!(decide(HttpAction::Deny, of("other")).is_allowed());
-        assert_eq!(decide(HttpAction::Audit, of("ns")).audits.len(), 1);
+        assert_eq!(
+            decide(HttpAction::Audit, of("ns"))
+                .matched_audit_rules
+                .len(),
+            1
+        );
         let policies = policies([policy("p", HttpAction::Deny, vec![http.clone()])]);
         assert!(policies.needs_http(Scope::Pod(&[])));
     }
@@ -235,7 +266,7 @@ fn policies_are_added_changed_and_removed() {
     let copy = policies.clone();
     assert!(policies.remove(&key("p")));
     assert!(!policies.remove(&key("p")));
-    assert!(policies.services.is_empty() && policies.iter().next().is_none());
+    assert!(policies.service_policies.is_empty() && policies.iter().next().is_none());
     let b = service("b");
     assert!(decide(&policies, Scope::Service(&b)).is_allowed());
     assert!(!decide(&copy, Scope::Service(&b)).is_allowed());
@@ -245,14 +276,14 @@ fn policies_are_added_changed_and_removed() {
 fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     let (a, b) = (service("a"), service("b"));
     let of = |rules, action, name: &str| policy(name, action, rules);
-    let (get, put) = (vec![method("GET")], vec![method("PUT")]);
+    let (get, put) = (vec![method_rule("GET")], vec![method_rule("PUT")]);
     // Denials of the whole waypoint apply to the original request.
     let gateway = of(get.clone(), HttpAction::Deny, "gateway");
     let own = for_services(of(get.clone(), HttpAction::Deny, "own"), &["a"]);
     let all = policies([gateway, own]);
     assert_eq!(
         decide(&all, Scope::Backend(&a)).reason,
-        DecisionReason::DeniedByRule(rule("own", 0))
+        DecisionReason::DeniedByRule(rule_id("own", 0))
     );
     assert!(decide(&all, Scope::Backend(&b)).is_allowed());
     assert!(all.has_service_policies(&a) && !all.has_service_policies(&b));
@@ -274,7 +305,7 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
     );
     assert_eq!(
         of_backend(&[&needed, &admits], &a),
-        DecisionReason::AllowedByRule(rule("admits", 0))
+        DecisionReason::AllowedByRule(rule_id("admits", 0))
     );
     assert!(
         matches!(
@@ -290,8 +321,8 @@ fn backend_has_its_own_policies_and_those_of_the_whole_waypoint() {
         of(vec![HttpRule::default()], HttpAction::Audit, "own-audit"),
         &["a"],
     );
-    let reported = decide(&policies([audit, own_audit]), Scope::Backend(&a)).audits;
-    assert_eq!(reported, [rule("own-audit", 0)]);
+    let reported = decide(&policies([audit, own_audit]), Scope::Backend(&a)).matched_audit_rules;
+    assert_eq!(reported, [rule_id("own-audit", 0)]);
 }
 
 #[test]
@@ -317,7 +348,7 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
     let of = |policy: HttpPolicy, name: &str| for_services(policy, &[name]);
     let allow = |name: &str, rules| policy(name, HttpAction::Allow, rules);
     let deny = |name: &str, rules| policy(name, HttpAction::Deny, rules);
-    let (get, put) = (|| vec![method("GET")], || vec![method("PUT")]);
+    let (get, put) = (|| vec![method_rule("GET")], || vec![method_rule("PUT")]);
     let ab = [port("a", 80), port("b", 81)];
     // The request is a GET to port 80 of the pod.
     let cases: [(&str, Vec<HttpPolicy>, &[ServicePort], bool); 18] = [
@@ -437,7 +468,13 @@ fn each_service_of_a_pod_has_to_allow_a_request_to_it() {
     };
     let all = [audit, dry].map(|policy| for_services(policy, &["a", "b"]));
     let decision = decide(&policies(all), Scope::Pod(&ab));
-    assert_eq!((decision.audits.len(), decision.dry_run.len()), (1, 1));
+    assert_eq!(
+        (
+            decision.matched_audit_rules.len(),
+            decision.dry_run_denials.len()
+        ),
+        (1, 1)
+    );
     // Policies of a service require HTTP.
     let of_path = policies([of(deny("d", get()), "b")]);
     assert!(of_path.needs_http(Scope::Pod(&ab)) && !of_path.needs_http(Scope::Pod(&[])));

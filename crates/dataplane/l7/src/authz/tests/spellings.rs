@@ -131,7 +131,7 @@ fn spellings_of_admin_are_refused_or_authorized_as_admin() {
             let Ok(target) = path::normalize(spelling, mode) else {
                 continue;
             };
-            let call = Call::path(target.path());
+            let call = TestRequest::path(target.path());
             assert!(matches(&deny, HttpAction::Deny, &call), "{spelling}");
             assert!(!matches(&all_but, HttpAction::Allow, &call), "{spelling}");
             assert!(!matches(&public, HttpAction::Allow, &call), "{spelling}");
@@ -155,13 +155,13 @@ fn other_paths_are_not_denied() {
     });
     for other in ["/administrator", "/x/admin", "/a;/dmin"] {
         let target = path::normalize(other, PathNormalization::Base).unwrap();
-        let call = Call::path(target.path());
+        let call = TestRequest::path(target.path());
         assert!(!matches(&deny, HttpAction::Deny, &call), "{other}");
     }
 }
 
-/// Generates a spelling of a path that a lenient server considers equal.
-fn respell(path: &str, how: &[u8]) -> String {
+/// Generates an alternative spelling of a path, which a lenient server treats as the same path.
+fn alternative_spelling(path: &str, how: &[u8]) -> String {
     let mut out = String::new();
     let mut how = how.iter().copied().cycle();
     for byte in path.bytes() {
@@ -208,7 +208,7 @@ proptest! {
         ),
         is_exception in any::<bool>(),
     ) {
-        let spelling = respell(&plain, &how);
+        let spelling = alternative_spelling(&plain, &how);
         // No server both cuts a path at a semicolon and strips parameters before it.
         let end = if spelling.contains(';') && end == ";/public" { "" } else { end };
         let spelling = format!("{spelling}{end}");
@@ -218,7 +218,7 @@ proptest! {
             false => HttpOperation { paths: all, ..HttpOperation::default() },
             true => HttpOperation { not_paths: all, ..HttpOperation::default() },
         });
-        let [plain, odd] = [&plain, target.path()].map(Call::path);
+        let [plain, odd] = [&plain, target.path()].map(TestRequest::path);
         // For allowing and excepting rules, a slash at the end distinguishes `/public/` from `/public`.
         let is_same = end != "/";
         if (is_same || !is_exception) && matches(&rule, HttpAction::Deny, &plain) {

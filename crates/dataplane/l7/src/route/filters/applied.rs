@@ -1,7 +1,7 @@
-//! Filters that apply to a request which a rule forwards to one of its backends: those of the rule, and then those of
-//! the backend.
+//! Effective filters of a request that a rule forwards to one of its backends: the rule's filters, then the
+//! backend's.
 
-use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
+use ambit_model::{HttpFault, HttpMirror, HttpRewrite, RequestFraction};
 use http::HeaderMap;
 use rand::RngCore;
 
@@ -22,13 +22,14 @@ impl<'a> EffectiveFilters<'a> {
         std::iter::once(self.rule).chain(self.backend)
     }
 
-    /// Returns the redirect filter, if there is one. A backend's redirect takes precedence over the rule's rewrite,
-    /// since the request is not forwarded.
+    /// Returns the redirect filter, if there is one. A redirect of the backend takes precedence over a rewrite of the
+    /// rule.
     pub fn redirect(self) -> Option<&'a Redirect> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
 
-    /// Returns the URL rewrite: the backend's, else the rule's. Prefixes refer to the original path of the request.
+    /// Returns the URL rewrite: the backend's, else the rule's. A prefix replacement applies to the request's original
+    /// path.
     pub fn rewrite(self) -> Option<HttpRewrite> {
         let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
         all.cloned().reduce(|rule, backend| HttpRewrite {
@@ -40,19 +41,25 @@ impl<'a> EffectiveFilters<'a> {
     /// Whether the filters may change the request before it is forwarded.
     pub fn changes_request(self) -> bool {
         self.all()
-            .any(|filters| filters.request.is_some() || filters.rewrite.is_some())
+            .any(|filters| filters.request_header_edits.is_some() || filters.rewrite.is_some())
     }
 
     /// Applies the request-header filters of the rule, and then those of the backend.
     pub fn change_request(self, headers: &mut HeaderMap) {
-        for edits in self.all().filter_map(|filters| filters.request.as_ref()) {
+        for edits in self
+            .all()
+            .filter_map(|filters| filters.request_header_edits.as_ref())
+        {
             edits.apply(headers);
         }
     }
 
     /// Applies the response-header filters of the rule and of the backend.
     pub fn change_response(self, headers: &mut HeaderMap) {
-        for edits in self.all().filter_map(|filters| filters.response.as_ref()) {
+        for edits in self
+            .all()
+            .filter_map(|filters| filters.response_header_edits.as_ref())
+        {
             edits.apply(headers);
         }
     }
@@ -63,7 +70,7 @@ impl<'a> EffectiveFilters<'a> {
         of_backend.or(self.rule.cors.as_ref())
     }
 
-    /// Draws which mirrors receive this request, by their fractions.
+    /// Selects the mirrors that receive this request, at random by their configured fractions.
     pub fn select_mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {
@@ -72,7 +79,7 @@ impl<'a> EffectiveFilters<'a> {
                 denominator,
                 ..
             } = **mirror;
-            let share = Share {
+            let share = RequestFraction {
                 numerator,
                 denominator,
             };
@@ -98,11 +105,17 @@ impl<'a> EffectiveFilters<'a> {
         [
             ("CORS", self.cors().is_some()),
             ("RequestRedirect", self.redirect().is_some()),
-            ("RequestHeaderModifier", has(|all| all.request.is_some())),
+            (
+                "RequestHeaderModifier",
+                has(|all| all.request_header_edits.is_some()),
+            ),
             ("URLRewrite", has(|all| all.rewrite.is_some())),
             ("FaultInjection", self.configured_fault().is_some()),
             ("RequestMirror", has(|all| !all.mirrors.is_empty())),
-            ("ResponseHeaderModifier", has(|all| all.response.is_some())),
+            (
+                "ResponseHeaderModifier",
+                has(|all| all.response_header_edits.is_some()),
+            ),
         ]
         .into_iter()
         .filter_map(|(name, is_there)| is_there.then_some(name))

@@ -1,4 +1,4 @@
-//! CORS filter, as the Fetch standard defines it and the Gateway API configures it: which origins' scripts may read
+//! CORS filter (Gateway API, Fetch standard): decides which origins' scripts may read
 //! responses.
 //!
 //! The waypoint itself responds to preflights. It removes CORS headers that the application sets, so that an
@@ -31,19 +31,19 @@ const RESPONSE_HEADERS: [HeaderName; 6] = [
 #[derive(Debug)]
 pub struct Cors {
     origins: Vec<OriginPattern>,
-    credentials: bool,
+    allows_credentials: bool,
     methods: AllowedNames,
     headers: AllowedNames,
-    exposed: AllowedNames,
+    exposed_headers: AllowedNames,
     max_age: HeaderValue,
 }
 
 /// CORS attributes of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorsRequest {
-    /// Origin of the request, if it has exactly one.
+    /// Value of the `Origin` header, if the request has exactly one.
     origin: Option<HeaderValue>,
-    /// Requested method and headers of a preflight request.
+    /// Requested method and requested headers of a preflight request; `None` for other requests.
     preflight: Option<(HeaderValue, Option<HeaderValue>)>,
 }
 
@@ -52,7 +52,7 @@ enum OriginPattern {
     Any,
     Pattern {
         scheme: ArcStr,
-        /// Host, or the suffix of the host after a wildcard.
+        /// Host of the pattern; after a wildcard, its suffix.
         host: ArcStr,
         has_wildcard: bool,
         port: u16,
@@ -63,7 +63,7 @@ enum OriginPattern {
 #[derive(Debug)]
 enum AllowedNames {
     Any,
-    /// Names in this header value; `None` allows no name.
+    /// Allowed names as a header value; `None` allows no name.
     Only(Option<HeaderValue>),
 }
 
@@ -102,10 +102,10 @@ impl Cors {
         });
         Ok(Self {
             origins: origins.collect::<Result<_, _>>()?,
-            credentials: from.allow_credentials,
+            allows_credentials: from.allow_credentials,
             methods: AllowedNames::new(&from.allow_methods)?,
             headers: AllowedNames::new(&from.allow_headers)?,
-            exposed: AllowedNames::new(&from.expose_headers)?,
+            exposed_headers: AllowedNames::new(&from.expose_headers)?,
             max_age: from.max_age.into(),
         })
     }
@@ -119,32 +119,38 @@ impl Cors {
             .origins
             .iter()
             .all(|one| matches!(one, OriginPattern::Any));
-        if !is_for_all || self.credentials {
+        if !is_for_all || self.allows_credentials {
             // Caches must not reuse the response for another origin.
             headers.append(VARY, HeaderValue::from_name(ORIGIN));
         }
         let Some(origin) = self.matching_origin(requested) else {
             return;
         };
-        let origin = if is_for_all && !self.credentials {
+        let origin = if is_for_all && !self.allows_credentials {
             HeaderValue::from_static(ANY_ORIGIN)
         } else {
             origin.clone()
         };
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        if self.credentials {
+        if self.allows_credentials {
             let yes = HeaderValue::from_static("true");
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
         }
         // With credentials, `*` is a name like any other.
-        let exposed = self.exposed.header_value(self.credentials, None);
+        let exposed = self
+            .exposed_headers
+            .header_value(self.allows_credentials, None);
         insert_if_some(headers, ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         let Some((method, names)) = &requested.preflight else {
             return;
         };
-        let methods = self.methods.header_value(self.credentials, Some(method));
+        let methods = self
+            .methods
+            .header_value(self.allows_credentials, Some(method));
         insert_if_some(headers, ACCESS_CONTROL_ALLOW_METHODS, methods);
-        let names = self.headers.header_value(self.credentials, names.as_ref());
+        let names = self
+            .headers
+            .header_value(self.allows_credentials, names.as_ref());
         insert_if_some(headers, ACCESS_CONTROL_ALLOW_HEADERS, names);
         headers.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ambit_model::{FaultStatus, HttpFault, Share};
+use ambit_model::{FaultStatus, HttpFault, RequestFraction};
 use rand::{Rng as _, RngCore};
 
 /// Fault that is injected into one request.
@@ -14,9 +14,9 @@ pub struct InjectedFault {
     pub abort: Option<FaultStatus>,
 }
 
-/// Draws whether a request belongs to a fraction.
-pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
-    let Share {
+/// Returns at random whether one request belongs to the fraction `share`.
+pub(super) fn draw_fraction(share: RequestFraction, rng: &mut dyn RngCore) -> bool {
+    let RequestFraction {
         numerator,
         denominator,
     } = share;
@@ -24,7 +24,8 @@ pub(super) fn draw_fraction(share: Share, rng: &mut dyn RngCore) -> bool {
 }
 
 impl InjectedFault {
-    /// Draws delay and abort independently; `None` if neither is injected.
+    /// Determines at random, independently of each other, whether to delay and whether to abort a request; `None` if
+    /// neither.
     pub(super) fn draw(of: &HttpFault, rng: &mut dyn RngCore) -> Option<Self> {
         let delay = of.delay.filter(|(_, share)| draw_fraction(*share, rng));
         let abort = of.abort.filter(|(_, share)| draw_fraction(*share, rng));
@@ -42,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    fn share(numerator: u32, denominator: u32) -> Share {
-        Share {
+    fn share(numerator: u32, denominator: u32) -> RequestFraction {
+        RequestFraction {
             numerator,
             denominator,
         }

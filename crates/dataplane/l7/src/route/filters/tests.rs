@@ -11,7 +11,7 @@ fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
     MatchedPath {
         path,
         query: None,
-        prefix,
+        prefix_len: prefix,
     }
 }
 

@@ -37,7 +37,7 @@ fn match_applies(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {
 }
 
 /// Compares the precedence of two matches by the specification's rules.
-fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
+fn compare_precedence(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
     let kind = |of: &HttpRouteMatch| match &of.path {
         Some(HttpPathMatch::Exact(_)) => 3,
         Some(HttpPathMatch::Prefix(_)) | None => 2,
@@ -61,14 +61,14 @@ fn compare(a: &HttpRouteMatch, b: &HttpRouteMatch) -> Ordering {
         .then(b.query_params.len().cmp(&a.query_params.len()))
 }
 
-fn naive(routes: &[HttpRoute], drawn: &TestRequest) -> String {
+fn naive_selected_rule(routes: &[HttpRoute], drawn: &TestRequest) -> String {
     let mut best: Option<(&HttpRouteMatch, String)> = None;
     for route in routes {
         for (index, rule) in route.rules.iter().enumerate() {
             for of in rule.matches.iter().filter(|of| match_applies(of, drawn)) {
                 let wins = best
                     .as_ref()
-                    .is_none_or(|(best, _)| compare(of, best) == Ordering::Less);
+                    .is_none_or(|(best, _)| compare_precedence(of, best) == Ordering::Less);
                 if wins {
                     best = Some((of, format!("{}/{index}", route.name.name)));
                 }
@@ -142,8 +142,8 @@ proptest! {
         let chosen = match choice {
             RouteDecision::NoRoutes => "itself".to_owned(),
             RouteDecision::NoMatchingRule => "none".to_owned(),
-            RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.index),
+            RouteDecision::Rule(rule, _) => format!("{}/{}", rule.route.name, rule.rule_index),
         };
-        prop_assert_eq!(chosen, naive(&routes, &drawn));
+        prop_assert_eq!(chosen, naive_selected_rule(&routes, &drawn));
     }
 }

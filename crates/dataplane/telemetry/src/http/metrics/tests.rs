@@ -7,7 +7,7 @@ use prometheus_client::encoding::text::encode;
 
 use super::*;
 use crate::{
-    Party, Reporter, SecurityPolicy, TrafficLabels,
+    Reporter, SecurityPolicy, TrafficLabels, WorkloadLabels,
     http::{RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags},
 };
 
@@ -32,8 +32,11 @@ fn traffic() -> TrafficLabels {
     };
     TrafficLabels {
         reporter: Reporter::Waypoint,
-        source: Some(Arc::new(Party::new(&client, Some(client.identity())))),
-        destination: Some(Arc::new(Party::destination(&workload("server")))),
+        source: Some(Arc::new(WorkloadLabels::new(
+            &client,
+            Some(client.identity()),
+        ))),
+        destination: Some(Arc::new(WorkloadLabels::destination(&workload("server")))),
         service: Some((&service).into()),
         security: SecurityPolicy::MutualTls,
     }
@@ -201,7 +204,10 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
     let start = Instant::now();
     let with = |number: usize| {
         let traffic = TrafficLabels {
-            source: Some(Arc::new(Party::new(&workload(&number.to_string()), None))),
+            source: Some(Arc::new(WorkloadLabels::new(
+                &workload(&number.to_string()),
+                None,
+            ))),
             ..traffic()
         };
         let flags = ResponseFlags::default();
@@ -221,7 +227,7 @@ fn series_have_a_limit_which_drops_the_longest_unused() {
     }
     let series_count = series.table.read().len();
     assert_eq!(series_count, MAX_SERIES / 2 + 1);
-    assert_eq!(series.dropped.get(), (MAX_SERIES / 2) as u64);
+    assert_eq!(series.dropped_series.get(), (MAX_SERIES / 2) as u64);
     for number in (0..MAX_SERIES).step_by(3) {
         assert!(series.table.read().contains_key(&with(number)), "{number}");
     }
@@ -269,7 +275,7 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
     let relabel = Arc::new(relabel);
     for (code, host) in [(200, "a"), (404, "a"), (200, "b")] {
         let changed = RelabeledValues {
-            relabel: relabel.clone(),
+            overrides: relabel.clone(),
             values: vec![host.to_owned()],
         };
         metrics.record(&labels(code).with_overrides(Some(changed)), &report(1, 2));
@@ -313,7 +319,7 @@ fn sum_of_series_never_falls_when_series_are_dropped() {
         relabel.set(family, without_codes);
     }
     let changed = RelabeledValues {
-        relabel: Arc::new(relabel),
+        overrides: Arc::new(relabel),
         values: Vec::new(),
     };
     let labels = |code| {
@@ -354,7 +360,7 @@ fn sum_of_series_never_falls_when_series_are_dropped() {
         .find_or_insert(&labels(201), start)
         .add(&reported, start);
     let before = exposed();
-    let dropped = make_room(&mut metrics.series.table.write());
+    let dropped = evict_unused(&mut metrics.series.table.write());
     assert_eq!(dropped.len(), 1);
     assert_ne!(exposed(), before, "not yet left to anybody");
     metrics.series.retire(dropped);

@@ -20,11 +20,11 @@ fn report() -> HttpRequestReport<'static> {
         upstream_cluster: Some("inbound-vip|8000|http|httpbin.foo.svc.cluster.local"),
         upstream_local: Some("10.44.1.23:46520".parse().unwrap()),
         route: Some("default"),
-        ..bare()
+        ..minimal_report()
     }
 }
 
-fn bare() -> HttpRequestReport<'static> {
+fn minimal_report() -> HttpRequestReport<'static> {
     HttpRequestReport::new(
         SystemTime::UNIX_EPOCH + Duration::from_millis(1_606_339_578_409),
         Duration::from_micros(4_900),
@@ -49,8 +49,8 @@ fn missing_values_are_dashes() {
     let failed = HttpRequestReport {
         flags: ResponseFlag::NoHealthyUpstream.into(),
         termination_details: Some("rbac_access_denied_matched_policy[none]"),
-        audited_by: Some("shop/audit"),
-        ..bare()
+        audit_policy: Some("shop/audit"),
+        ..minimal_report()
     };
     assert_eq!(
         failed.format_line(AccessLogFormat::Text),
@@ -79,7 +79,7 @@ fn a_json_line_has_istios_members() {
          \"route_name\":\"default\"}\n"
     );
     let audited = HttpRequestReport {
-        audited_by: Some("shop/audit"),
+        audit_policy: Some("shop/audit"),
         ..report()
     };
     let line = audited.format_line(AccessLogFormat::Json);
@@ -89,8 +89,8 @@ fn a_json_line_has_istios_members() {
 #[test]
 fn host_outside_of_the_mesh_is_added() {
     let left = HttpRequestReport {
-        remote: Some("a\"b"),
-        remote_identity: Some("spiffe://c"),
+        external_host: Some("a\"b"),
+        external_san: Some("spiffe://c"),
         ..report()
     };
     let line = left.format_line(AccessLogFormat::Text);

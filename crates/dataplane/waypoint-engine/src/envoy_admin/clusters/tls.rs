@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ambit_model::{ArcStr, DestinationTls, Service, TlsRoots};
 use serde_json::{Value, json};
 
-use super::super::shape::any_message;
+use super::super::proto_json::any_message;
 
 /// Renders the transport socket of a destination with TLS.
 pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value {
@@ -14,7 +14,7 @@ pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value
     let context = json!({
         "sni": server_name.as_str(),
         "common_tls_context": {
-            "validation_context": validation(tls, server_name),
+            "validation_context": validation_context(tls, server_name),
             "tls_certificates": tls.client.iter().map(|files| json!({
                 "certificate_chain": {"filename": files.certificate.as_str()},
             })).collect::<Value>(),
@@ -30,7 +30,7 @@ pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value
 }
 
 /// Renders the validation context of endpoint certificates; null if they are not verified.
-fn validation(tls: &DestinationTls, server_name: &ArcStr) -> Value {
+fn validation_context(tls: &DestinationTls, server_name: &ArcStr) -> Value {
     let (trusted, system) = match &tls.roots {
         TlsRoots::Unverified => return Value::Null,
         TlsRoots::System => (Value::Null, json!({})),
@@ -45,13 +45,13 @@ fn validation(tls: &DestinationTls, server_name: &ArcStr) -> Value {
         "trusted_ca": trusted,
         "system_root_certs": system,
         "match_typed_subject_alt_names": names.iter().map(|name| json!({
-            "san_type": kind(name),
+            "san_type": san_type(name),
             "matcher": {"exact": name.as_str()},
         })).collect::<Value>(),
     })
 }
 
-fn kind(name: &str) -> &'static str {
+fn san_type(name: &str) -> &'static str {
     if name.contains("://") {
         "URI"
     } else if name.parse::<IpAddr>().is_ok() {

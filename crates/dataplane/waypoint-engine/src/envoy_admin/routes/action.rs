@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         names::{BLACK_HOLE, ClusterNames},
-        shape::{duration, remove_empty_fields},
+        proto_json::{duration, remove_empty_fields},
         snapshot::{backend_key, mirror_key},
     },
     filters::{fraction, is_unsupported_on_weighted_cluster, weighted_cluster_fields},
@@ -26,7 +26,7 @@ const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-requ
 const RETRY_ON: &str =
     "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
 
-/// Renders the action of a port without routes: to the service's own cluster.
+/// Renders the action of a port without routes, which forwards to the cluster of the service itself.
 pub(super) fn own_cluster_action(cluster: &str) -> Value {
     json!({
         "cluster": cluster,
@@ -83,8 +83,8 @@ fn error_response(why: &str) -> Value {
     json!({"status": 500, "body": {"inline_string": why}})
 }
 
-fn redirect_response(to: &HttpRedirect) -> Value {
-    let (path, prefix) = match &to.path {
+fn redirect_response(redirect: &HttpRedirect) -> Value {
+    let (path, prefix) = match &redirect.path {
         None => (None, None),
         Some(PathChange::Full(path)) => (Some(path.as_str()), None),
         Some(PathChange::Prefix(prefix) | PathChange::Matched(prefix)) => {
@@ -92,12 +92,12 @@ fn redirect_response(to: &HttpRedirect) -> Value {
         }
     };
     json!({
-        "scheme_redirect": to.scheme.as_deref(),
-        "host_redirect": to.hostname.as_deref(),
-        "port_redirect": to.port,
+        "scheme_redirect": redirect.scheme.as_deref(),
+        "host_redirect": redirect.hostname.as_deref(),
+        "port_redirect": redirect.port,
         "path_redirect": path,
         "prefix_rewrite": prefix,
-        "response_code": match to.status {
+        "response_code": match redirect.status {
             301 => "MOVED_PERMANENTLY",
             303 => "SEE_OTHER",
             307 => "TEMPORARY_REDIRECT",
@@ -156,8 +156,8 @@ fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Va
     fields
 }
 
-fn retry_policy(retry: Option<&HttpRetry>, per_attempt: Option<Duration>) -> Value {
-    let per_attempt = per_attempt.map(duration);
+fn retry_policy(retry: Option<&HttpRetry>, attempt_timeout: Option<Duration>) -> Value {
+    let per_attempt = attempt_timeout.map(duration);
     let Some(retry) = retry else {
         return json!({
             "retry_on": DEFAULT_RETRY_ON,

@@ -1,14 +1,15 @@
-//! Filters of a rule or a backend, as fields of `envoy.config.route.v3.Route` and
+//! Renders the filters of a route rule or a backend as fields of `envoy.config.route.v3.Route` and
 //! `envoy.config.route.v3.WeightedCluster.ClusterWeight`. Fields of a route's action are rendered by [`super::action`].
 
 use ambit_model::{
-    ArcStr, FaultStatus, HeaderChanges, HttpCors, HttpFault, HttpFilter, HttpRewrite, Share,
+    ArcStr, FaultStatus, HeaderChanges, HttpCors, HttpFault, HttpFilter, HttpRewrite,
+    RequestFraction,
 };
 use serde_json::{Map, Value, json};
 
-use super::super::shape::{any_message, duration, header_value};
+use super::super::proto_json::{any_message, duration, header_value};
 
-/// Denominator of Envoy's fractions with the highest precision.
+/// Denominator of Envoy's most precise fractions (`MILLION`).
 const MILLION: u32 = 1_000_000;
 
 /// Renders the filters of a rule as fields of an Envoy route.
@@ -51,7 +52,7 @@ pub(super) fn weighted_cluster_fields(filters: &[HttpFilter]) -> Map<String, Val
     fields
 }
 
-/// Whether a weighted cluster in Envoy has no field for this filter.
+/// Whether a filter of a backend has no corresponding field in Envoy's weighted clusters.
 pub(super) fn is_unsupported_on_weighted_cluster(filter: &HttpFilter) -> bool {
     match filter {
         HttpFilter::Rewrite(rewrite) => rewrite.path.is_some(),
@@ -86,7 +87,7 @@ fn add_header_changes(fields: &mut Map<String, Value>, of: &str, changes: &Heade
     fields.insert(format!("{of}_headers_to_remove"), remove.collect());
 }
 
-fn cors(of: &HttpCors) -> Value {
+fn cors(filter: &HttpCors) -> Value {
     let joined = |all: &[ArcStr]| {
         let text = all.iter().map(ArcStr::as_str).collect::<Vec<_>>().join(",");
         (!text.is_empty()).then_some(text)
@@ -101,17 +102,17 @@ fn cors(of: &HttpCors) -> Value {
     any_message(
         "envoy.extensions.filters.http.cors.v3.CorsPolicy",
         json!({
-            "allow_origin_string_match": of.allow_origins.iter().map(origin).collect::<Value>(),
-            "allow_methods": joined(&of.allow_methods),
-            "allow_headers": joined(&of.allow_headers),
-            "expose_headers": joined(&of.expose_headers),
-            "max_age": of.max_age.to_string(),
-            "allow_credentials": of.allow_credentials,
+            "allow_origin_string_match": filter.allow_origins.iter().map(origin).collect::<Value>(),
+            "allow_methods": joined(&filter.allow_methods),
+            "allow_headers": joined(&filter.allow_headers),
+            "expose_headers": joined(&filter.expose_headers),
+            "max_age": filter.max_age.to_string(),
+            "allow_credentials": filter.allow_credentials,
         }),
     )
 }
 
-/// Escapes special characters of regular expressions.
+/// Escapes the special characters of regular expressions in a text.
 fn regex_syntax_escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for one in text.chars() {
@@ -123,13 +124,13 @@ fn regex_syntax_escape(text: &str) -> String {
     escaped
 }
 
-fn fault(of: &HttpFault) -> Value {
-    let share = |share: &Share| fraction(share.numerator, share.denominator);
-    let delay = of
+fn fault(filter: &HttpFault) -> Value {
+    let share = |share: &RequestFraction| fraction(share.numerator, share.denominator);
+    let delay = filter
         .delay
         .as_ref()
         .map(|(delay, of)| json!({"fixed_delay": duration(*delay), "percentage": share(of)}));
-    let abort = of.abort.as_ref().map(|(status, of)| match status {
+    let abort = filter.abort.as_ref().map(|(status, of)| match status {
         FaultStatus::Http(status) => json!({"http_status": status, "percentage": share(of)}),
         FaultStatus::Grpc(status) => json!({"grpc_status": status, "percentage": share(of)}),
     });

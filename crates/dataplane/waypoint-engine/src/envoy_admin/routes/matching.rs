@@ -3,24 +3,27 @@
 use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch};
 use serde_json::{Value, json};
 
-use super::super::shape::{header_value, merge_fields};
+use super::super::proto_json::{header_value, merge_fields};
 
 /// Renders the match of a route rule.
-pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
-    let method = of
+pub(super) fn route_match(condition: &HttpRouteMatch) -> Value {
+    let method = condition
         .method
         .iter()
         .map(|method| json!({"name": ":method", "string_match": {"exact": method.as_str()}}));
-    let headers = of.headers.iter().map(|(name, value)| header(name, value));
-    let without = of.without_headers.iter().map(|(name, value)| {
+    let headers = condition
+        .headers
+        .iter()
+        .map(|(name, value)| header(name, value));
+    let without = condition.without_headers.iter().map(|(name, value)| {
         let mut excluded = header(name, value);
         merge_fields(&mut excluded, json!({"invert_match": true}));
         excluded
     });
-    let parameters = of.query_params.iter().map(
+    let parameters = condition.query_params.iter().map(
         |(name, value)| json!({"name": name.as_str(), "string_match": string_match(name, value)}),
     );
-    let mut fields = path(of.path.as_ref());
+    let mut fields = path(condition.path.as_ref());
     let more = json!({
         "headers": method.chain(headers).chain(without).collect::<Value>(),
         "query_parameters": parameters.collect::<Value>(),
@@ -29,8 +32,8 @@ pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
     fields
 }
 
-fn path(of: Option<&HttpPathMatch>) -> Value {
-    match of {
+fn path(condition: Option<&HttpPathMatch>) -> Value {
+    match condition {
         None => json!({"prefix": "/"}),
         Some(HttpPathMatch::Exact(path)) => json!({"path": path.as_str()}),
         Some(HttpPathMatch::Prefix(prefix)) => match prefix.trim_end_matches('/') {
@@ -50,8 +53,8 @@ fn header(name: &ArcStr, value: &HttpValueMatch) -> Value {
     json!({"name": called, "string_match": string_match(name, value)})
 }
 
-fn string_match(name: &str, of: &HttpValueMatch) -> Value {
-    match of {
+fn string_match(name: &str, condition: &HttpValueMatch) -> Value {
+    match condition {
         HttpValueMatch::Exact(text) => json!({"exact": header_value(name, text)}),
         HttpValueMatch::Regex(regex) => json!({"safe_regex": {"regex": header_value(name, regex)}}),
     }

@@ -11,7 +11,7 @@ use crate::{call_initiator::CallInitiator, extensions::Plugin, hops::Hops};
 /// Cause of a call by a plugin: a request that it handles, or the plugin itself.
 #[derive(Clone, Debug)]
 pub(crate) struct CallCause {
-    /// Number of waypoints that the request, and thus the call, has passed.
+    /// Number of waypoints that the request, and thus the plugin's call, has passed.
     pub(crate) hops: Hops,
     /// Caller of the request; `None` for calls that the plugin makes on its own.
     pub(crate) initiator: Option<Arc<CallInitiator>>,
@@ -29,13 +29,13 @@ impl CallCause {
 #[derive(Clone)]
 pub(crate) struct PluginContext {
     /// Data shared by all plugins of the waypoint.
-    pub(crate) shared: SharedState,
-    /// Notified when a plugin enqueues a message in a shared queue.
-    pub(crate) queues: watch::Sender<()>,
+    pub(crate) shared_data: SharedState,
+    /// Signal that a plugin has enqueued a message in a shared queue.
+    pub(crate) queue_signal: watch::Sender<()>,
     /// Function that makes a plugin's calls.
-    pub(crate) calls: Arc<MakeCallFn>,
+    pub(crate) make_call: Arc<MakeCallFn>,
     /// Function that opens a plugin's streams.
-    pub(crate) streams: Arc<OpenStreamFn>,
+    pub(crate) open_stream: Arc<OpenStreamFn>,
 }
 
 /// Function that makes a plugin's HTTP or unary gRPC call and returns the response.

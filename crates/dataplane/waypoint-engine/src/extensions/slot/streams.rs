@@ -28,9 +28,9 @@ impl PluginInstance {
             goes_on
         };
         let plugin = self.slot.plugin.clone();
-        let cause = self.cause(call.context);
+        let cause = self.call_cause(call.context);
         let outstanding = call.permit();
-        let streaming = (plugin_context.streams)(plugin, call, cause, receive, Box::new(tell));
+        let streaming = (plugin_context.open_stream)(plugin, call, cause, receive, Box::new(tell));
         let work = async move {
             let _outstanding = outstanding;
             streaming.await;
@@ -41,14 +41,17 @@ impl PluginInstance {
             return;
         }
         let task = ambit_rt::spawn_abortable("plugin stream", work);
-        let opened = OpenPluginStream { send, _task: task };
+        let opened = OpenPluginStream {
+            outgoing_messages: send,
+            _task: task,
+        };
         inner.streams.insert(token, opened);
     }
 
     pub(super) fn send(&self, token: CallId, message: GrpcStreamMessage) {
         if let Some(stream) = self.slot.inner.lock().streams.get(&token) {
             // A closed stream drops messages; its end is reported to the instance.
-            let _sent = stream.send.send(message);
+            let _sent = stream.outgoing_messages.send(message);
         }
     }
 

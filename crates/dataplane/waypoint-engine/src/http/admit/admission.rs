@@ -42,10 +42,10 @@ pub(in crate::http) struct Admission {
 #[derive(Debug)]
 struct Inner {
     session: Arc<Session>,
-    facts: RequestAttributes,
-    verified: AuthenticatedRequest,
+    attributes: RequestAttributes,
+    authenticated: AuthenticatedRequest,
     /// Authorization provider that has allowed the request, and the request headers before the provider's changes.
-    checked: Option<(ArcStr, HeaderMap)>,
+    provider_check: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
@@ -73,7 +73,7 @@ impl RequestAttributes {
         }
     }
 
-    /// Saves the attributes of a request in its forwarded form.
+    /// Saves the attributes of a request as it is forwarded, after route filters.
     pub(in crate::http) fn forwarded<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
@@ -90,11 +90,11 @@ impl RequestAttributes {
 struct RoutedBackend {
     service: NamespacedHostname,
     port: u16,
-    by: RouteOwner,
+    route_owner: RouteOwner,
     /// Attachments of the backend's service, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
     /// Attributes of the request in its forwarded form, if filters have changed it.
-    sent: Option<Arc<RequestAttributes>>,
+    forwarded: Option<Arc<RequestAttributes>>,
 }
 
 impl RoutedBackend {
@@ -102,7 +102,7 @@ impl RoutedBackend {
     fn scope(&self, published: &PublishedConfig) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
-            None => self.by.scope(published, &self.service),
+            None => self.route_owner.scope(published, &self.service),
         }
     }
 }
@@ -113,10 +113,8 @@ impl RoutedBackend {
 pub(in crate::http) struct Revoked;
 
 impl Admission {
-    /// Authorizes a request in its received form.
-    ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// Authorizes a request in its received form. Returns the decision; the admission is `None` if the request is
+    /// denied.
     pub(in crate::http) fn new(
         session: &Arc<Session>,
         facts: RequestAttributes,
@@ -127,9 +125,9 @@ impl Admission {
         let changes = session.shard.waypoint.published.watch();
         let inner = Inner {
             session: session.clone(),
-            facts,
-            verified,
-            checked,
+            attributes: facts,
+            authenticated: verified,
+            provider_check: checked,
             changes: Mutex::new(changes),
         };
         let decision = inner.evaluate();
@@ -150,9 +148,9 @@ impl Admission {
     ) -> HttpExplanation {
         let inner = Inner {
             session: session.clone(),
-            facts,
-            verified,
-            checked: None,
+            attributes: facts,
+            authenticated: verified,
+            provider_check: None,
             changes: Mutex::new(session.shard.waypoint.published.watch()),
         };
         inner.explain()
@@ -166,10 +164,13 @@ impl Admission {
         by: RouteOwner,
         sent: Option<RequestAttributes>,
     ) -> Option<HttpExplanation> {
-        let backend = self.backend_attachments(destination, by, sent)?;
+        let backend = self.routed_backend(destination, by, sent)?;
         let published = &self.received.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
-        let facts = backend.sent.as_deref().unwrap_or(&self.received.facts);
+        let facts = backend
+            .forwarded
+            .as_deref()
+            .unwrap_or(&self.received.attributes);
         let attachments = self.received.session.attachments();
         let policies = published.policies();
         let address = self.received.backend_address(&backend);
@@ -182,9 +183,9 @@ impl Admission {
         )
     }
 
-    /// Returns the backend for which the request must be authorized as well; `None` if it is the requested service
-    /// itself and the request is unchanged.
-    fn backend_attachments(
+    /// Returns the backend whose policies must also authorize the request; `None` if the backend is the requested
+    /// service itself and the request is unchanged.
+    fn routed_backend(
         &self,
         destination: &Destination,
         by: RouteOwner,
@@ -199,25 +200,22 @@ impl Admission {
         Some(RoutedBackend {
             service: service.clone(),
             port,
-            by,
+            route_owner: by,
             attachments: destination_attachments::find(session, destination, by),
-            sent: sent.map(Arc::new),
+            forwarded: sent.map(Arc::new),
         })
     }
 
-    /// Authorizes the request once more, if a route forwards it to another service, or a consumer route changes it:
-    /// `sent` is the forwarded form, if it differs. The returned decision is `None` if the backend has no policies
-    /// here; the returned admission is `None` if the request is denied.
-    ///
-    /// # Errors
-    /// With the decision, if it is denied.
+    /// Authorizes the request once more, if a route forwards it to another service or a consumer route changes it.
+    /// `sent` is the forwarded form, if it differs from the received one. The returned decision is `None` if this
+    /// waypoint has no policies for the backend. The returned admission is `None` if the request is denied.
     pub(in crate::http) fn authorize_backend(
         &self,
         destination: &Destination,
         by: RouteOwner,
         sent: Option<RequestAttributes>,
     ) -> (Option<HttpDecision>, Option<Self>) {
-        let Some(backend) = self.backend_attachments(destination, by, sent) else {
+        let Some(backend) = self.routed_backend(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
         let decision = self.received.evaluate_backend(&backend);
@@ -245,10 +243,10 @@ impl Admission {
                 .is_reserved_header(attachments.services(), name)
     }
 
-    /// Checks that the request is still allowed; cheap while nothing has changed.
+    /// Checks that policies still allow the request; cheap while the configuration is unchanged.
     ///
     /// # Errors
-    /// When the request is no longer allowed.
+    /// When policies no longer allow the request.
     pub(in crate::http) fn check(&self) -> Result<(), Revoked> {
         {
             let mut changes = self.received.changes.lock();
@@ -283,7 +281,7 @@ impl Admission {
             && is_allowed_there()
     }
 
-    /// Completes when the request is no longer allowed.
+    /// Completes when policies no longer allow the request.
     pub(in crate::http) async fn wait_until_revoked(&self) {
         let mut changes = self.received.session.shard.waypoint.published.watch();
         loop {
@@ -301,19 +299,24 @@ impl Inner {
     fn evaluate(&self) -> HttpDecision {
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.evaluate_in_scope(&attachments, attachments.scope(), &self.facts, destination)
+        self.evaluate_in_scope(
+            &attachments,
+            attachments.scope(),
+            &self.attributes,
+            destination,
+        )
     }
 
     /// Evaluates the policies of the route's backend; `None` if this waypoint has no policies for it.
     fn evaluate_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
-        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
+        let facts = backend.forwarded.as_deref().unwrap_or(&self.attributes);
         let attachments = self.session.attachments();
         Some(self.evaluate_in_scope(&attachments, scope, facts, self.backend_address(backend)))
     }
 
-    /// Returns the backend's destination address for policies: the address that a direct request would have.
+    /// Returns the destination address that policies see for the backend: the address that a direct request would have.
     fn backend_address(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
         if target.is_service_port(&backend.service, backend.port) {
@@ -343,9 +346,13 @@ impl Inner {
         let destination = self.session.target.address();
         let scope = attachments.scope();
         let explain = |request: &Request<'_>| policies.explain(scope, request);
-        self.evaluate_for_tokens(&attachments, &self.facts, destination, explain, |one| {
-            one.decision.is_allowed()
-        })
+        self.evaluate_for_tokens(
+            &attachments,
+            &self.attributes,
+            destination,
+            explain,
+            |one| one.decision.is_allowed(),
+        )
     }
 
     /// Evaluates the request once with the claims of each valid token; all evaluations must allow it.
@@ -358,12 +365,12 @@ impl Inner {
         is_allowed: impl Fn(&T) -> bool,
     ) -> T {
         let evaluate = |claims| evaluate(&self.policy_request(facts, destination, claims));
-        if self.verified.is_empty() {
+        if self.authenticated.is_empty() {
             return evaluate(None);
         }
         let all = self.session.shard.waypoint.published.authentications();
         let mut last = None;
-        for claims in all.still_valid_claims(attachments.services(), &self.verified) {
+        for claims in all.still_valid_claims(attachments.services(), &self.authenticated) {
             let result = evaluate(Some(claims));
             if !is_allowed(&result) {
                 return result;
@@ -382,9 +389,9 @@ impl Inner {
         Request {
             connection: Connection {
                 // From the client's headers, which routes do not change.
-                remote_ip: self.session.remote_ip(&self.facts.headers),
+                remote_ip: self.session.remote_ip(&self.attributes.headers),
                 destination,
-                ..self.session.connection(None)
+                ..self.session.connection_attributes(None)
             },
             method: facts.method.as_str(),
             host: &facts.host,
@@ -396,13 +403,19 @@ impl Inner {
 
     /// Whether the current policies require no authorization provider other than the one that has allowed the request.
     fn is_provider_unchanged(&self) -> bool {
-        let (by, received) = match &self.checked {
+        let (by, received) = match &self.provider_check {
             Some((by, received)) => (Some(by), received),
-            None => (None, &self.facts.headers),
+            None => (None, &self.attributes.headers),
         };
         let attachments = self.session.attachments();
         let destination = self.session.target.address();
-        self.is_allowed_by_provider(by, attachments.scope(), destination, &self.facts, received)
+        self.is_allowed_by_provider(
+            by,
+            attachments.scope(),
+            destination,
+            &self.attributes,
+            received,
+        )
     }
 
     /// Whether the backend's current policies require no authorization provider other than the one that has allowed the
@@ -413,11 +426,11 @@ impl Inner {
             return true;
         };
         let checked = self
-            .checked
+            .provider_check
             .as_ref()
-            .filter(|_| backend.by == RouteOwner::Producer);
+            .filter(|_| backend.route_owner == RouteOwner::Producer);
         let by = checked.map(|(by, _)| by);
-        let facts = backend.sent.as_deref().unwrap_or(&self.facts);
+        let facts = backend.forwarded.as_deref().unwrap_or(&self.attributes);
         self.is_allowed_by_provider(
             by,
             scope,
@@ -455,7 +468,7 @@ pub(in crate::http) fn build_policy_request<'a>(
     Request {
         connection: Connection {
             remote_ip: session.remote_ip(headers),
-            ..session.connection(None)
+            ..session.connection_attributes(None)
         },
         method,
         host,
@@ -467,10 +480,10 @@ pub(in crate::http) fn build_policy_request<'a>(
 
 /// Whether a policy requires no check, or only a check by the authorization provider that has allowed the request or
 /// connection.
-pub(crate) fn is_check_satisfied(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
+pub(crate) fn is_check_satisfied(required: &RequiredCheck, allowed_by: Option<&ArcStr>) -> bool {
     match required {
         RequiredCheck::NotRequired => true,
         RequiredCheck::Denied(_) => false,
-        RequiredCheck::CheckBy(provider, _) => by == Some(&provider.name),
+        RequiredCheck::CheckBy(provider, _) => allowed_by == Some(&provider.name),
     }
 }

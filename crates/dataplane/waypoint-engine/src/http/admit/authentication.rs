@@ -12,7 +12,7 @@ use crate::{
     session::Session,
 };
 
-/// Verifies the tokens of a request, and removes them from its headers and its query before it is authorized and
+/// Verifies the JWTs of a request, and removes them from its headers and query before the request is authorized and
 /// forwarded.
 pub(in crate::http) fn authenticate<B>(
     session: &Session,
@@ -42,7 +42,7 @@ pub(in crate::http) fn authenticate<B>(
             None => normalized.outgoing_path().to_owned(),
         };
         normalized.target = PathAndQuery::try_from(target)
-            .map_err(|error| Reply::refused(error.to_string(), "path_form"))?;
+            .map_err(|error| Reply::bad_request(error.to_string(), "path_form"))?;
         observer.on_normalized(&normalized.host, &normalized.target);
     }
     outcome.map_err(|RejectedRequest { reason: why, .. }| {
@@ -60,7 +60,7 @@ fn denial_reply(why: &RejectionReason) -> Reply {
         status: StatusCode::UNAUTHORIZED,
         text: error.to_string(),
         flags: ResponseFlags::default(),
-        refused: None,
+        rejection_label: None,
         grpc_status: None,
         details: None,
         challenge: Some(HeaderValue::from_static(

@@ -45,7 +45,7 @@ impl TrailersDirection {
     }
 }
 
-/// Returns a frame with the allowed trailers; an empty data frame if none is left.
+/// Returns a frame with the allowed trailers; an empty data frame if no trailer is allowed.
 pub(in crate::http) fn allowed_trailers(
     all: HeaderMap,
     may_pass: impl Fn(&HeaderName) -> bool,
@@ -81,7 +81,8 @@ where
     B::Error: Into<BodyError>,
     K: Send + 'static,
 {
-    /// Streams a body while policies allow the request, until the deadline. `keep` is dropped together with the body.
+    /// Wraps a body that streams while policies allow the request, until the deadline. `keep` is dropped together with
+    /// the body.
     pub(in crate::http) fn wrap(
         inner: B,
         count: BodyCounter,

@@ -4,11 +4,11 @@
 //! changed form. A request in flight is not checked again when policies change; it is terminated if they require
 //! another provider.
 
-mod ask;
 pub(in crate::http) mod changes;
+mod check_client;
 
 use ambit_l7::authz::RequiredCheck;
-use ambit_model::{ArcStr, Provider, ProviderProtocol};
+use ambit_model::{ArcStr, Provider, ProviderBody, ProviderProtocol};
 use ambit_telemetry::http::ResponseFlag;
 use ambit_wire::ext_authz::{CheckRequest, CheckResponse, DeniedResponse, HeaderMutation};
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -31,60 +31,60 @@ use crate::{
     message::{self, Body},
     session::Session,
 };
-pub(crate) use ask::CheckError;
-use ask::CheckedRequest;
-pub(in crate::http) use ask::{UnaryCall, call_unary};
+pub(crate) use check_client::CheckError;
+use check_client::CheckedRequest;
+pub(in crate::http) use check_client::{UnaryCall, call_unary};
 
 /// Result of the external authorization of a request.
 pub(in crate::http) enum ExternalOutcome {
-    /// Request that the provider allows, or that needs no check; with the provider's changes.
+    /// Allowed request, with the changes of the provider. Requests without a provider are allowed without changes.
     Allowed(ExternalAuthorization),
-    /// Response that the provider gives the client in place of the application.
+    /// Response of the provider to the client, in place of the application's.
     Responded(Response<Body>),
 }
 
-/// Result of external authorization that later phases of an allowed request need.
+/// Result of the external authorization of an allowed request, which later phases need.
 #[derive(Debug, Default)]
 pub(in crate::http) struct ExternalAuthorization {
     /// Authorization provider that has allowed the request, and the request headers before its changes; `None` without
     /// a provider.
-    pub(in crate::http) by: Option<(ArcStr, HeaderMap)>,
-    answer: Vec<HeaderMutation>,
-    prefix: BufferedPrefix,
+    pub(in crate::http) provider: Option<(ArcStr, HeaderMap)>,
+    response_headers: Vec<HeaderMutation>,
+    body_prefix: BufferedPrefix,
 }
 
 impl ExternalAuthorization {
-    /// Returns the result as if the provider had allowed a request with these headers without changes, for
-    /// explanations.
-    pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
+    /// Returns the result of a provider that allows a request with these headers and changes nothing. Explanations
+    /// assume this result.
+    pub(in crate::http) fn assume_allowed(provider: &Provider, headers: &HeaderMap) -> Self {
         Self {
-            by: Some((by.name.clone(), headers.clone())),
+            provider: Some((provider.name.clone(), headers.clone())),
             ..Self::default()
         }
     }
 
     /// Whether a prefix of the request body has been read for the provider.
     pub(in crate::http) fn has_body(&self) -> bool {
-        self.prefix.has_frames()
+        self.body_prefix.has_frames()
     }
 
     /// Returns the request body, which begins with the prefix that was read for the provider.
-    pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
-        std::mem::take(&mut self.prefix).chain(rest)
+    pub(in crate::http) fn take_body(&mut self, rest: Incoming) -> PrefixedBody {
+        std::mem::take(&mut self.body_prefix).chain(rest)
     }
 
     /// Adds the headers that the provider has set for the response.
     pub(in crate::http) fn change_response(&self, session: &Session, headers: &mut HeaderMap) {
-        if let Some((provider, _)) = &self.by {
-            let refused = changes::apply_header_changes(headers, &self.answer);
+        if let Some((provider, _)) = &self.provider {
+            let refused = changes::apply_header_changes(headers, &self.response_headers);
             count_rejected_headers(session, provider, refused);
         }
     }
 }
 
-fn count_rejected_headers(session: &Session, provider: &str, refused: u64) {
+fn count_rejected_headers(session: &Session, provider: &str, rejected: u64) {
     let metrics = &session.shard.waypoint.http_metrics;
-    metrics.count_refused_provider_headers(provider, refused);
+    metrics.count_refused_provider_headers(provider, rejected);
 }
 
 /// Finds the authorization provider that must check a request, by CUSTOM policies.
@@ -109,6 +109,36 @@ pub(in crate::http) fn required_check<B>(
 pub(in crate::http) fn missing_provider_reply() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
+}
+
+/// Reads the beginning of a request's body, up to the size that its authorization provider receives.
+///
+/// # Errors
+/// When the body is invalid, too large for the provider, too slow, or exceeds the memory budget; the error is the reply
+/// to the client.
+async fn read_body_prefix(
+    session: &Session,
+    request: &mut Request<Incoming>,
+    limit: &ProviderBody,
+    record: &mut RequestRecord,
+    idle: &IdleTimeout,
+) -> Result<BufferedPrefix, Reply> {
+    let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
+    let prefix = BufferedPrefix::read(request.body_mut(), most, &session.memory, idle).await;
+    let prefix = prefix.map_err(|error| match error {
+        PrefixError::Broken(_) => {
+            Reply::bad_request("the request's body is not what HTTP allows", "body")
+        }
+        PrefixError::BudgetExhausted(exhausted) => Reply::overloaded(exhausted),
+        PrefixError::Idle(idle) => idle.into(),
+    })?;
+    if prefix.len() > most && !limit.allow_partial {
+        record.record_external_denial("ext_authz_error");
+        let flag = ResponseFlag::UnauthorizedExternal;
+        let text = "the body is larger than its authorizer takes";
+        return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
+    }
+    Ok(prefix)
 }
 
 /// Checks a request with its authorization provider, if a CUSTOM policy requires that, and applies the provider's
@@ -136,25 +166,11 @@ pub(in crate::http) async fn authorize_externally(
         RequiredCheck::CheckBy(provider, _) => provider,
     };
     let mut authorization = ExternalAuthorization {
-        by: Some((provider.name.clone(), request.headers().clone())),
+        provider: Some((provider.name.clone(), request.headers().clone())),
         ..ExternalAuthorization::default()
     };
-    if let Some(limit) = provider.body {
-        let most = usize::try_from(limit.max_bytes).unwrap_or(usize::MAX);
-        let prefix = BufferedPrefix::read(request.body_mut(), most, &session.memory, idle).await;
-        authorization.prefix = prefix.map_err(|error| match error {
-            PrefixError::Broken(_) => {
-                Reply::refused("the request's body is not what HTTP allows", "body")
-            }
-            PrefixError::BudgetExhausted(exhausted) => Reply::overloaded(exhausted),
-            PrefixError::Idle(idle) => idle.into(),
-        })?;
-        if authorization.prefix.len() > most && !limit.allow_partial {
-            record.record_external_denial("ext_authz_error");
-            let flag = ResponseFlag::UnauthorizedExternal;
-            let text = "the body is larger than its authorizer takes";
-            return Err(Reply::new(StatusCode::PAYLOAD_TOO_LARGE, text, flag));
-        }
+    if let Some(limit) = &provider.body {
+        authorization.body_prefix = read_body_prefix(session, request, limit, record, idle).await?;
     }
     let service = CheckService::Provider(provider.name.clone());
     let Some(_check) = session.begin_check(service) else {
@@ -169,9 +185,9 @@ pub(in crate::http) async fn authorize_externally(
     let checked = CheckedRequest {
         request,
         normalized,
-        prefix: &authorization.prefix,
+        prefix: &authorization.body_prefix,
     };
-    let checking = ask::check_request(session, &provider, checked, hops);
+    let checking = check_client::send_check(session, &provider, checked, hops);
     let answer = match timeout(provider.timeout, checking).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
@@ -193,13 +209,13 @@ pub(in crate::http) async fn authorize_externally(
                 .http_metrics
                 .count_authorization(&provider.name, "denied");
             record.record_external_denial("ext_authz_denied");
-            let response = deny(session, &provider, denied, record, is_grpc);
+            let response = build_denial(session, &provider, denied, record, is_grpc);
             return Ok(ExternalOutcome::Responded(response));
         }
         CheckResponse::Allowed(allowed) => allowed,
     };
     let refused = changes::apply_header_changes(request.headers_mut(), &allowed.headers)
-        + changes::remove_headers(request.headers_mut(), &allowed.remove);
+        + changes::remove_headers(request.headers_mut(), &allowed.remove_headers);
     count_rejected_headers(session, &provider.name, refused);
     let target = changes::apply_query_changes(
         &normalized.target,
@@ -207,7 +223,7 @@ pub(in crate::http) async fn authorize_externally(
         &allowed.query_remove,
     );
     match target {
-        Some(target) if changes::is_bounded(request.headers()) => normalized.target = target,
+        Some(target) if changes::is_within_limits(request.headers()) => normalized.target = target,
         _ => {
             return apply_failure_mode(
                 session,
@@ -221,7 +237,7 @@ pub(in crate::http) async fn authorize_externally(
     waypoint
         .http_metrics
         .count_authorization(&provider.name, "allowed");
-    authorization.answer = allowed.response_headers;
+    authorization.response_headers = allowed.response_headers;
     Ok(ExternalOutcome::Allowed(authorization))
 }
 
@@ -260,7 +276,7 @@ fn apply_failure_mode(
 }
 
 /// Builds the response to the client from a provider's denial.
-fn deny(
+fn build_denial(
     session: &Session,
     provider: &Provider,
     denied: DeniedResponse,
@@ -289,11 +305,11 @@ fn deny(
     response
 }
 
-/// Checks an opaque TCP connection with its authorization provider. Returns the provider that has allowed it; `None` if
-/// no policy requires a check.
+/// Checks an opaque TCP connection with its authorization provider. Returns the provider that has allowed the
+/// connection; `None` if no policy requires a check.
 ///
 /// # Errors
-/// With the reason, if the connection is rejected.
+/// When the connection is rejected; the error is the reason.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,
@@ -301,7 +317,10 @@ pub(crate) async fn authorize_connection(
     let waypoint = &session.shard.waypoint;
     let required = {
         let policies = waypoint.published.policies();
-        policies.required_connection_check(session.attachments().scope(), &session.connection(sni))
+        policies.required_connection_check(
+            session.attachments().scope(),
+            &session.connection_attributes(sni),
+        )
     };
     let provider = match required {
         RequiredCheck::NotRequired => return Ok(None),
@@ -317,16 +336,16 @@ pub(crate) async fn authorize_connection(
         let _check = session
             .begin_check(service)
             .ok_or(CheckError::TooManyChecks)?;
-        let source = ask::source(session);
-        let destination = ask::destination(session);
+        let source = check_client::source_peer(session);
+        let destination = check_client::destination_peer(session);
         let check = CheckRequest {
-            source: ask::peer(&source),
-            destination: ask::peer(&destination),
+            source: check_client::peer(&source),
+            destination: check_client::peer(&destination),
             time: std::time::SystemTime::now(),
             http: None,
             sni,
         };
-        ask::check_by_grpc(session, &provider, check, session.hops).await
+        check_client::check_by_grpc(session, &provider, check, session.hops).await
     };
     let answer = timeout(provider.timeout, checking).await;
     let metrics = &waypoint.http_metrics;

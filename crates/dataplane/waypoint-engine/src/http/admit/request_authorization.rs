@@ -1,4 +1,4 @@
-//! Authorizes requests in their received form.
+//! Authorizes requests for the requested service, in the form in which they are received.
 
 use std::sync::Arc;
 
@@ -19,12 +19,17 @@ pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,
     normalized: &NormalizedTarget,
-    proved: &AuthenticatedRequest,
+    authenticated: &AuthenticatedRequest,
     external: &ExternalAuthorization,
     observer: &mut impl RequestObserver,
 ) -> Result<Admission, Reply> {
     let facts = RequestAttributes::received(request, normalized);
-    let (decision, admission) = Admission::new(session, facts, proved.clone(), external.by.clone());
+    let (decision, admission) = Admission::new(
+        session,
+        facts,
+        authenticated.clone(),
+        external.provider.clone(),
+    );
     observer.on_policy_decision(&decision);
     admission.ok_or_else(Reply::denied)
 }

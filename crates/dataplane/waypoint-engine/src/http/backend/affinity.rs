@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 
 use super::endpoint::cookie_value;
 
-/// Tolerated clock skew between waypoint replicas, which write and check start times.
+/// Tolerated clock skew between waypoint replicas: one replica writes the start time of a session, others check it.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Number of hexadecimal digits of each number in a session value.
 const HEX_DIGITS: usize = 16;
@@ -27,15 +27,15 @@ struct SessionValue {
     backend: u64,
     endpoint: u64,
     /// Start of the session, in milliseconds since the Unix epoch.
-    began: u64,
-    seen: u64,
+    started_at: u64,
+    last_seen: u64,
 }
 
-/// Session of one request, with the endpoint that it selects.
+/// Sticky session of one request, with the endpoint that the session selects.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct SessionAffinity {
-    of: HttpSession,
-    brought: Option<SessionValue>,
+    settings: HttpSession,
+    client_value: Option<SessionValue>,
     now: u64,
     /// Endpoint that the session selects; `None` for a new session.
     pub(in crate::http) endpoint: Option<BackendEndpoint>,
@@ -48,7 +48,7 @@ pub(in crate::http) enum SessionEndpoint {
     Exists(BackendEndpoint),
     /// Endpoint that no longer exists, so that the session ends.
     Gone,
-    /// Endpoint that another waypoint must look up: that of the backend's service.
+    /// Endpoint that only the waypoint of the backend's service can look up.
     AtOtherWaypoint,
 }
 
@@ -66,36 +66,36 @@ impl SessionValue {
         Some(Self {
             backend: number(0)?,
             endpoint: number(1)?,
-            began: number(2)?,
-            seen: number(3)?,
+            started_at: number(2)?,
+            last_seen: number(3)?,
         })
     }
 
-    fn to_text(&self) -> String {
+    fn to_text(self) -> String {
         let Self {
             backend,
             endpoint,
-            began,
-            seen,
+            started_at: began,
+            last_seen: seen,
         } = self;
         format!("{backend:016x}{endpoint:016x}{began:016x}{seen:016x}")
     }
 
-    /// Whether the session has not expired (absolute and idle timeout).
-    fn is_valid(&self, of: &HttpSession, now: u64) -> bool {
+    /// Whether neither the absolute nor the idle timeout of the session has expired.
+    fn is_valid(&self, settings: &HttpSession, now: u64) -> bool {
         let latest = now.saturating_add(to_milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
             most.is_none_or(|most| now.saturating_sub(since) < to_milliseconds(most))
         };
-        self.began <= latest
-            && self.seen <= latest
-            && within(self.began, of.absolute_timeout)
-            && within(self.seen, of.idle_timeout)
+        self.started_at <= latest
+            && self.last_seen <= latest
+            && within(self.started_at, settings.absolute_timeout)
+            && within(self.last_seen, settings.idle_timeout)
     }
 }
 
-fn to_milliseconds(of: Duration) -> u64 {
-    u64::try_from(of.as_millis()).unwrap_or(u64::MAX)
+fn to_milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the current time in milliseconds since the Unix epoch.
@@ -104,10 +104,12 @@ pub(in crate::http) fn now_milliseconds() -> u64 {
     to_milliseconds(since.unwrap_or_default())
 }
 
-fn hash_backend(of: &HttpBackend) -> Option<u64> {
-    let service = of.service.as_ref().ok()?;
-    let subset = of.subset.as_deref().unwrap_or_default();
-    Some(hash(format!("{service}:{}/{subset}", of.port).as_bytes()))
+fn hash_backend(backend: &HttpBackend) -> Option<u64> {
+    let service = backend.service.as_ref().ok()?;
+    let subset = backend.subset.as_deref().unwrap_or_default();
+    Some(hash(
+        format!("{service}:{}/{subset}", backend.port).as_bytes(),
+    ))
 }
 
 fn hash_endpoint(uid: &str) -> u64 {
@@ -125,15 +127,21 @@ pub(in crate::http) fn find_by_hash(endpoints: Vec<BackendEndpoint>, mark: u64) 
 
 impl SessionAffinity {
     /// Parses the session value of a request, in the cookie or header that the rule configures.
-    pub(in crate::http) fn from_request(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
-        let value = match of.is_header {
-            true => headers.get(of.name.as_str()).map(HeaderValue::as_bytes),
-            false => cookie_value(headers, &of.name),
+    pub(in crate::http) fn from_request(
+        settings: &HttpSession,
+        headers: &HeaderMap,
+        now: u64,
+    ) -> Self {
+        let value = match settings.is_header {
+            true => headers
+                .get(settings.name.as_str())
+                .map(HeaderValue::as_bytes),
+            false => cookie_value(headers, &settings.name),
         };
         let brought = value.and_then(SessionValue::parse);
         Self {
-            brought: brought.filter(|brought| brought.is_valid(of, now)),
-            of: of.clone(),
+            client_value: brought.filter(|brought| brought.is_valid(settings, now)),
+            settings: settings.clone(),
             now,
             endpoint: None,
         }
@@ -146,15 +154,15 @@ impl SessionAffinity {
         rule: &'a Rule,
         find: impl FnOnce(&HttpBackend, u64) -> SessionEndpoint,
     ) -> Option<(usize, &'a Backend)> {
-        let brought = self.brought?;
+        let brought = self.client_value?;
         let mut all = rule.backends().iter().enumerate();
-        let matched = all.find(|(_, one)| hash_backend(&one.to) == Some(brought.backend));
-        let found = matched.map(|(_, one)| find(&one.to, brought.endpoint));
+        let matched = all.find(|(_, one)| hash_backend(&one.target) == Some(brought.backend));
+        let found = matched.map(|(_, one)| find(&one.target, brought.endpoint));
         match found {
             Some(SessionEndpoint::Exists(endpoint)) => self.endpoint = Some(endpoint),
             Some(SessionEndpoint::AtOtherWaypoint) => {}
             Some(SessionEndpoint::Gone) | None => {
-                self.brought = None;
+                self.client_value = None;
                 return None;
             }
         }
@@ -174,19 +182,19 @@ impl SessionAffinity {
         };
         let endpoint = hash_endpoint(uid);
         let same = self
-            .brought
+            .client_value
             .filter(|one| (one.backend, one.endpoint) == (backend, endpoint));
-        if same.is_some() && self.of.idle_timeout.is_none() {
+        if same.is_some() && self.settings.idle_timeout.is_none() {
             return;
         }
         let value = SessionValue {
             backend,
             endpoint,
-            began: same.map_or(self.now, |same| same.began.min(self.now)),
-            seen: self.now,
+            started_at: same.map_or(self.now, |same| same.started_at.min(self.now)),
+            last_seen: self.now,
         };
-        let name = &self.of.name;
-        if self.of.is_header {
+        let name = &self.settings.name;
+        if self.settings.is_header {
             let name = HeaderName::from_bytes(name.as_bytes());
             if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(&value.to_text())) {
                 headers.insert(name, value);
@@ -194,8 +202,12 @@ impl SessionAffinity {
             return;
         }
         let mut text = format!("{name}={}; Path=/; HttpOnly", value.to_text());
-        if let Some(most) = self.of.absolute_timeout.filter(|_| self.of.is_permanent) {
-            let left = to_milliseconds(most).saturating_sub(self.now - value.began);
+        if let Some(most) = self
+            .settings
+            .absolute_timeout
+            .filter(|_| self.settings.is_permanent)
+        {
+            let left = to_milliseconds(most).saturating_sub(self.now - value.started_at);
             text.push_str(&format!("; Max-Age={}", left.div_ceil(1000)));
         }
         if let Ok(value) = HeaderValue::from_str(&text) {
@@ -255,8 +267,8 @@ mod tests {
         }
     }
 
-    /// Returns the headers of the client's next request, with the cookies of a response.
-    fn cookie(answer: &HeaderMap) -> HeaderMap {
+    /// Returns request headers with the cookies that a response sets, as a client's next request has.
+    fn next_request_headers(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();
         let mut headers = HeaderMap::new();
@@ -264,7 +276,7 @@ mod tests {
         headers
     }
 
-    fn begun(of: &HttpSession, now: u64) -> HeaderMap {
+    fn new_session_headers(of: &HttpSession, now: u64) -> HeaderMap {
         let mut answer = HeaderMap::new();
         let affinity = SessionAffinity::from_request(of, &HeaderMap::new(), now);
         affinity.change_response(&backend("a", 1), "pod-1", &mut answer);
@@ -273,7 +285,7 @@ mod tests {
 
     #[test]
     fn session_keeps_backend_and_endpoint_regardless_of_weights() {
-        let client = cookie(&begun(&session(), NOW));
+        let client = next_request_headers(&new_session_headers(&session(), NOW));
         let rule = rule(vec![backend("b", 1), backend("a", 0)]);
         let mut affinity = SessionAffinity::from_request(&session(), &client, NOW + 1);
         let mut looked_up = None;
@@ -291,7 +303,7 @@ mod tests {
 
     #[test]
     fn session_ends_with_its_endpoint_or_backend() {
-        let client = cookie(&begun(&session(), NOW));
+        let client = next_request_headers(&new_session_headers(&session(), NOW));
         let both = rule(vec![backend("b", 1), backend("a", 1)]);
         let mut affinity = SessionAffinity::from_request(&session(), &client, NOW);
         assert!(
@@ -310,19 +322,19 @@ mod tests {
         let affinity = SessionAffinity::from_request(&session(), &client, NOW);
         let mut answer = HeaderMap::new();
         affinity.change_response(&backend("a", 1), "pod-2", &mut answer);
-        assert_ne!(cookie(&answer), client);
+        assert_ne!(next_request_headers(&answer), client);
     }
 
     #[test]
     fn invalid_session_value_begins_a_new_session() {
-        let good = cookie(&begun(&session(), NOW));
+        let good = next_request_headers(&new_session_headers(&session(), NOW));
         let good = good[COOKIE].to_str().unwrap();
         assert!(SessionValue::parse(&good.as_bytes()[2..]).is_some());
         let future = SessionValue {
             backend: 1,
             endpoint: 2,
-            began: NOW + to_milliseconds(MAX_CLOCK_SKEW) + 1,
-            seen: NOW,
+            started_at: NOW + to_milliseconds(MAX_CLOCK_SKEW) + 1,
+            last_seen: NOW,
         };
         for value in [
             "",
@@ -339,7 +351,7 @@ mod tests {
             let line = HeaderValue::from_str(&format!("s={value}")).unwrap();
             headers.insert(COOKIE, line);
             let affinity = SessionAffinity::from_request(&session(), &headers, NOW);
-            assert_eq!(affinity.brought, None, "{value}");
+            assert_eq!(affinity.client_value, None, "{value}");
         }
     }
 
@@ -351,12 +363,12 @@ mod tests {
             is_permanent: true,
             ..session()
         };
-        let mut answer = begun(&of, NOW);
+        let mut answer = new_session_headers(&of, NOW);
         let (mut at, mut lasted) = (NOW, 0);
         loop {
             at += 9_000;
-            let affinity = SessionAffinity::from_request(&of, &cookie(&answer), at);
-            if affinity.brought.is_none() {
+            let affinity = SessionAffinity::from_request(&of, &next_request_headers(&answer), at);
+            if affinity.client_value.is_none() {
                 break;
             }
             lasted += 1;
@@ -367,8 +379,12 @@ mod tests {
             assert!(set.ends_with(&format!("; Max-Age={left}")), "{set}");
         }
         assert_eq!(lasted, 11);
-        let affinity = SessionAffinity::from_request(&of, &cookie(&begun(&of, NOW)), NOW + 10_000);
-        assert_eq!(affinity.brought, None);
+        let affinity = SessionAffinity::from_request(
+            &of,
+            &next_request_headers(&new_session_headers(&of, NOW)),
+            NOW + 10_000,
+        );
+        assert_eq!(affinity.client_value, None);
     }
 
     #[test]
@@ -378,11 +394,11 @@ mod tests {
             is_header: true,
             ..HttpSession::default()
         };
-        let answer = begun(&of, NOW);
+        let answer = new_session_headers(&of, NOW);
         assert!(!answer.contains_key(SET_COOKIE));
         let affinity = SessionAffinity::from_request(&of, &answer, NOW);
         assert_eq!(
-            affinity.brought.map(|one| one.endpoint),
+            affinity.client_value.map(|one| one.endpoint),
             Some(hash_endpoint("pod-1"))
         );
     }

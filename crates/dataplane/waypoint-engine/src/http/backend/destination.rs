@@ -18,14 +18,14 @@ use crate::{
     upstream_lookup,
 };
 
-/// Where a request or connection is forwarded.
+/// Destination of a request or connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
     /// Target of the tunnel: the requested service or pod.
     Target,
-    /// Backend of a route.
+    /// Service and port that a route names as backend.
     Backend(NamespacedHostname, u16),
-    /// Subset of a service port that is a route's backend.
+    /// Service, port and `DestinationRule` subset that a route names as backend.
     Subset(NamespacedHostname, u16, ArcStr),
     /// Host that the client names below the wildcard hostname of the tunnel's target.
     Host(ArcStr),
@@ -69,10 +69,10 @@ impl Destination {
     ) -> BackendRequest<'a> {
         BackendRequest {
             waypoint: &own.workload,
-            own: Some(&session.shard.waypoint.address),
-            is_target: self.is_target(session),
-            failed,
-            dialled: session.target.requested_ip(),
+            own_address: Some(&session.shard.waypoint.address),
+            is_called_service: self.is_target(session),
+            failed_workloads: failed,
+            dialed_ip: session.target.requested_ip(),
         }
     }
 
@@ -97,7 +97,7 @@ impl Destination {
         }
     }
 
-    /// Returns the destination's key for the retry budget.
+    /// Returns the destination's key in the table of retry budgets.
     pub(in crate::http) fn retry_budget_key(&self, session: &Session) -> RetryBudgetKey {
         match self {
             Self::Target | Self::Host(_) => RetryBudgetKey::Address(session.target.address()),
@@ -107,7 +107,7 @@ impl Destination {
         }
     }
 
-    /// Whether the destination is the service of the tunnel's target. This waypoint then chooses among its endpoints.
+    /// Whether the destination is the service of the tunnel's target, so that this waypoint chooses the endpoint.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
@@ -145,7 +145,7 @@ impl Destination {
             Self::Backend(name, port) | Self::Subset(name, port, _) => {
                 let request = self.backend_request(session, own, failed);
                 let table = waypoint.state.table();
-                table.backend(&request, name, *port, Some(load), &mut rand::rng())
+                table.route_to_backend(&request, name, *port, Some(load), &mut rand::rng())
             }
         }
     }
@@ -195,11 +195,11 @@ impl Destination {
             Self::Subset(service, _, subset) => (service.to_string(), subset.clone()),
             _ => Default::default(),
         };
-        NoUpstream::Subset(service, subset)
+        NoUpstream::UnusableSubset(service, subset)
     }
 
-    /// Chooses an endpoint, by the destination's rule or as the less loaded of two random ones, and returns the
-    /// upstream with its leases.
+    /// Chooses an endpoint, by the destination's rule or as the less loaded of two random ones. Returns the upstream of
+    /// the endpoint, with the leases to hold.
     pub(in crate::http) async fn upstream(
         &self,
         session: &Session,
@@ -260,7 +260,7 @@ impl Destination {
     }
 }
 
-/// Reason why no endpoint is available.
+/// Reason why a destination has no available endpoint.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum NoEndpointError {
     #[error(transparent)]

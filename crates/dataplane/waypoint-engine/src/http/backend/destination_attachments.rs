@@ -1,8 +1,9 @@
-//! Attachments of the service to which a consumer route forwards, compared with those already applied to the received
-//! request or connection.
+//! Attachments (policies, tokens, limits, plugins) of the service to which a consumer route forwards, compared with
+//! those already applied to the received request or connection.
 //!
-//! A consumer route gives its clients no more access than a direct request to that service: the service's policies
-//! apply, its rate limits count, and nothing is forwarded if it has JWT rules or plugins that were not applied.
+//! A consumer route gives its clients no more access than a direct request to that service. The service's policies
+//! apply, and its rate limits count. Nothing is forwarded if the service has JWT rules or plugins that were not
+//! applied.
 
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ pub(crate) fn find(
 /// verified.
 pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
     let all = session.shard.waypoint.published.authentications();
-    all.were_all_applied(attachments.services(), session.attachments().services())
+    all.were_policies_applied(attachments.services(), session.attachments().services())
 }
 
 /// Whether any plugin applies to requests with these attachments.
@@ -46,7 +47,7 @@ pub(crate) fn have_plugins(session: &Session, attachments: &Attachments) -> bool
     chain.is_some_and(|chain| {
         let mut plugins = chain.plugins_for(attachments).into_iter();
         // A plugin's own calls would call the plugin again.
-        plugins.any(|plugin| !session.caller.acts_for(&plugin.config.namespace))
+        plugins.any(|plugin| !session.caller.calls_on_behalf_of(&plugin.config.namespace))
     })
 }
 
@@ -57,13 +58,15 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     };
     let applied = chain.plugins_for(&session.attachments());
     chain.plugins_for(attachments).iter().all(|plugin| {
-        session.caller.acts_for(&plugin.config.namespace)
-            || applied.iter().any(|known| known.number == plugin.number)
+        session.caller.calls_on_behalf_of(&plugin.config.namespace)
+            || applied
+                .iter()
+                .any(|known| known.version_id == plugin.version_id)
     })
 }
 
-/// Whether a connection may be forwarded as opaque bytes: not to a backend whose JWT rules, rate limits or plugins
-/// require HTTP, unless its port declares another protocol.
+/// Whether a connection may be forwarded to the destination as opaque bytes: no JWT rule, rate limit or plugin there
+/// requires HTTP, or the destination's port declares TCP or TLS.
 pub(crate) fn may_be_opaque(
     session: &Session,
     destination: &Destination,

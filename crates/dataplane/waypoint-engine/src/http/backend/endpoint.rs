@@ -19,20 +19,20 @@ use crate::{
     session::Session,
 };
 
-/// `DestinationRule` applied to one request, with the rule's choice of load-balancer hash. The request counts against
-/// the rule's limits until the value is dropped.
+/// Effect of a `DestinationRule` on one request, with the hash that the load balancer uses. The request counts against
+/// the rule's limits until this value is dropped.
 #[derive(Debug)]
 pub(in crate::http) struct DestinationDecision {
     pub(in crate::http) port: Arc<DestinationPort>,
     hash: Option<u64>,
     /// `Set-Cookie` value for the response, if the load-balancer hash needs a new cookie.
     cookie: Option<HeaderValue>,
-    _request: LimitPermit,
-    _connection: Option<OwnedSemaphorePermit>,
+    _request_permit: LimitPermit,
+    _connection_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl DestinationDecision {
-    /// Applies the rule of a port to a request.
+    /// Applies the `DestinationRule` of a service port to a request.
     pub(in crate::http) async fn new(
         session: &Session,
         port: Arc<DestinationPort>,
@@ -56,8 +56,8 @@ impl DestinationDecision {
             port,
             hash,
             cookie,
-            _request: active,
-            _connection: connection,
+            _request_permit: active,
+            _connection_permit: connection,
         }))
     }
 
@@ -68,8 +68,8 @@ impl DestinationDecision {
     ) -> PickRequest<'a> {
         PickRequest {
             hash: self.hash,
-            failed,
-            preferred,
+            tried_uids: failed,
+            preferred_uid: preferred,
         }
     }
 
@@ -124,7 +124,7 @@ fn hash_request(
     }
 }
 
-/// Hashes all values of a request header for the load balancer.
+/// Hashes all values of a request header, for the load balancer's hash policy.
 fn hash_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     let mut values = headers.get_all(name).iter();
@@ -158,20 +158,19 @@ pub(in crate::http) fn cookie_value<'a>(headers: &'a HeaderMap, name: &str) -> O
     })
 }
 
-/// Generates the load-balancer cookie of a client that has none: a random value, which reveals nothing about the
-/// endpoints.
-fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
-    let ttl = of.ttl?;
+/// Generates the load-balancer cookie of a client that has none. Its random value reveals nothing about the endpoints.
+fn new_cookie(settings: &HashCookie) -> Option<(String, HeaderValue)> {
+    let ttl = settings.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());
-    let mut text = format!("{}=\"{value}\"", of.name);
+    let mut text = format!("{}=\"{value}\"", settings.name);
     let mut add = |part: std::fmt::Arguments<'_>| text.write_fmt(part).is_ok();
     if !ttl.is_zero() {
         add(format_args!("; Max-Age={}", ttl.as_secs().max(1)));
     }
-    if let Some(path) = &of.path {
+    if let Some(path) = &settings.path {
         add(format_args!("; Path={path}"));
     }
-    for (name, value) in &of.attributes {
+    for (name, value) in &settings.attributes {
         if value.is_empty() {
             add(format_args!("; {name}"));
         } else {

@@ -1,4 +1,5 @@
-//! Upstreams without load balancing: hosts below wildcards, and original destinations (`resolution: NONE`).
+//! Pass-through upstreams, which clients name and no load balancing chooses: hosts below wildcards, and original
+//! destinations (`resolution: NONE`).
 
 use ambit_model::ArcStr;
 

@@ -10,14 +10,14 @@ use super::{
 use crate::session::Session;
 
 impl Destination {
-    /// Finds the destination's endpoint with this hash in the session value.
+    /// Finds the endpoint of the destination whose hash the session value contains.
     pub(in crate::http) fn find_session_endpoint(
         &self,
         session: &Session,
         mark: u64,
     ) -> SessionEndpoint {
         let waypoint = &session.shard.waypoint;
-        let own = waypoint.local.current(None);
+        let own = waypoint.local.current_pod(None);
         let Some((name, port)) = self.port(session) else {
             return SessionEndpoint::AtOtherWaypoint;
         };

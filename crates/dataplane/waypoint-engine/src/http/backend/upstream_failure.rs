@@ -19,14 +19,14 @@ const ERROR_PREFIX: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::http) struct UpstreamFailure {
     pub(in crate::http) flag: ResponseFlag,
-    /// Status of the client's response.
+    /// Status of the response to the client.
     pub(in crate::http) status: StatusCode,
-    /// Body of the client's response.
+    /// Body of the response to the client.
     pub(in crate::http) body: Cow<'static, str>,
     /// Response-code details and failure text for the access log.
-    pub(in crate::http) text: String,
+    pub(in crate::http) details: String,
     /// Whether the endpoint reports that it has not processed the request (HTTP/2 `REFUSED_STREAM` or GOAWAY).
-    pub(in crate::http) is_untouched: bool,
+    pub(in crate::http) is_unprocessed: bool,
 }
 
 impl UpstreamFailure {
@@ -76,8 +76,8 @@ impl UpstreamFailure {
             flag,
             status: StatusCode::SERVICE_UNAVAILABLE,
             body,
-            text,
-            is_untouched: false,
+            details: text,
+            is_unprocessed: false,
         }
     }
 
@@ -106,7 +106,7 @@ impl UpstreamFailure {
         let ended = || format!("{ERROR_PREFIX}connection termination").into();
         match cause {
             Some(reset) if reset.is_remote() && reset.is_reset() => Self {
-                is_untouched: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
+                is_unprocessed: reset.reason() == Some(h2::Reason::REFUSED_STREAM),
                 ..Self::new(
                     ResponseFlag::UpstreamRemoteReset,
                     format!("{ERROR_PREFIX}remote reset").into(),
@@ -115,7 +115,7 @@ impl UpstreamFailure {
             },
             // GOAWAY names the last request that may have been processed; only later ones fail with it.
             Some(going) if going.is_remote() && going.is_go_away() => Self {
-                is_untouched: true,
+                is_unprocessed: true,
                 ..Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text)
             },
             _ => Self::new(ResponseFlag::UpstreamConnectionTermination, ended(), text),
@@ -187,7 +187,7 @@ mod tests {
                 "a layer 4 policy of the workload refused the waypoint"
             );
             let log = "policy istio-system/all, shop/orders of the workload refused the waypoint: ";
-            assert!(broken.text.starts_with(log), "{}", broken.text);
+            assert!(broken.details.starts_with(log), "{}", broken.details);
         }
     }
 
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn rejected_certificate_is_named() {
-        let source = ambit_hbone::tls::HandshakeError::Alpn;
+        let source = ambit_hbone::tls::HandshakeError::NoH2Alpn;
         let error = DialError::Tls {
             addr: ([10, 0, 0, 2], 15008).into(),
             source,

@@ -14,25 +14,25 @@ pub(in crate::http) struct BodyCounter(Arc<Mutex<BodyCounts>>);
 #[derive(Debug, Default)]
 struct BodyCounts {
     bytes: u64,
-    /// Message counter, for bodies of gRPC only.
+    /// Counter of gRPC messages; `None` for bodies that are not gRPC.
     messages: Option<GrpcMessageCounter>,
     grpc_status: Option<u32>,
     is_complete: bool,
-    is_broken: bool,
-    is_late: bool,
+    is_aborted: bool,
+    has_timed_out: bool,
 }
 
 /// Counter of gRPC messages, each of which begins with five bytes: a flag and the length.
 #[derive(Debug, Default)]
 struct GrpcMessageCounter {
     count: u64,
-    prefix: Vec<u8>,
+    length_prefix: Vec<u8>,
     /// Bytes of the current message that have not arrived yet.
-    left: usize,
+    remaining_bytes: usize,
 }
 
 impl BodyCounter {
-    /// Creates a counter at zero.
+    /// Creates a counter with no bytes; gRPC messages are counted if `is_grpc`.
     pub(in crate::http) fn new(is_grpc: bool) -> Self {
         Self(Arc::new(Mutex::new(BodyCounts {
             messages: is_grpc.then(GrpcMessageCounter::default),
@@ -55,19 +55,19 @@ impl BodyCounter {
         self.0.lock().grpc_status
     }
 
-    /// Whether the whole body has been forwarded.
+    /// Whether the body has been forwarded to its end.
     pub(in crate::http) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
     }
 
     /// Whether the sender aborted the body, or violated the protocol.
-    pub(in crate::http) fn is_broken(&self) -> bool {
-        self.0.lock().is_broken
+    pub(in crate::http) fn is_aborted(&self) -> bool {
+        self.0.lock().is_aborted
     }
 
     /// Whether the request's deadline expired before the end of the body.
-    pub(in crate::http) fn is_late(&self) -> bool {
-        self.0.lock().is_late
+    pub(in crate::http) fn has_timed_out(&self) -> bool {
+        self.0.lock().has_timed_out
     }
 
     /// Counts bytes that do not pass through a wrapped body, such as those of an upgraded connection.
@@ -83,7 +83,7 @@ impl BodyCounter {
         counted.grpc_status = status.or(counted.grpc_status);
     }
 
-    /// Counts a frame of the body.
+    /// Counts the bytes and gRPC messages in a frame of the body.
     pub(in crate::http) fn count_frame(&self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             let mut counted = self.0.lock();
@@ -98,15 +98,15 @@ impl BodyCounter {
 
     /// Marks the body as aborted by its sender.
     pub(in crate::http) fn mark_aborted(&self) {
-        self.0.lock().is_broken = true;
+        self.0.lock().is_aborted = true;
     }
 
-    /// Marks the body as incomplete at its deadline.
+    /// Marks the body as incomplete when its deadline expired.
     pub(in crate::http) fn mark_timed_out(&self) {
-        self.0.lock().is_late = true;
+        self.0.lock().has_timed_out = true;
     }
 
-    /// Marks the body as complete.
+    /// Marks the body as forwarded to its end.
     pub(in crate::http) fn mark_complete(&self) {
         self.0.lock().is_complete = true;
     }
@@ -115,21 +115,21 @@ impl BodyCounter {
 impl GrpcMessageCounter {
     fn count_bytes(&mut self, mut data: &[u8]) {
         while !data.is_empty() {
-            if self.left > 0 {
-                let skipped = self.left.min(data.len());
-                self.left -= skipped;
+            if self.remaining_bytes > 0 {
+                let skipped = self.remaining_bytes.min(data.len());
+                self.remaining_bytes -= skipped;
                 data = data.get(skipped..).unwrap_or_default();
                 continue;
             }
-            let missing = 5 - self.prefix.len();
+            let missing = 5 - self.length_prefix.len();
             let taken = data.get(..missing).unwrap_or(data);
-            self.prefix.extend_from_slice(taken);
+            self.length_prefix.extend_from_slice(taken);
             data = data.get(taken.len()..).unwrap_or_default();
-            if let [_, a, b, c, d] = *self.prefix.as_slice() {
+            if let [_, a, b, c, d] = *self.length_prefix.as_slice() {
                 let length = u32::from_be_bytes([a, b, c, d]);
-                self.left = usize::try_from(length).unwrap_or(usize::MAX);
+                self.remaining_bytes = usize::try_from(length).unwrap_or(usize::MAX);
                 self.count += 1;
-                self.prefix.clear();
+                self.length_prefix.clear();
             }
         }
     }
@@ -154,7 +154,7 @@ mod tests {
                 messages.count_bytes(piece);
             }
             assert_eq!(messages.count, 3, "in pieces of {step}");
-            assert_eq!(messages.left, 0);
+            assert_eq!(messages.remaining_bytes, 0);
         }
     }
 }

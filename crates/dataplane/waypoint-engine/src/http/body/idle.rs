@@ -44,9 +44,9 @@ pub(in crate::http) struct IdleTimeout {
 #[derive(Debug, Default)]
 struct State {
     /// Whether the response has begun: from then on the request body has no idle timeout.
-    has_begun: AtomicBool,
+    has_response_begun: AtomicBool,
     /// Whether the request body has timed out.
-    is_over: AtomicBool,
+    has_upload_timed_out: AtomicBool,
 }
 
 /// Direction of a body, which decides when its idle timeout applies.
@@ -63,13 +63,13 @@ struct IdleTimeoutBody {
     direction: Direction,
     state: Arc<State>,
     /// Timer that started when the reader began to wait for the next frame.
-    wait: Option<Pin<Box<Sleep>>>,
+    idle_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl IdleTimeout {
-    /// Creates the timeouts for a request with these headers; a zero limit disables them.
+    /// Creates the idle timeouts of a request with these headers; a zero limit disables them.
     pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
-        let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
+        let is_bounded = !limit.is_zero() && !is_upgrade && !is_message_stream(headers);
         Self {
             limit: is_bounded.then_some(limit),
             state: Arc::default(),
@@ -102,7 +102,7 @@ impl IdleTimeout {
     /// Wraps a response body of declared length, which fails when it is idle for too long; returns other bodies
     /// unchanged.
     pub(in crate::http) fn wrap_response(&self, body: Body) -> Body {
-        self.state.has_begun.store(true, Relaxed);
+        self.state.has_response_begun.store(true, Relaxed);
         match body.size_hint().exact() {
             Some(_) => self.wrap_body(body, Direction::Response),
             None => body,
@@ -111,7 +111,9 @@ impl IdleTimeout {
 
     /// Returns the reply (408) to a request whose body has timed out.
     pub(in crate::http) fn timeout_reply(&self) -> Option<Reply> {
-        let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
+        let limit = self
+            .limit
+            .filter(|_| self.state.has_upload_timed_out.load(Relaxed))?;
         Some(IdleError(limit).into())
     }
 
@@ -124,14 +126,14 @@ impl IdleTimeout {
             limit,
             direction,
             state: self.state.clone(),
-            wait: None,
+            idle_timer: None,
         };
         awaited.boxed_unsync()
     }
 }
 
 /// Whether a request begins a stream of messages in either direction (gRPC, Connect), which may be idle.
-fn is_stream(headers: &HeaderMap) -> bool {
+fn is_message_stream(headers: &HeaderMap) -> bool {
     let of = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
     of.is_some_and(|of| {
         of.starts_with(b"application/grpc") || of.starts_with(b"application/connect+")
@@ -155,20 +157,20 @@ impl HttpBody for IdleTimeoutBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            this.wait = None;
+            this.idle_timer = None;
             return Poll::Ready(frame);
         }
-        if this.direction == Direction::Request && this.state.has_begun.load(Relaxed) {
+        if this.direction == Direction::Request && this.state.has_response_begun.load(Relaxed) {
             return Poll::Pending;
         }
         let limit = this.limit;
         let new = || Box::pin(tokio::time::sleep_until(Instant::now() + limit));
-        ready!(this.wait.get_or_insert_with(new).as_mut().poll(cx));
+        ready!(this.idle_timer.get_or_insert_with(new).as_mut().poll(cx));
         if this.direction == Direction::Request {
-            if this.state.has_begun.load(Relaxed) {
+            if this.state.has_response_begun.load(Relaxed) {
                 return Poll::Pending;
             }
-            this.state.is_over.store(true, Relaxed);
+            this.state.has_upload_timed_out.store(true, Relaxed);
         }
         Poll::Ready(Some(Err(IdleError(limit).into())))
     }
@@ -204,21 +206,21 @@ mod tests {
         frames.send(Ok(frame)).unwrap();
     }
 
-    fn of(content_type: &'static str) -> IdleTimeout {
+    fn idle_timeout_for(content_type: &'static str) -> IdleTimeout {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, http::HeaderValue::from_static(content_type));
         IdleTimeout::new(LIMIT, &headers, false)
     }
 
     /// Whether the next frame of a body takes longer than a day.
-    async fn is_waited_for(body: &mut Body) -> bool {
+    async fn is_pending_for_day(body: &mut Body) -> bool {
         let most = Duration::from_secs(86_400);
         tokio::time::timeout(most, body.frame()).await.is_err()
     }
 
     #[tokio::test(start_paused = true)]
     async fn stopped_upload_times_out_and_slow_upload_does_not() {
-        let idle = of("text/plain");
+        let idle = idle_timeout_for("text/plain");
         let (source, inner) = body();
         let mut upload = idle.wrap_request(inner);
         for _ in 0..20 {
@@ -238,7 +240,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn timeout_starts_when_the_reader_polls() {
-        let idle = of("text/plain");
+        let idle = idle_timeout_for("text/plain");
         let (source, inner) = body();
         let mut upload = idle.wrap_request(inner);
         send(&source);
@@ -253,16 +255,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bidirectional_streams_may_be_idle_after_the_response_began() {
-        let idle = of("text/plain");
+        let idle = idle_timeout_for("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.wrap_request(request);
         let mut download = idle.wrap_response(response);
-        assert!(is_waited_for(&mut upload).await && is_waited_for(&mut download).await);
+        assert!(is_pending_for_day(&mut upload).await && is_pending_for_day(&mut download).await);
         // Also a response that begins during the upload.
-        let idle = of("text/plain");
+        let idle = idle_timeout_for("text/plain");
         let ((_source, request), (_other, response)) = (body(), body());
         let mut upload = idle.wrap_request(request);
-        let (is_waiting, _download) = tokio::join!(is_waited_for(&mut upload), async {
+        let (is_waiting, _download) = tokio::join!(is_pending_for_day(&mut upload), async {
             tokio::time::sleep(LIMIT / 2).await;
             idle.wrap_response(response)
         });
@@ -272,8 +274,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stopped_response_of_declared_length_times_out() {
         let (_source, inner) = body();
-        let declared = Declared(inner).boxed_unsync();
-        let mut download = of("text/plain").wrap_response(declared);
+        let declared = DeclaredLengthBody(inner).boxed_unsync();
+        let mut download = idle_timeout_for("text/plain").wrap_response(declared);
         download.frame().await.unwrap().unwrap_err();
     }
 
@@ -286,22 +288,26 @@ mod tests {
             "application/grpc-web+proto",
             "application/connect+json",
         ];
-        for idle in streams.map(of).into_iter().chain([upgrade, unlimited]) {
+        for idle in streams
+            .map(idle_timeout_for)
+            .into_iter()
+            .chain([upgrade, unlimited])
+        {
             let (_source, inner) = body();
             assert!(
-                is_waited_for(&mut idle.wrap_request(inner)).await,
+                is_pending_for_day(&mut idle.wrap_request(inner)).await,
                 "{idle:?}"
             );
             assert!(idle.apply(tokio::time::sleep(LIMIT * 9)).await.is_ok());
         }
-        let bounded = of("application/json");
+        let bounded = idle_timeout_for("application/json");
         assert!(bounded.apply(tokio::time::sleep(LIMIT * 9)).await.is_err());
     }
 
     /// Body that declares a length to its reader.
-    struct Declared(Body);
+    struct DeclaredLengthBody(Body);
 
-    impl HttpBody for Declared {
+    impl HttpBody for DeclaredLengthBody {
         type Data = Bytes;
         type Error = BodyError;
 

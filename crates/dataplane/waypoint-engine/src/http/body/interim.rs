@@ -59,9 +59,12 @@ pub(in crate::http) fn expects_continue<B: HttpBody>(request: &Request<B>) -> bo
 }
 
 /// Holds the body of a request until the application sends 100, if the client expects that.
-pub(in crate::http) fn hold_body(body: Body, expectation: Option<&ContinueExpectation>) -> Body {
+pub(in crate::http) fn hold_until_continue(
+    body: Body,
+    expectation: Option<&ContinueExpectation>,
+) -> Body {
     match expectation {
-        Some(expectation) => expectation.hold_body(body),
+        Some(expectation) => expectation.hold_until_continue(body),
         None => body,
     }
 }
@@ -70,10 +73,10 @@ pub(in crate::http) fn hold_body(body: Body, expectation: Option<&ContinueExpect
 pub(in crate::http) fn forward_interim_responses(
     request: &mut Request<Body>,
     expectation: Option<&ContinueExpectation>,
-    passes: bool,
+    forwards_interim: bool,
 ) {
     let interim = request.extensions_mut().remove::<InterimForwarder>();
-    let interim = interim.filter(|_| passes);
+    let interim = interim.filter(|_| forwards_interim);
     if expectation.is_some() {
         request.headers_mut().insert(EXPECT, CONTINUE);
     }
@@ -99,19 +102,19 @@ pub(in crate::http) struct ContinueExpectation(Arc<Mutex<State>>);
 struct State {
     phase: ExpectationPhase,
     /// Waker of the task that waits to send the body.
-    task: Option<Waker>,
+    body_waker: Option<Waker>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ExpectationPhase {
-    /// No response of the application yet: the body is held.
+    /// No response of the application yet: the body is held back.
     #[default]
     Waiting,
-    /// Interim response 100: the body is sent.
+    /// Response 100 of the application: the body is sent.
     Continue,
-    /// Final response before any 100: the body is not sent.
+    /// Final response before any response 100: the body is not sent.
     FinalResponse,
-    /// End of that final response: the body is dropped.
+    /// Final response that has ended: the body is dropped.
     ResponseEnded,
 }
 
@@ -124,7 +127,7 @@ struct BodyNotRequested;
 #[derive(Debug)]
 pub(in crate::http) struct EarlyResponseGuard {
     #[expect(dead_code, reason = "dropping it ends the request")]
-    ending: Option<ResponseEndGuard>,
+    response_end: Option<ResponseEndGuard>,
 }
 
 #[derive(Debug)]
@@ -150,7 +153,7 @@ impl ContinueExpectation {
             return;
         }
         state.phase = to;
-        let task = state.task.take();
+        let task = state.body_waker.take();
         drop(state);
         if let Some(task) = task {
             task.wake();
@@ -163,11 +166,13 @@ impl ContinueExpectation {
             one.advance(ExpectationPhase::Waiting, ExpectationPhase::FinalResponse);
             ResponseEndGuard(one.clone())
         });
-        EarlyResponseGuard { ending }
+        EarlyResponseGuard {
+            response_end: ending,
+        }
     }
 
     /// Holds the request body until the application sends 100 or [`CONTINUE_TIMEOUT`] expires.
-    fn hold_body(&self, body: Body) -> Body {
+    fn hold_until_continue(&self, body: Body) -> Body {
         let held = HeldBody {
             body,
             expectation: self.clone(),
@@ -203,7 +208,7 @@ impl HttpBody for HeldBody {
             {
                 state.phase = ExpectationPhase::Continue;
             }
-            state.task = Some(cx.waker().clone());
+            state.body_waker = Some(cx.waker().clone());
             state.phase
         };
         match phase {

@@ -1,4 +1,4 @@
-//! Request body whose beginning has been buffered and is replayed before the rest.
+//! Request body whose beginning was buffered. Readers receive the buffered prefix, and then the rest.
 
 use std::{
     collections::VecDeque,
@@ -53,7 +53,7 @@ impl BufferedPrefix {
         memory: &ConnectionMemory,
         idle: &IdleTimeout,
     ) -> Result<Self, PrefixError> {
-        let mut permit = memory.take(ChargePurpose::AuthorizationBody, 0)?;
+        let mut permit = memory.charge_request(ChargePurpose::AuthorizationBody, 0)?;
         let mut prefix = Self::default();
         while prefix.bytes <= most && !body.is_end_stream() {
             let Some(frame) = idle.apply(body.frame()).await? else {
@@ -79,7 +79,7 @@ impl BufferedPrefix {
         self.bytes
     }
 
-    /// Returns at most `most` bytes from the beginning.
+    /// Returns the first buffered bytes, at most `most`.
     pub(in crate::http) fn first_bytes(&self, most: usize) -> Vec<u8> {
         let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
         data.take(most).copied().collect()

@@ -22,7 +22,8 @@ pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
 /// Bytes charged for a buffered frame in addition to its data.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
-/// Request body that is buffered while it streams, so that a retry can send it again; unless it is too large.
+/// Request body that is buffered while it streams, so that a retry can send it again. A body that is too large is not
+/// buffered.
 #[derive(Clone)]
 pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
 
@@ -33,11 +34,11 @@ struct Inner {
     /// Memory budget to which the buffered frames are charged.
     memory: ConnectionMemory,
     permit: Option<MemoryPermit>,
-    is_whole: bool,
-    is_lost: bool,
-    /// Number of the current attempt; bodies of earlier attempts receive no more frames.
-    turn: u64,
-    /// Total size in bytes, if known.
+    has_ended: bool,
+    is_discarded: bool,
+    /// Number of the current attempt. Readers of earlier attempts receive no more frames.
+    attempt: u64,
+    /// Total size of the body in bytes, if known.
     length: Option<u64>,
 }
 
@@ -49,10 +50,10 @@ enum BufferedFrame {
 
 struct ReplayReader {
     replay: ReplayBody,
-    turn: u64,
-    next: usize,
+    attempt: u64,
+    next_frame: usize,
     /// Remaining bytes of the body, if its length is known.
-    left: Option<u64>,
+    remaining_bytes: Option<u64>,
 }
 
 /// Error of an attempt's body after a retry has begun.
@@ -69,30 +70,30 @@ impl ReplayBody {
             bytes: 0,
             memory: memory.clone(),
             permit: None,
-            is_whole: false,
-            is_lost: false,
-            turn: 0,
+            has_ended: false,
+            is_discarded: false,
+            attempt: 0,
         })))
     }
 
-    /// Whether all frames read so far are still buffered.
+    /// Whether all frames read so far are still buffered, so that the body can be sent again.
     pub(in crate::http) fn is_replayable(&self) -> bool {
-        !self.0.lock().is_lost
+        !self.0.lock().is_discarded
     }
 
     /// Returns the body from its beginning for the next attempt; `None` if it was too large to buffer. The body of the
     /// previous attempt receives no more frames.
     pub(in crate::http) fn rewind(&self) -> Option<Body> {
         let mut inner = self.0.lock();
-        if inner.is_lost {
+        if inner.is_discarded {
             return None;
         }
-        inner.turn += 1;
+        inner.attempt += 1;
         let reading = ReplayReader {
             replay: self.clone(),
-            turn: inner.turn,
-            next: 0,
-            left: inner.length,
+            attempt: inner.attempt,
+            next_frame: 0,
+            remaining_bytes: inner.length,
         };
         drop(inner);
         Some(reading.boxed_unsync())
@@ -101,7 +102,7 @@ impl ReplayBody {
 
 impl Inner {
     fn buffer_frame(&mut self, frame: &Frame<Bytes>) {
-        if self.is_lost {
+        if self.is_discarded {
             return;
         }
         let part = match (frame.data_ref(), frame.trailers_ref()) {
@@ -111,8 +112,8 @@ impl Inner {
         };
         let bytes = FRAME_OVERHEAD_BYTES + frame.data_ref().map_or(0, Bytes::len);
         self.bytes += bytes;
-        self.is_lost = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
-        if self.is_lost {
+        self.is_discarded = self.bytes > MAX_REPLAY_BYTES || !self.charge(bytes);
+        if self.is_discarded {
             self.frames = Vec::new();
             self.permit = None;
         } else {
@@ -120,7 +121,7 @@ impl Inner {
         }
     }
 
-    /// Charges further bytes to the memory budget; false if it has no room.
+    /// Charges the memory budget for more buffered bytes. Returns false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self
@@ -128,24 +129,27 @@ impl Inner {
                 .grow(ChargePurpose::RetryBody, permit, bytes)
                 .is_ok(),
             none => {
-                *none = self.memory.take(ChargePurpose::RetryBody, bytes).ok();
+                *none = self
+                    .memory
+                    .charge_request(ChargePurpose::RetryBody, bytes)
+                    .ok();
                 none.is_some()
             }
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.is_whole {
+        if self.has_ended {
             return Poll::Ready(None);
         }
         let frame = ready!(Pin::new(&mut self.source).poll_frame(cx));
         match &frame {
             Some(Ok(frame)) => {
                 self.buffer_frame(frame);
-                self.is_whole = self.source.is_end_stream();
+                self.has_ended = self.source.is_end_stream();
             }
-            None => self.is_whole = true,
-            Some(Err(_)) => self.is_lost = true,
+            None => self.has_ended = true,
+            Some(Err(_)) => self.is_discarded = true,
         }
         Poll::Ready(frame)
     }
@@ -161,31 +165,33 @@ impl HttpBody for ReplayReader {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         let mut inner = this.replay.0.lock();
-        if inner.turn != this.turn {
+        if inner.attempt != this.attempt {
             return Poll::Ready(Some(Err(SupersededAttempt.into())));
         }
-        let frame = match inner.frames.get(this.next).cloned() {
+        let frame = match inner.frames.get(this.next_frame).cloned() {
             Some(BufferedFrame::Data(data)) => Some(Ok(Frame::data(data))),
             Some(BufferedFrame::Trailers(trailers)) => Some(Ok(Frame::trailers(trailers))),
             None => ready!(inner.poll(cx)),
         };
         if let Some(Ok(frame)) = &frame {
-            this.next += 1;
+            this.next_frame += 1;
             let bytes = frame.data_ref().map_or(0, Bytes::len);
             let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-            this.left = this.left.map(|left| left.saturating_sub(bytes));
+            this.remaining_bytes = this.remaining_bytes.map(|left| left.saturating_sub(bytes));
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
         let inner = self.replay.0.lock();
-        let is_whole = inner.is_whole || inner.source.is_end_stream();
-        is_whole && self.next >= inner.frames.len()
+        let is_whole = inner.has_ended || inner.source.is_end_stream();
+        is_whole && self.next_frame >= inner.frames.len()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.left.map(SizeHint::with_exact).unwrap_or_default()
+        self.remaining_bytes
+            .map(SizeHint::with_exact)
+            .unwrap_or_default()
     }
 }
 
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
     use crate::memory::{Memory, MemoryLimits};
 
-    /// Returns a connection's budget in a process with this limit.
+    /// Returns the memory budget of a connection, in a process with this memory limit.
     fn memory(process: usize) -> ConnectionMemory {
         let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
@@ -287,10 +293,18 @@ mod tests {
         let replay = ReplayBody::new(crate::message::text_body(vec![0; 900]), &memory);
         let mut body = replay.rewind().unwrap();
         assert_eq!(read_data(&mut body).await.len(), 900);
-        assert!(memory.take(ChargePurpose::RetryBody, 100).is_err());
+        assert!(
+            memory
+                .charge_request(ChargePurpose::RetryBody, 100)
+                .is_err()
+        );
         assert!(replay.rewind().is_some());
         drop((body, replay));
-        assert!(memory.take(ChargePurpose::RetryBody, 1000).is_ok());
+        assert!(
+            memory
+                .charge_request(ChargePurpose::RetryBody, 1000)
+                .is_ok()
+        );
     }
 
     #[tokio::test]

@@ -31,9 +31,9 @@ const FRAME_OVERHEAD_BYTES: usize = 64;
 /// Result of copying a body to one mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::http) enum CopyOutcome {
-    /// Original body that was copied to its end.
+    /// Mirror that has received the whole body.
     Complete,
-    /// Mirror that lagged too far behind.
+    /// Mirror that lagged too far behind the original body.
     TooSlow,
 }
 
@@ -45,38 +45,38 @@ struct Tee {
 
 /// Sender of a body's copy to one mirror.
 struct CopySender {
-    pieces: mpsc::UnboundedSender<MirrorEvent>,
-    own: Arc<AtomicUsize>,
-    all: BufferedBytes,
+    events: mpsc::UnboundedSender<CopyEvent>,
+    mirror_bytes: Arc<AtomicUsize>,
+    worker_bytes: BufferedBytes,
     memory: ConnectionMemory,
-    ended: Option<oneshot::Sender<CopyOutcome>>,
+    outcome_sender: Option<oneshot::Sender<CopyOutcome>>,
 }
 
-enum MirrorEvent {
+enum CopyEvent {
     Frame(Frame<Bytes>, BufferedFrame),
     End,
 }
 
-/// Buffered frame of a copy, which counts towards the worker's limit until it is dropped.
+/// Buffered frame for a mirror, which counts towards the worker's limit until it is dropped.
 struct BufferedFrame {
     bytes: usize,
-    own: Arc<AtomicUsize>,
-    all: BufferedBytes,
+    mirror_bytes: Arc<AtomicUsize>,
+    worker_bytes: BufferedBytes,
     _permit: MemoryPermit,
 }
 
 impl Drop for BufferedFrame {
     fn drop(&mut self) {
-        self.own.fetch_sub(self.bytes, Relaxed);
-        self.all.0.fetch_sub(self.bytes, Relaxed);
+        self.mirror_bytes.fetch_sub(self.bytes, Relaxed);
+        self.worker_bytes.0.fetch_sub(self.bytes, Relaxed);
     }
 }
 
 /// Copy of a body that is sent to a mirror.
 struct CopyBody {
-    pieces: mpsc::UnboundedReceiver<MirrorEvent>,
+    events: mpsc::UnboundedReceiver<CopyEvent>,
     /// Remaining bytes of the body, if its length is known.
-    left: Option<u64>,
+    remaining_bytes: Option<u64>,
 }
 
 /// Error of a copy whose original was aborted, or whose mirror was too slow.
@@ -84,7 +84,8 @@ struct CopyBody {
 #[error("the mirrored request is given up")]
 struct CopyAborted;
 
-/// Returns the body to forward and `count` copies of it, each with the outcome of its copying.
+/// Copies a body to mirrors while it is read. Returns the body to forward, and `count` copies, each with a receiver of
+/// its outcome.
 pub(in crate::http) fn tee(
     inner: Body,
     count: usize,
@@ -106,13 +107,20 @@ pub(in crate::http) fn tee(
         let (sender, pieces) = mpsc::unbounded_channel();
         let (ended, end) = oneshot::channel();
         copies.push(CopySender {
-            pieces: sender,
-            own: Arc::default(),
-            all: buffered.clone(),
+            events: sender,
+            mirror_bytes: Arc::default(),
+            worker_bytes: buffered.clone(),
             memory: memory.clone(),
-            ended: Some(ended),
+            outcome_sender: Some(ended),
         });
-        bodies.push((CopyBody { pieces, left }.boxed_unsync(), end));
+        bodies.push((
+            CopyBody {
+                events: pieces,
+                remaining_bytes: left,
+            }
+            .boxed_unsync(),
+            end,
+        ));
     }
     (Tee { inner, copies }.boxed_unsync(), bodies)
 }
@@ -125,35 +133,35 @@ impl CopySender {
             (_, Some(trailers)) => (Frame::trailers(trailers.clone()), FRAME_OVERHEAD_BYTES),
             (None, None) => return true,
         };
-        let Ok(permit) = self.memory.take(ChargePurpose::MirrorBody, bytes) else {
+        let Ok(permit) = self.memory.charge_request(ChargePurpose::MirrorBody, bytes) else {
             self.finish(CopyOutcome::TooSlow);
             return false;
         };
-        let own = self.own.fetch_add(bytes, Relaxed) + bytes;
-        let all = self.all.0.fetch_add(bytes, Relaxed) + bytes;
+        let own = self.mirror_bytes.fetch_add(bytes, Relaxed) + bytes;
+        let all = self.worker_bytes.0.fetch_add(bytes, Relaxed) + bytes;
         let held = BufferedFrame {
             bytes,
-            own: self.own.clone(),
-            all: self.all.clone(),
+            mirror_bytes: self.mirror_bytes.clone(),
+            worker_bytes: self.worker_bytes.clone(),
             _permit: permit,
         };
         if own > MAX_LAG_BYTES || all > MAX_TOTAL_LAG_BYTES {
             self.finish(CopyOutcome::TooSlow);
             return false;
         }
-        self.pieces.send(MirrorEvent::Frame(copy, held)).is_ok()
+        self.events.send(CopyEvent::Frame(copy, held)).is_ok()
     }
 
-    fn finish(&mut self, how: CopyOutcome) {
-        if let Some(ended) = self.ended.take() {
+    fn finish(&mut self, outcome: CopyOutcome) {
+        if let Some(ended) = self.outcome_sender.take() {
             // The receiver may be gone.
-            let _sent = ended.send(how);
+            let _sent = ended.send(outcome);
         }
     }
 
-    /// Ends the copy, since the original body is complete.
+    /// Ends the copy for a mirror, since the original body is complete.
     fn complete(mut self) {
-        let _taken = self.pieces.send(MirrorEvent::End);
+        let _taken = self.events.send(CopyEvent::End);
         self.finish(CopyOutcome::Complete);
     }
 }
@@ -200,20 +208,22 @@ impl HttpBody for CopyBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        Poll::Ready(match ready!(this.pieces.poll_recv(cx)) {
-            Some(MirrorEvent::Frame(frame, _held)) => {
+        Poll::Ready(match ready!(this.events.poll_recv(cx)) {
+            Some(CopyEvent::Frame(frame, _held)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-                this.left = this.left.map(|left| left.saturating_sub(bytes));
+                this.remaining_bytes = this.remaining_bytes.map(|left| left.saturating_sub(bytes));
                 Some(Ok(frame))
             }
-            Some(MirrorEvent::End) => None,
+            Some(CopyEvent::End) => None,
             None => Some(Err(CopyAborted.into())),
         })
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.left.map(SizeHint::with_exact).unwrap_or_default()
+        self.remaining_bytes
+            .map(SizeHint::with_exact)
+            .unwrap_or_default()
     }
 }
 

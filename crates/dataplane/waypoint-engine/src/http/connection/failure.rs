@@ -1,4 +1,4 @@
-//! Reports connections that end because the client violates HTTP. They are counted and logged like requests.
+//! Reports connections that end because the client violates HTTP, in metrics and access logs like requests.
 
 use std::{
     error::Error,

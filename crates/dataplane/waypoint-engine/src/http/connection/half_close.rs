@@ -1,9 +1,9 @@
 //! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: nearly all
-//! clients that do so have gone.
+//! clients that do so no longer read the response.
 //!
-//! hyper does not read while a response is pending, and would notice the end only later. So this wrapper reads a few
-//! bytes ahead, which hyper receives next. After a request that has been read completely, further bytes are discarded,
-//! so that they do not hide the end; the connection is closed after the retained ones.
+//! hyper does not read while a response is pending, and would notice the half-close only later. So this wrapper reads a
+//! few bytes ahead, which hyper receives next. After a request that has been read completely, further bytes are
+//! discarded, so that they do not hide the half-close; the connection is closed after the retained bytes.
 
 use std::{
     io,
@@ -17,41 +17,40 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::header_timeout::RequestProgress;
 
 /// Maximum bytes that are read ahead while a response is pending.
-const MAX_AHEAD_BYTES: usize = 64 << 10;
+const MAX_READ_AHEAD_BYTES: usize = 64 << 10;
 /// Buffer size for reading ahead, in bytes.
-const READ_BYTES: usize = 4 << 10;
+const READ_BUFFER_BYTES: usize = 4 << 10;
 
 /// Error of a client that closed its sending side while it waited for the response.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "the client closed its side of the connection before it had the response (AMBIT_CANCEL_ON_HALF_CLOSE)"
 )]
-pub(in crate::http) struct ClientClosed;
+pub(in crate::http) struct ClientHalfClosed;
 
 /// Client's connection that reads ahead while a response is pending, and fails hyper's writes once the client has
 /// closed its sending side.
 #[derive(Debug)]
 pub(in crate::http) struct HalfCloseIo<IO> {
     io: IO,
-    /// State of the connection's requests; `None` if requests of half-closed clients are served to their end.
-    pacing: Option<RequestProgress>,
-    ahead: BytesMut,
+    /// Progress of the requests on the connection; `None` if requests of half-closed clients are served to their end.
+    progress: Option<RequestProgress>,
+    ahead_bytes: BytesMut,
     /// Whether the client has closed its sending side, or reading has failed.
-    is_over: bool,
-    /// Whether bytes after those read ahead were discarded, so that the connection must be closed after the retained
-    /// ones.
+    is_half_closed: bool,
+    /// Whether input was discarded after the bytes read ahead, so that the connection must be closed after these.
     is_truncated: bool,
 }
 
 impl<IO> HalfCloseIo<IO> {
-    /// Wraps a client's connection. With `pacing`, which tracks the requests on it, a half-close cancels the pending
+    /// Wraps a client's connection. If the progress of its requests is tracked, a half-close cancels the pending
     /// request.
-    pub(in crate::http) fn new(io: IO, pacing: Option<RequestProgress>) -> Self {
+    pub(in crate::http) fn new(io: IO, progress: Option<RequestProgress>) -> Self {
         Self {
             io,
-            pacing,
-            ahead: BytesMut::new(),
-            is_over: false,
+            progress,
+            ahead_bytes: BytesMut::new(),
+            is_half_closed: false,
             is_truncated: false,
         }
     }
@@ -60,31 +59,31 @@ impl<IO> HalfCloseIo<IO> {
 impl<IO: AsyncRead + Unpin> HalfCloseIo<IO> {
     /// Reads ahead while a response is pending, to detect a half-close.
     fn read_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let Some(pacing) = &self.pacing else {
+        let Some(pacing) = &self.progress else {
             return Ok(());
         };
         while pacing.is_serving() {
-            if self.is_over {
+            if self.is_half_closed {
                 return Err(io::Error::new(
                     io::ErrorKind::ConnectionAborted,
-                    ClientClosed,
+                    ClientHalfClosed,
                 ));
             }
-            let is_full = self.ahead.len() >= MAX_AHEAD_BYTES;
+            let is_full = self.ahead_bytes.len() >= MAX_READ_AHEAD_BYTES;
             // Further body bytes are read on demand.
             if is_full && !pacing.has_read_request() {
                 return Ok(());
             }
-            let mut space = [0; READ_BYTES];
+            let mut space = [0; READ_BUFFER_BYTES];
             let mut buf = ReadBuf::new(&mut space);
             match Pin::new(&mut self.io).poll_read(cx, &mut buf) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(read) => read?,
             }
             match buf.filled() {
-                [] => self.is_over = true,
+                [] => self.is_half_closed = true,
                 _ if is_full => self.is_truncated = true,
-                bytes => self.ahead.extend_from_slice(bytes),
+                bytes => self.ahead_bytes.extend_from_slice(bytes),
             }
         }
         Ok(())
@@ -98,13 +97,13 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HalfCloseIo<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if !this.ahead.is_empty() {
-            let n = this.ahead.len().min(buf.remaining());
-            buf.put_slice(this.ahead.get(..n).unwrap_or_default());
-            this.ahead.advance(n);
+        if !this.ahead_bytes.is_empty() {
+            let n = this.ahead_bytes.len().min(buf.remaining());
+            buf.put_slice(this.ahead_bytes.get(..n).unwrap_or_default());
+            this.ahead_bytes.advance(n);
             return Poll::Ready(Ok(()));
         }
-        if this.is_over || this.is_truncated {
+        if this.is_half_closed || this.is_truncated {
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut this.io).poll_read(cx, buf)
@@ -154,8 +153,8 @@ mod tests {
     use super::*;
     use crate::http::body::count::BodyCounter;
 
-    /// Returns a connection with a pending response, whose request body has been read completely or not.
-    fn serving(
+    /// Creates a connection with a pending response, and with a request body that has been read completely or not.
+    fn with_pending_response(
         is_whole: bool,
     ) -> (
         tokio::io::DuplexStream,
@@ -164,7 +163,7 @@ mod tests {
     ) {
         let (client, server) = tokio::io::duplex(1 << 20);
         let pacing = RequestProgress::default();
-        let serving = pacing.begin();
+        let serving = pacing.begin_request();
         let count = BodyCounter::new(false);
         if is_whole {
             count.mark_complete();
@@ -175,8 +174,8 @@ mod tests {
 
     #[tokio::test]
     async fn half_close_is_detected_after_pipelined_bytes() {
-        for bytes in [0, 1, MAX_AHEAD_BYTES, MAX_AHEAD_BYTES * 3] {
-            let (mut client, mut server, _serving) = serving(true);
+        for bytes in [0, 1, MAX_READ_AHEAD_BYTES, MAX_READ_AHEAD_BYTES * 3] {
+            let (mut client, mut server, _serving) = with_pending_response(true);
             client.write_all(&vec![b'a'; bytes]).await.unwrap();
             server.flush().await.unwrap();
             drop(client);
@@ -184,14 +183,14 @@ mod tests {
             assert!(
                 error
                     .get_ref()
-                    .is_some_and(|inner| inner.is::<ClientClosed>())
+                    .is_some_and(|inner| inner.is::<ClientHalfClosed>())
             );
         }
     }
 
     #[tokio::test]
     async fn bytes_read_ahead_are_served_next() {
-        let (mut client, mut server, serving) = serving(true);
+        let (mut client, mut server, serving) = with_pending_response(true);
         client.write_all(b"GET / HTTP/1.1").await.unwrap();
         server.flush().await.unwrap();
         drop(serving);
@@ -204,11 +203,11 @@ mod tests {
 
     #[tokio::test]
     async fn read_ahead_of_a_body_is_bounded() {
-        let (mut client, mut server, _serving) = serving(false);
+        let (mut client, mut server, _serving) = with_pending_response(false);
         client.write_all(&vec![b'a'; 1 << 19]).await.unwrap();
         drop(client);
         server.flush().await.unwrap();
-        assert!(server.ahead.len() <= MAX_AHEAD_BYTES + READ_BYTES);
+        assert!(server.ahead_bytes.len() <= MAX_READ_AHEAD_BYTES + READ_BUFFER_BYTES);
         let mut all = Vec::new();
         server.read_to_end(&mut all).await.unwrap();
         assert_eq!(all.len(), 1 << 19);

@@ -18,14 +18,14 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::{header_timeout::HeaderTimeoutError, overload::TooLarge};
+use super::{header_timeout::HeaderTimeoutError, overload::HeaderBlocksTooLarge};
 use crate::memory::{ChargePurpose, ConnectionMemory, MemoryPermit};
 
 /// Bytes of a decoded field in a header map in addition to its name and value, including spare capacity.
 const FIELD_OVERHEAD_BYTES: usize = 128;
 /// Overhead of each field in HTTP/2's size of a header section (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
-/// Size on the wire up to which trailers are not charged: those of gRPC and checksums are smaller.
+/// Maximum encoded size of trailers that are not charged: those of gRPC and checksums are smaller.
 const MAX_UNCHARGED_TRAILERS_BYTES: usize = 64;
 /// Length of the connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -33,7 +33,7 @@ const FRAME_HEADER_BYTES: usize = 9;
 /// Bytes of header blocks after which a connection's task yields to other tasks of the worker: each byte may decode to
 /// a field of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
-/// Size of reads while most of the input is header blocks, and the share of a read from which it is.
+/// Size of reads, in bytes, while the input is dense: more than half of this size in the last read was header blocks.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
@@ -47,7 +47,7 @@ const END_HEADERS: u8 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FrameHeader {
     length: usize,
-    kind: u8,
+    frame_type: u8,
     flags: u8,
     stream: u32,
 }
@@ -57,19 +57,19 @@ impl FrameHeader {
         let [a, b, c, kind, flags, stream @ ..] = bytes;
         Self {
             length: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
-            kind,
+            frame_type: kind,
             flags,
             stream: u32::from_be_bytes(stream) & 0x7fff_ffff,
         }
     }
 }
 
-/// Progress of parsing the frames of one direction.
+/// Event of the frame parser for one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameEvent {
     /// Header of a new frame.
     FrameBegin(FrameHeader),
-    /// Further payload of the frame, with its number of bytes.
+    /// Payload bytes of the frame, with their number.
     Payload(FrameHeader, usize),
     /// End of the frame's payload.
     FrameEnd(FrameHeader),
@@ -77,54 +77,56 @@ enum FrameEvent {
 
 impl FrameEvent {
     /// Returns the number of payload bytes that belong to a header block.
-    fn block_bytes(self) -> usize {
+    fn header_block_bytes(self) -> usize {
         match self {
-            Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
+            Self::Payload(head, bytes) if matches!(head.frame_type, HEADERS | CONTINUATION) => {
+                bytes
+            }
             Self::FrameBegin(_) | Self::Payload(..) | Self::FrameEnd(_) => 0,
         }
     }
 }
 
-/// Parser of the HTTP/2 frames of one direction.
+/// Parser of the HTTP/2 frames in one direction of a connection.
 #[derive(Debug)]
 struct FrameParser {
     /// Bytes to skip before the first frame (the connection preface).
-    skip: usize,
-    head: [u8; FRAME_HEADER_BYTES],
-    head_bytes: usize,
+    bytes_to_skip: usize,
+    header: [u8; FRAME_HEADER_BYTES],
+    received_header_bytes: usize,
     /// Frame whose payload is being received, and the remaining bytes of the payload.
     frame: Option<(FrameHeader, usize)>,
 }
 
 impl FrameParser {
-    fn skipping(skip: usize) -> Self {
+    fn with_skipped_bytes(skip: usize) -> Self {
         Self {
-            skip,
-            head: [0; FRAME_HEADER_BYTES],
-            head_bytes: 0,
+            bytes_to_skip: skip,
+            header: [0; FRAME_HEADER_BYTES],
+            received_header_bytes: 0,
             frame: None,
         }
     }
 
     fn advance(&mut self, mut bytes: &[u8], mut on_event: impl FnMut(FrameEvent)) {
-        let skipped = self.skip.min(bytes.len());
-        self.skip -= skipped;
+        let skipped = self.bytes_to_skip.min(bytes.len());
+        self.bytes_to_skip -= skipped;
         bytes = bytes.get(skipped..).unwrap_or_default();
         while !bytes.is_empty() {
             let Some((head, left)) = &mut self.frame else {
-                let missing = FRAME_HEADER_BYTES - self.head_bytes;
+                let missing = FRAME_HEADER_BYTES - self.received_header_bytes;
                 let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
                 if let Some(room) = self
-                    .head
-                    .get_mut(self.head_bytes..self.head_bytes + taken.len())
+                    .header
+                    .get_mut(self.received_header_bytes..self.received_header_bytes + taken.len())
                 {
                     room.copy_from_slice(taken);
                 }
-                self.head_bytes += taken.len();
+                self.received_header_bytes += taken.len();
                 bytes = rest;
-                if self.head_bytes == FRAME_HEADER_BYTES {
-                    self.head_bytes = 0;
-                    let head = FrameHeader::parse(self.head);
+                if self.received_header_bytes == FRAME_HEADER_BYTES {
+                    self.received_header_bytes = 0;
+                    let head = FrameHeader::parse(self.header);
                     on_event(FrameEvent::FrameBegin(head));
                     if head.length == 0 {
                         on_event(FrameEvent::FrameEnd(head));
@@ -148,7 +150,7 @@ impl FrameParser {
     }
 }
 
-/// Header block that has begun and not ended.
+/// HTTP/2 header block whose end has not been received.
 #[derive(Clone, Copy, Debug)]
 struct OpenHeaderBlock {
     stream: u32,
@@ -156,43 +158,45 @@ struct OpenHeaderBlock {
     is_trailers: bool,
 }
 
-/// Header blocks and trailers on a connection that hyper holds before it delivers them.
+/// Tracker of the header blocks and trailers that hyper holds before it delivers them.
 #[derive(Debug, Default)]
 struct HeaderBlockTracker {
-    open: Option<OpenHeaderBlock>,
+    open_block: Option<OpenHeaderBlock>,
     last_stream: u32,
-    /// Bytes charged for trailers, by stream, until the stream's request ends.
+    /// Bytes charged for the trailers of each stream, until the stream's request ends.
     trailers: HashMap<u32, usize>,
     /// Maximum size of a header section, in bytes.
-    most: usize,
+    max_section_bytes: usize,
 }
 
 impl HeaderBlockTracker {
-    /// Returns an upper bound of the memory that a header block of this size on the wire takes once decoded.
+    /// Returns an upper bound of the memory that a header block of this encoded size takes once decoded.
     fn max_decoded_bytes(&self, wire: usize) -> usize {
-        let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_OVERHEAD_BYTES;
+        let most = (self.max_section_bytes / EMPTY_FIELD_BYTES) * FIELD_OVERHEAD_BYTES;
         wire.saturating_mul(FIELD_OVERHEAD_BYTES).min(most)
     }
 
     fn on_client_frame(&mut self, event: FrameEvent) {
         match event {
-            FrameEvent::FrameBegin(head) if head.kind == HEADERS => {
+            FrameEvent::FrameBegin(head) if head.frame_type == HEADERS => {
                 let is_trailers = head.stream <= self.last_stream;
                 self.last_stream = self.last_stream.max(head.stream);
-                self.open = Some(OpenHeaderBlock {
+                self.open_block = Some(OpenHeaderBlock {
                     stream: head.stream,
                     bytes: 0,
                     is_trailers,
                 });
             }
-            FrameEvent::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => {
-                if let Some(block) = &mut self.open {
+            FrameEvent::Payload(head, bytes)
+                if matches!(head.frame_type, HEADERS | CONTINUATION) =>
+            {
+                if let Some(block) = &mut self.open_block {
                     block.bytes += bytes;
                 }
             }
-            FrameEvent::FrameEnd(head) if matches!(head.kind, HEADERS | CONTINUATION) => {
+            FrameEvent::FrameEnd(head) if matches!(head.frame_type, HEADERS | CONTINUATION) => {
                 if head.flags & END_HEADERS != 0
-                    && let Some(block) = self.open.take()
+                    && let Some(block) = self.open_block.take()
                     && block.is_trailers
                     && block.bytes > MAX_UNCHARGED_TRAILERS_BYTES
                 {
@@ -200,7 +204,9 @@ impl HeaderBlockTracker {
                     *self.trailers.entry(block.stream).or_default() += bytes;
                 }
             }
-            FrameEvent::FrameEnd(head) if head.kind == RST_STREAM => self.end_stream(head.stream),
+            FrameEvent::FrameEnd(head) if head.frame_type == RST_STREAM => {
+                self.end_stream(head.stream)
+            }
             FrameEvent::FrameBegin(_) | FrameEvent::Payload(..) | FrameEvent::FrameEnd(_) => {}
         }
     }
@@ -208,8 +214,8 @@ impl HeaderBlockTracker {
     fn on_waypoint_frame(&mut self, event: FrameEvent) {
         if let FrameEvent::FrameEnd(head) = event {
             // DATA and HEADERS share the END_STREAM flag.
-            let is_end = head.kind <= HEADERS && head.flags & END_STREAM != 0;
-            if is_end || head.kind == RST_STREAM {
+            let is_end = head.frame_type <= HEADERS && head.flags & END_STREAM != 0;
+            if is_end || head.frame_type == RST_STREAM {
                 self.end_stream(head.stream);
             }
         }
@@ -220,15 +226,16 @@ impl HeaderBlockTracker {
     }
 
     /// Returns an upper bound of the memory that all header blocks and trailers take.
-    fn bytes(&self) -> usize {
+    fn max_total_bytes(&self) -> usize {
         let open = self
-            .open
+            .open_block
             .map_or(0, |block| self.max_decoded_bytes(block.bytes));
         self.trailers.values().sum::<usize>() + open
     }
 }
 
-/// Client's HTTP/2 connection that follows the frames in both directions, and charges and times header blocks.
+/// Client's HTTP/2 connection that parses the frames in both directions, charges memory for header blocks, and limits
+/// their time.
 #[derive(Debug)]
 pub(in crate::http) struct HeaderBlockIo<IO> {
     io: IO,
@@ -237,14 +244,14 @@ pub(in crate::http) struct HeaderBlockIo<IO> {
     blocks: HeaderBlockTracker,
     limit: Duration,
     /// Deadline for the end of the current header block.
-    until: Option<Pin<Box<Sleep>>>,
+    deadline: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<MemoryPermit>,
-    /// Bytes of header blocks that were read since the task last yielded.
+    /// Bytes of header blocks read since the connection's task last yielded.
     block_bytes: usize,
-    /// Whether the input is mostly header blocks, so that reads are small and little is decoded at once; initially
-    /// true.
-    is_dense: bool,
+    /// Whether the input is mostly header blocks; initially true. Reads are then small, so that little is decoded at
+    /// once.
+    is_input_dense: bool,
 }
 
 impl<IO> HeaderBlockIo<IO> {
@@ -256,24 +263,24 @@ impl<IO> HeaderBlockIo<IO> {
     ) -> Self {
         Self {
             io,
-            from_client: FrameParser::skipping(PREFACE_BYTES),
-            to_client: FrameParser::skipping(0),
+            from_client: FrameParser::with_skipped_bytes(PREFACE_BYTES),
+            to_client: FrameParser::with_skipped_bytes(0),
             blocks: HeaderBlockTracker {
-                most,
+                max_section_bytes: most,
                 ..HeaderBlockTracker::default()
             },
             limit,
-            until: None,
+            deadline: None,
             memory,
             permit: None,
             block_bytes: 0,
-            is_dense: true,
+            is_input_dense: true,
         }
     }
 
-    /// Adjusts the memory permit to the current header blocks and trailers.
+    /// Adjusts the memory permit to the size of the current header blocks and trailers.
     fn charge(&mut self) -> io::Result<()> {
-        let bytes = self.blocks.bytes();
+        let bytes = self.blocks.max_total_bytes();
         let held = self.permit.as_ref().map_or(0, MemoryPermit::bytes);
         if bytes < held || bytes == 0 {
             self.permit = None;
@@ -285,11 +292,13 @@ impl<IO> HeaderBlockIo<IO> {
                 .memory
                 .grow(ChargePurpose::HeaderBlock, permit, bytes - held),
             none => {
-                let taken = self.memory.take(ChargePurpose::HeaderBlock, bytes);
+                let taken = self
+                    .memory
+                    .charge_request(ChargePurpose::HeaderBlock, bytes);
                 taken.map(|permit| *none = Some(permit))
             }
         };
-        taken.map_err(|_| io::Error::new(io::ErrorKind::QuotaExceeded, TooLarge))
+        taken.map_err(|_| io::Error::new(io::ErrorKind::QuotaExceeded, HeaderBlocksTooLarge))
     }
 }
 
@@ -300,7 +309,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if let Some(until) = &mut this.until
+        if let Some(until) = &mut this.deadline
             && until.as_mut().poll(cx).is_ready()
         {
             return Poll::Ready(Err(io::Error::new(
@@ -314,7 +323,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
             return Poll::Pending;
         }
         let before = buf.filled().len();
-        let read = match this.is_dense {
+        let read = match this.is_input_dense {
             true => poll_read_some(Pin::new(&mut this.io), cx, buf, DENSE_READ_BYTES),
             false => Pin::new(&mut this.io).poll_read(cx, buf),
         };
@@ -327,26 +336,26 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlockIo<IO> {
         let blocks = &mut this.blocks;
         this.from_client.advance(new, |event| {
             blocks.on_client_frame(event);
-            has_ended |= blocks.open.is_none();
-            block_bytes += event.block_bytes();
+            has_ended |= blocks.open_block.is_none();
+            block_bytes += event.header_block_bytes();
         });
         this.block_bytes += block_bytes;
-        this.is_dense = block_bytes > DENSE_BLOCK_BYTES;
+        this.is_input_dense = block_bytes > DENSE_BLOCK_BYTES;
         this.charge()?;
         if has_ended {
-            this.until = None;
+            this.deadline = None;
         }
-        if this.blocks.open.is_some() && this.until.is_none() {
+        if this.blocks.open_block.is_some() && this.deadline.is_none() {
             let mut until = Box::pin(sleep(this.limit));
             // The reader also waits for the deadline.
             let _pending = until.as_mut().poll(cx);
-            this.until = Some(until);
+            this.deadline = Some(until);
         }
         read
     }
 }
 
-/// Reads at most a given number of bytes.
+/// Reads at most `most` bytes into the buffer.
 fn poll_read_some<IO: AsyncRead>(
     io: Pin<&mut IO>,
     cx: &mut Context<'_>,

@@ -19,14 +19,14 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::overload::TooLarge;
+use super::overload::HeaderBlocksTooLarge;
 use crate::{
     http::body::count::BodyCounter,
     http1_io::{Http1Additions, TrailersBody},
     memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
 };
 
-/// Error of a header section that was not complete in time.
+/// Error of an HTTP/1 request whose header section was not complete in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the header section of a request did not end in time")]
 pub(in crate::http) struct HeaderTimeoutError;
@@ -41,59 +41,59 @@ pub(in crate::http) struct RequestProgress(Arc<RequestCounters>);
 #[derive(Debug, Default)]
 struct RequestCounters {
     /// Number of requests received so far.
-    begun: AtomicUsize,
+    received_requests: AtomicUsize,
     /// Number of requests whose responses have not been sent completely.
-    served: AtomicUsize,
+    pending_responses: AtomicUsize,
     /// Counter of the latest request's body, which shows whether it has been read completely.
-    body: Mutex<Option<BodyCounter>>,
+    body_counter: Mutex<Option<BodyCounter>>,
     /// Whether the connection has been upgraded to another protocol.
     is_upgraded: AtomicBool,
-    /// Trailers and interim responses to write besides hyper's output.
+    /// Trailers and interim responses that are written between hyper's bytes.
     additions: Http1Additions,
 }
 
 impl RequestProgress {
     /// Records that the header section of a request is complete.
-    pub(in crate::http) fn begin(&self) -> ServedRequest {
-        self.0.begun.fetch_add(1, Relaxed);
-        self.0.served.fetch_add(1, Relaxed);
+    pub(in crate::http) fn begin_request(&self) -> ServedRequest {
+        self.0.received_requests.fetch_add(1, Relaxed);
+        self.0.pending_responses.fetch_add(1, Relaxed);
         ServedRequest(self.0.clone())
     }
 
-    /// Returns the queue of trailers and interim responses to write besides hyper's output.
+    /// Returns the queue of trailers and interim responses that are written between hyper's bytes.
     pub(in crate::http) fn additions(&self) -> &Http1Additions {
         &self.0.additions
     }
 
     /// Sets the counter of the latest request's body.
     pub(in crate::http) fn set_body_counter(&self, body: BodyCounter) {
-        *self.0.body.lock() = Some(body);
+        *self.0.body_counter.lock() = Some(body);
     }
 
     /// Whether a response is pending on the connection.
     pub(in crate::http) fn is_serving(&self) -> bool {
-        self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
+        self.0.pending_responses.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
     }
 
     /// Whether the latest request's body has not been read to its end.
     pub(in crate::http) fn has_unread_request_body(&self) -> bool {
-        let body = self.0.body.lock();
+        let body = self.0.body_counter.lock();
         body.as_ref().is_some_and(|body| !body.is_complete())
     }
 
     /// Whether the latest request's body has been read to its end.
     pub(in crate::http) fn has_read_request(&self) -> bool {
-        let body = self.0.body.lock();
+        let body = self.0.body_counter.lock();
         body.as_ref().is_some_and(BodyCounter::is_complete)
     }
 }
 
-/// Guard of a request, held until its response has been sent.
+/// Guard of a request in progress, held until its response has been sent.
 #[derive(Debug)]
 pub(in crate::http) struct ServedRequest(Arc<RequestCounters>);
 
 impl ServedRequest {
-    /// Disables the header timeout for good, since the connection is upgraded.
+    /// Disables the header timeout of the connection permanently, since the connection is upgraded.
     pub(in crate::http) fn disable_header_timeout(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
@@ -102,7 +102,7 @@ impl ServedRequest {
 
 impl Drop for ServedRequest {
     fn drop(&mut self) {
-        self.0.served.fetch_sub(1, Relaxed);
+        self.0.pending_responses.fetch_sub(1, Relaxed);
     }
 }
 
@@ -110,13 +110,13 @@ impl Drop for ServedRequest {
 #[derive(Debug)]
 pub(in crate::http) struct HeaderTimeoutIo<IO> {
     io: IO,
-    pacing: RequestProgress,
+    progress: RequestProgress,
     limit: Duration,
-    /// Number of requests before the current header section, and the section's deadline.
-    until: Option<(usize, Pin<Box<Sleep>>)>,
+    /// Timer of the current header section, with the number of requests received before it.
+    deadline: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
     /// Memory permit of the incomplete header section.
-    begun: Option<MemoryPermit>,
+    section_permit: Option<MemoryPermit>,
 }
 
 impl<IO> HeaderTimeoutIo<IO> {
@@ -128,11 +128,11 @@ impl<IO> HeaderTimeoutIo<IO> {
     ) -> Self {
         Self {
             io,
-            pacing,
+            progress: pacing,
             limit,
-            until: None,
+            deadline: None,
             memory,
-            begun: None,
+            section_permit: None,
         }
     }
 }
@@ -144,14 +144,14 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderTimeoutIo<IO> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let begun = this.pacing.0.begun.load(Relaxed);
-        let is_served = this.pacing.0.served.load(Relaxed) > 0;
-        this.until
+        let begun = this.progress.0.received_requests.load(Relaxed);
+        let is_served = this.progress.0.pending_responses.load(Relaxed) > 0;
+        this.deadline
             .take_if(|(number, _)| is_served || *number != begun);
-        if this.until.is_none() {
-            this.begun = None;
+        if this.deadline.is_none() {
+            this.section_permit = None;
         }
-        if let Some((_, until)) = &mut this.until
+        if let Some((_, until)) = &mut this.deadline
             && until.as_mut().poll(cx).is_ready()
         {
             return Poll::Ready(Err(io::Error::new(
@@ -164,16 +164,16 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderTimeoutIo<IO> {
         let new = buf.filled().len() - before;
         if !is_served && new > 0 {
             let until = || (begun, Box::pin(sleep(this.limit)));
-            this.until.get_or_insert_with(until);
-            let charged = match &mut this.begun {
+            this.deadline.get_or_insert_with(until);
+            let charged = match &mut this.section_permit {
                 Some(permit) => this.memory.grow(ChargePurpose::HeaderBlock, permit, new),
                 none => {
-                    let taken = this.memory.take(ChargePurpose::HeaderBlock, new);
+                    let taken = this.memory.charge_request(ChargePurpose::HeaderBlock, new);
                     taken.map(|permit| *none = Some(permit))
                 }
             };
             if charged.is_err() {
-                let error = io::Error::new(io::ErrorKind::QuotaExceeded, TooLarge);
+                let error = io::Error::new(io::ErrorKind::QuotaExceeded, HeaderBlocksTooLarge);
                 return Poll::Ready(Err(error));
             }
         }
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
     use crate::memory::{Memory, MemoryLimits};
 
-    fn paced<IO>(io: IO, process: usize) -> (Memory, HeaderTimeoutIo<IO>) {
+    fn new_connection<IO>(io: IO, process: usize) -> (Memory, HeaderTimeoutIo<IO>) {
         let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
         let pacing = RequestProgress::default();
@@ -276,7 +276,7 @@ mod tests {
     #[tokio::test]
     async fn small_pieces_are_written_together() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
-        let (_memory, mut paced) = paced(far, 8 << 20);
+        let (_memory, mut paced) = new_connection(far, 8 << 20);
         let large = vec![b'l'; 2 * MAX_GATHERED_WRITE_BYTES];
         for (pieces, expected) in [
             ([&b"head"[..], b"", b"body"], 8),
@@ -296,11 +296,11 @@ mod tests {
     #[tokio::test]
     async fn header_section_is_charged_until_its_request_begins() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
-        let (memory, mut paced) = paced(far, 8 << 10);
+        let (memory, mut paced) = new_connection(far, 8 << 10);
         near.write_all(&[b'h'; 900]).await.unwrap();
         paced.read_exact(&mut [0; 900]).await.unwrap();
         assert_eq!(memory.charged_bytes(), 900);
-        let serving = paced.pacing.begin();
+        let serving = paced.progress.begin_request();
         near.write_all(b"body").await.unwrap();
         paced.read_exact(&mut [0; 4]).await.unwrap();
         assert_eq!(memory.charged_bytes(), 0);

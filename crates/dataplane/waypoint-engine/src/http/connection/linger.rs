@@ -21,21 +21,21 @@ const MAX_LINGER: Duration = Duration::from_secs(30);
 /// Maximum time for which a closing connection waits for a silent client.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 /// Buffer size for reading discarded input, in bytes.
-const READ_BYTES: usize = 16 << 10;
+const READ_BUFFER_BYTES: usize = 16 << 10;
 
 /// Client's connection that is closed with lingering if the last request was not read completely.
 #[derive(Debug)]
 pub(in crate::http) struct LingeringCloseIo<IO> {
     io: IO,
-    pacing: RequestProgress,
+    progress: RequestProgress,
     closing: Option<LingeringClose>,
 }
 
-/// State of a lingering close: the sending side is closed, and input is discarded.
+/// State of a lingering close: the waypoint has closed its sending side, and discards input.
 #[derive(Debug)]
 struct LingeringClose {
     deadline: Instant,
-    silence: Pin<Box<Sleep>>,
+    silence_timer: Pin<Box<Sleep>>,
 }
 
 impl LingeringClose {
@@ -43,7 +43,7 @@ impl LingeringClose {
         let now = Instant::now();
         Self {
             deadline: now + MAX_LINGER,
-            silence: Box::pin(sleep_until(now + MAX_SILENCE)),
+            silence_timer: Box::pin(sleep_until(now + MAX_SILENCE)),
         }
     }
 
@@ -52,7 +52,7 @@ impl LingeringClose {
         cx: &mut Context<'_>,
         io: &mut IO,
     ) -> Poll<()> {
-        let mut space = [0; READ_BYTES];
+        let mut space = [0; READ_BUFFER_BYTES];
         loop {
             let mut buf = ReadBuf::new(&mut space);
             match Pin::new(&mut *io).poll_read(cx, &mut buf) {
@@ -62,21 +62,21 @@ impl LingeringClose {
                         return Poll::Ready(());
                     }
                     let until = self.deadline.min(now + MAX_SILENCE);
-                    self.silence.as_mut().reset(until);
+                    self.silence_timer.as_mut().reset(until);
                 }
                 Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => return self.silence.as_mut().poll(cx),
+                Poll::Pending => return self.silence_timer.as_mut().poll(cx),
             }
         }
     }
 }
 
 impl<IO> LingeringCloseIo<IO> {
-    /// Wraps a connection; `pacing` tracks whether the last request has been read completely.
-    pub(in crate::http) fn new(io: IO, pacing: RequestProgress) -> Self {
+    /// Wraps a connection, with the progress of its requests: whether the last one has been read completely.
+    pub(in crate::http) fn new(io: IO, progress: RequestProgress) -> Self {
         Self {
             io,
-            pacing,
+            progress,
             closing: None,
         }
     }
@@ -109,7 +109,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringCloseIo<IO> {
         let this = self.get_mut();
         if this.closing.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            if !this.pacing.has_unread_request_body() {
+            if !this.progress.has_unread_request_body() {
                 return Poll::Ready(Ok(()));
             }
         }

@@ -18,35 +18,37 @@ const MAX_LINGER_BYTES: u64 = 64 << 10;
 
 /// Reason why a connection is rejected as not HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotHttp {
-    /// First bytes that are not HTTP.
-    Other,
-    /// First line that is not complete in time.
-    Slow,
-    /// Client that sends nothing.
-    Silent,
+pub(crate) enum NotHttpReason {
+    /// Connection whose first bytes are not HTTP.
+    InvalidFirstBytes,
+    /// Connection whose first line is not complete in time.
+    IncompleteLine,
+    /// Connection whose client sends nothing.
+    NoBytes,
 }
 
-impl NotHttp {
+impl NotHttpReason {
     /// Returns the reason label of the rejection counter.
     fn reason(self) -> &'static str {
         match self {
-            Self::Other | Self::Silent => "not_http",
-            Self::Slow => "headers_too_slow",
+            Self::InvalidFirstBytes | Self::NoBytes => "not_http",
+            Self::IncompleteLine => "headers_too_slow",
         }
     }
 
     fn description(self) -> &'static str {
         match self {
-            Self::Other => "the connection does not begin with a request of HTTP/1.x or HTTP/2",
-            Self::Slow => "the first line of the connection did not end in time",
-            Self::Silent => "the client sent nothing in time (does the server speak first?)",
+            Self::InvalidFirstBytes => {
+                "the connection does not begin with a request of HTTP/1.x or HTTP/2"
+            }
+            Self::IncompleteLine => "the first line of the connection did not end in time",
+            Self::NoBytes => "the client sent nothing in time (does the server speak first?)",
         }
     }
 }
 
 /// Rejects a connection that is not HTTP with an error response, and counts and logs it.
-pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttp)
+pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttpReason)
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -58,7 +60,11 @@ where
          appProtocol: tcp",
         why.description()
     );
-    let status = if why == NotHttp::Other { 400 } else { 0 };
+    let status = if why == NotHttpReason::InvalidFirstBytes {
+        400
+    } else {
+        0
+    };
     failure::report_rejected(session, status, why.reason(), &text);
     if status == 0 {
         return;

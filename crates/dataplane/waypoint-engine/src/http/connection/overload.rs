@@ -20,10 +20,10 @@ const HTTP2_REQUEST_BYTES: usize = 16 << 10;
 /// Bytes charged for an HTTP/1 request in addition to its headers: each request has buffers of its own on both sides.
 const HTTP1_REQUEST_BYTES: usize = 48 << 10;
 
-/// Error of header blocks that exceed the memory budget of their connection.
+/// Error of HTTP/2 header blocks that exceed the memory budget of their connection.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("header sections on their way take more than the memory budget")]
-pub(in crate::http) struct TooLarge;
+pub(in crate::http) struct HeaderBlocksTooLarge;
 
 /// Charges a request to its memory budgets. The headers of a rejected request are dropped immediately.
 ///
@@ -47,7 +47,7 @@ pub(in crate::http) fn charge_request<B>(
         };
         let bytes = own + header_memory_bytes(headers);
         memory
-            .take(ChargePurpose::Headers, bytes)
+            .charge_request(ChargePurpose::Headers, bytes)
             .map_err(Reply::overloaded)
     };
     if admitted.is_err() {
@@ -80,7 +80,7 @@ fn too_many_fields_reply(limits: HeaderLimits) -> Reply {
     let most = limits.fields;
     let text = format!("the request has more than {most} header fields (AMBIT_MAX_HEADERS)");
     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-    Reply::refused(text, "headers_too_many").with_status(status)
+    Reply::bad_request(text, "headers_too_many").with_status(status)
 }
 
 fn section_too_long_reply(limits: HeaderLimits) -> Reply {
@@ -89,7 +89,7 @@ fn section_too_long_reply(limits: HeaderLimits) -> Reply {
         "the request's header section is longer than {most} bytes (AMBIT_MAX_HEADER_BYTES)"
     );
     let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-    Reply::refused(text, "headers_too_large").with_status(status)
+    Reply::bad_request(text, "headers_too_large").with_status(status)
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
         assert!((8..16).contains(&held.len()), "{}", held.len());
         assert_eq!(refused.status, 503);
         assert!(refused.flags.contains(ResponseFlag::OverloadManager));
-        assert_eq!(refused.refused, Some("memory_budget_connection"));
+        assert_eq!(refused.rejection_label, Some("memory_budget_connection"));
         let response = refused.into_response(false);
         assert_eq!(response.headers()["x-envoy-overloaded"], "true");
         held.pop();

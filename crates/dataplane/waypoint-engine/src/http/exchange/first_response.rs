@@ -1,4 +1,5 @@
-//! Waits for the first response to a request: an endpoint's, or a plugin's while the request is being sent.
+//! Waits for the first response to a request: that of the endpoint, or that of a plugin which responds while the
+//! request is being sent.
 
 use std::pin::Pin;
 
@@ -24,7 +25,7 @@ pub(super) enum FirstResponse {
 pub(super) async fn first_response(
     mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
     deadline: Option<Instant>,
-    unread: &Notify,
+    request_stalled: &Notify,
     plugins: Option<&RequestPlugins>,
 ) -> FirstResponse {
     let sending = async {
@@ -38,7 +39,7 @@ pub(super) async fn first_response(
             biased;
             sent = sending.as_mut() => sent,
             () = late => Err(Failure::timed_out("request_timeout")),
-            () = unread.notified() => Err(Failure::timed_out("request_body_stalled")),
+            () = request_stalled.notified() => Err(Failure::timed_out("request_body_stalled")),
         }
     };
     let Some(plugins) = plugins else {

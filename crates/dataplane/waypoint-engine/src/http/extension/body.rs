@@ -15,7 +15,7 @@ use hyper::body::{Body as HttpBody, Frame};
 
 use super::{
     local_reply::LocalReply,
-    stream_context::{FAILED, StreamContext},
+    stream_context::{FAILED_DETAILS, StreamContext},
 };
 use crate::{
     extensions::PluginCounters,
@@ -25,7 +25,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Error that ends a body in a plugin.
+/// Reason why a plugin ends a body early.
 #[derive(Debug, thiserror::Error)]
 enum FilterError {
     #[error("a plugin answers in place of the application")]
@@ -42,27 +42,27 @@ enum FilterError {
 
 /// Request or response body that passes through one plugin.
 pub(super) struct FilteredBody {
-    of: Direction,
-    running: Arc<StreamContext>,
-    answered: Arc<LocalReply>,
+    direction: Direction,
+    stream_context: Arc<StreamContext>,
+    local_reply: Arc<LocalReply>,
     inner: Body,
-    out: VecDeque<Frame<Bytes>>,
+    output: VecDeque<Frame<Bytes>>,
     /// Whether the plugin has received trailers, which are forwarded when the plugin continues.
     has_trailers: bool,
     /// Whether the plugin has paused the body.
     is_paused: bool,
-    /// Number of bytes that a paused plugin holds.
-    held: usize,
+    /// Number of bytes that the plugin holds back while the body is paused.
+    held_bytes: usize,
     memory: ConnectionMemory,
     permit: Option<MemoryPermit>,
     /// Whether the plugin has received the end of the body.
-    is_over: bool,
-    /// Whether the plugin failed open, so that the rest bypasses it.
+    has_ended: bool,
+    /// Whether the plugin failed open, so that the rest of the body bypasses it.
     is_bypassed: bool,
 }
 
 impl FilteredBody {
-    pub(super) fn new(
+    pub(super) fn wrap(
         of: Direction,
         memory: &ConnectionMemory,
         running: &Arc<StreamContext>,
@@ -76,22 +76,22 @@ impl FilteredBody {
         if inner.is_end_stream() || wants == Ok(false) {
             return UnfilteredBody {
                 inner,
-                _running: running.clone(),
+                _stream_context: running.clone(),
             }
             .boxed_unsync();
         }
         let through = Self {
-            of,
-            running: running.clone(),
-            answered: answered.clone(),
+            direction: of,
+            stream_context: running.clone(),
+            local_reply: answered.clone(),
             inner,
-            out: VecDeque::new(),
+            output: VecDeque::new(),
             has_trailers: false,
             is_paused: false,
-            held: 0,
+            held_bytes: 0,
             memory: memory.clone(),
             permit: None,
-            is_over: false,
+            has_ended: false,
             is_bypassed: false,
         };
         through.boxed_unsync()
@@ -107,15 +107,15 @@ impl FilteredBody {
             }
             Ok(StreamDecision::LocalResponse(response)) => {
                 // A response that has begun cannot be replaced.
-                if self.of == Direction::Request {
-                    self.answered.set(response);
+                if self.direction == Direction::Request {
+                    self.local_reply.set(response);
                 }
                 Err(FilterError::LocalReply)
             }
             Ok(StreamDecision::Reset) => Err(FilterError::StreamClosed),
             Ok(StreamDecision::BodyTooLarge) => {
-                if self.of == Direction::Request {
-                    self.answered
+                if self.direction == Direction::Request {
+                    self.local_reply
                         .set(local_response(413, "request_payload_too_large"));
                 }
                 Err(FilterError::TooLarge)
@@ -126,9 +126,9 @@ impl FilteredBody {
 
     fn resume(&mut self) -> Result<(), FilterError> {
         self.is_paused = false;
-        let (of, id) = (self.of, self.running.id);
+        let (of, id) = (self.direction, self.stream_context.id);
         let has_trailers = std::mem::take(&mut self.has_trailers);
-        let taken = self.running.instance.run_callback(|vm| {
+        let taken = self.stream_context.instance.run_callback(|vm| {
             let trailers = has_trailers.then(|| vm.take_trailers(of, id));
             Ok((vm.take_body(of, id), trailers))
         });
@@ -136,73 +136,73 @@ impl FilteredBody {
             Ok(taken) => taken,
             Err(failure) => return self.apply_fail_strategy(failure),
         };
-        self.held = 0;
+        self.held_bytes = 0;
         self.permit = None;
         if !body.is_empty() {
-            self.out.push_back(Frame::data(body));
+            self.output.push_back(Frame::data(body));
         }
         if let Some(trailers) = trailers {
-            self.out
+            self.output
                 .push_back(allowed_trailers(trailers, is_allowed_trailer));
         }
         Ok(())
     }
 
     fn apply_fail_strategy(&mut self, failure: VmError) -> Result<(), FilterError> {
-        let plugin = &self.running.plugin;
+        let plugin = &self.stream_context.plugin;
         // The bytes that the plugin held are lost.
-        if plugin.config.fail_open && self.held == 0 {
-            PluginCounters::increment(&plugin.counts.passed);
+        if plugin.config.fail_open && self.held_bytes == 0 {
+            PluginCounters::increment(&plugin.counts.bypassed_requests);
             self.is_bypassed = true;
             self.is_paused = false;
             return Ok(());
         }
-        PluginCounters::increment(&plugin.counts.refused);
-        if self.of == Direction::Request {
-            self.answered.set(local_response(503, FAILED));
+        PluginCounters::increment(&plugin.counts.rejected_requests);
+        if self.direction == Direction::Request {
+            self.local_reply.set(local_response(503, FAILED_DETAILS));
         }
         Err(failure.into())
     }
 
     fn filter_frame(&mut self, frame: Frame<Bytes>) -> Result<(), FilterError> {
-        let (of, id) = (self.of, self.running.id);
+        let (of, id) = (self.direction, self.stream_context.id);
         match frame.into_data() {
             Ok(data) => {
                 if !self.charge(data.len()) {
-                    if self.of == Direction::Request {
-                        self.answered.set(local_response(503, "overload"));
+                    if self.direction == Direction::Request {
+                        self.local_reply.set(local_response(503, "overload"));
                     }
                     return Err(FilterError::MemoryExhausted);
                 }
                 let is_end = self.inner.is_end_stream();
-                self.is_over |= is_end;
+                self.has_ended |= is_end;
                 let pass_through = self
-                    .running
+                    .stream_context
                     .instance
                     .run_callback(|vm| vm.on_body(of, id, &data, is_end));
                 let is_lost = pass_through.is_err();
                 if !is_lost {
-                    self.held += data.len();
+                    self.held_bytes += data.len();
                 }
                 self.apply(pass_through)?;
                 if is_lost && self.is_bypassed {
-                    self.out.push_back(Frame::data(data));
+                    self.output.push_back(Frame::data(data));
                 }
             }
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
-                    self.is_over = true;
+                    self.has_ended = true;
                     self.has_trailers = true;
                     let kept = trailers.clone();
                     let pass_through = self
-                        .running
+                        .stream_context
                         .instance
                         .run_callback(|vm| vm.on_trailers(of, id, trailers));
                     let is_lost = pass_through.is_err();
                     self.apply(pass_through)?;
                     if is_lost && self.is_bypassed {
                         self.has_trailers = false;
-                        self.out.push_back(Frame::trailers(kept));
+                        self.output.push_back(Frame::trailers(kept));
                     }
                 }
             }
@@ -210,7 +210,7 @@ impl FilteredBody {
         Ok(())
     }
 
-    /// Charges further held bytes to the memory budget; false if it has no room.
+    /// Charges the memory budget for more held bytes. Returns false if the budget has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self
@@ -218,28 +218,31 @@ impl FilteredBody {
                 .grow(ChargePurpose::PluginBody, permit, bytes)
                 .is_ok(),
             none => {
-                *none = self.memory.take(ChargePurpose::PluginBody, bytes).ok();
+                *none = self
+                    .memory
+                    .charge_request(ChargePurpose::PluginBody, bytes)
+                    .ok();
                 none.is_some()
             }
         }
     }
 
-    fn end(&mut self) -> Result<(), FilterError> {
-        self.is_over = true;
-        let (of, id) = (self.of, self.running.id);
+    fn end_body(&mut self) -> Result<(), FilterError> {
+        self.has_ended = true;
+        let (of, id) = (self.direction, self.stream_context.id);
         let pass_through = self
-            .running
+            .stream_context
             .instance
             .run_callback(|vm| vm.on_body(of, id, &[], true));
         self.apply(pass_through)
     }
 }
 
-/// Returns a response that the waypoint generates in the plugin's place.
+/// Builds the waypoint's own response to a request whose body ends early in a plugin.
 fn local_response(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
-        details: details.to_owned(),
+        response_code_details: details.to_owned(),
         headers: HeaderMap::new(),
         body: Bytes::new(),
         grpc_status: None,
@@ -256,31 +259,31 @@ impl HttpBody for FilteredBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         loop {
-            if let Some(frame) = this.out.pop_front() {
+            if let Some(frame) = this.output.pop_front() {
                 return Poll::Ready(Some(Ok(frame)));
             }
-            if this.is_bypassed && !this.is_over {
+            if this.is_bypassed && !this.has_ended {
                 return Pin::new(&mut this.inner).poll_frame(cx);
             }
-            if this.is_over && !this.is_paused {
+            if this.has_ended && !this.is_paused {
                 return Poll::Ready(None);
             }
             if this.is_paused
-                && let Poll::Ready(outcome) = this.running.poll_resumed(this.of, cx)
+                && let Poll::Ready(outcome) = this.stream_context.poll_resumed(this.direction, cx)
             {
                 if let Err(broken) = this.apply(outcome) {
                     return Poll::Ready(Some(Err(broken.into())));
                 }
                 continue;
             }
-            if this.is_over {
+            if this.has_ended {
                 return Poll::Pending;
             }
             let pass_through = match Pin::new(&mut this.inner).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
                 Poll::Ready(Some(Ok(frame))) => this.filter_frame(frame),
-                Poll::Ready(None) => this.end(),
+                Poll::Ready(None) => this.end_body(),
             };
             if let Err(broken) = pass_through {
                 return Poll::Ready(Some(Err(broken.into())));
@@ -289,10 +292,10 @@ impl HttpBody for FilteredBody {
     }
 }
 
-/// Body that the plugin does not filter; at its end the plugin's context is closed.
+/// Body that the plugin does not filter. The plugin's context is closed at the end of the body.
 struct UnfilteredBody {
     inner: Body,
-    _running: Arc<StreamContext>,
+    _stream_context: Arc<StreamContext>,
 }
 
 impl HttpBody for UnfilteredBody {

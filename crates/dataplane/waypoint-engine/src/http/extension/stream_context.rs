@@ -15,16 +15,16 @@ use crate::{
 };
 
 /// Response-code details of a failed plugin, as in Envoy.
-pub(super) const FAILED: &str = "wasm_fail_stream";
+pub(super) const FAILED_DETAILS: &str = "wasm_fail_stream";
 
-/// Context of a request in a plugin instance, closed on drop.
+/// Context of one request in a plugin instance, deleted on drop.
 pub(super) struct StreamContext {
     pub(super) plugin: Arc<Plugin>,
     pub(super) instance: PluginInstance,
     pub(super) id: ContextId,
-    pub(super) signal: Arc<WakeSignal>,
+    pub(super) wake_signal: Arc<WakeSignal>,
     /// Maximum time for which the plugin may pause the headers of a request or response.
-    pub(super) hold: Duration,
+    pub(super) max_pause: Duration,
 }
 
 impl Drop for StreamContext {
@@ -37,8 +37,8 @@ impl Drop for StreamContext {
 pub(super) enum PluginError {
     /// Failure of the plugin, after which its fail strategy applies.
     Failed(String),
-    /// Rejection of a request that a plugin has changed invalidly.
-    Refused(Reply),
+    /// Rejection of a request to which a plugin has made invalid changes.
+    InvalidChange(Reply),
 }
 
 impl From<VmError> for PluginError {
@@ -58,11 +58,11 @@ impl StreamContext {
             return Ok(outcome);
         }
         let settled = poll_fn(|cx| self.poll_resumed(of, cx));
-        match tokio::time::timeout(self.hold, settled).await {
+        match tokio::time::timeout(self.max_pause, settled).await {
             Ok(outcome) => Ok(outcome?),
             Err(_) => Err(PluginError::Failed(format!(
                 "the plugin held the message for more than {:?} (AMBIT_WASM_HOLD_TIMEOUT)",
-                self.hold
+                self.max_pause
             ))),
         }
     }
@@ -72,7 +72,7 @@ impl StreamContext {
         of: Direction,
         cx: &Context<'_>,
     ) -> Poll<Result<StreamDecision, VmError>> {
-        self.signal.register(cx.waker());
+        self.wake_signal.register(cx.waker());
         match self
             .instance
             .run_callback(|vm| vm.stream_decision(of, self.id))

@@ -17,7 +17,7 @@ use crate::{
     session::Session,
 };
 
-/// Error of a call to a rate-limit service that yields no decision.
+/// Reason why a call to a rate-limit service yields no decision.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
     #[error("there is no rate-limit service to call: {0}")]
@@ -37,7 +37,7 @@ impl LimitError {
         }
     }
 
-    /// Returns the error's value of the outcome label in metrics.
+    /// Returns the value of the outcome label in metrics for a failed call.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::ServiceMissing(_) => "nobody",
@@ -48,9 +48,9 @@ impl LimitError {
     }
 }
 
-/// Builds the descriptors that a rate-limit service receives for a request; `None` if there are none, or if the service
-/// has checked all of them for the previous form `before`. Method and path are sent in their original and in their
-/// normalized spelling, since the service's limits apply to both.
+/// Builds the descriptors that a rate-limit service receives for a request. Method and path are sent in their original
+/// and in their normalized spelling, since the service's limits apply to both. Returns `None` without descriptors, or
+/// if the service has already checked all of them for `before`, the request before its last change.
 pub(super) fn build_query(
     session: &Session,
     limiter: &Limiter,
@@ -108,7 +108,7 @@ pub(super) async fn check(
     session: &Session,
     namespace: &str,
     global: &GlobalLimit,
-    question: ShouldRateLimitRequest,
+    request: ShouldRateLimitRequest,
     hops: Hops,
 ) -> Result<ShouldRateLimitResponse, LimitError> {
     let (service, port) = match &global.target {
@@ -123,7 +123,7 @@ pub(super) async fn check(
         service,
         port,
         path: SHOULD_RATE_LIMIT_PATH,
-        message: question.encode(),
+        message: request.encode(),
         timeout: global.timeout,
         caller: CallIdentity::Namespace(namespace),
         hops,

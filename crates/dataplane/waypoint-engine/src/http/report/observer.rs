@@ -1,4 +1,5 @@
-//! Observers of the decisions about a request: the record of a served request, and the explanation of a predicted one.
+//! Observers of the decisions about a request: the record of a served request, or the explanation of a predicted
+//! request.
 
 use std::sync::Arc;
 

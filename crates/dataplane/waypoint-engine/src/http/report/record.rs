@@ -1,4 +1,5 @@
-//! Record of a request in flight, which is reported when the last part of its response has been sent.
+//! Record of a request in flight. It is reported to metrics, access logs and traces when the last part of the response
+//! has been sent.
 
 mod telemetry;
 
@@ -7,11 +8,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use ambit_flow::{Event, Refusal, RequestSummary};
+use ambit_flow::{FlowEventKind, Refusal, RequestSummary};
 use ambit_l7::authz::HttpDecision;
 use ambit_proxy::flow::truncate_text;
 use ambit_telemetry::{
-    Party, ServiceName, TrafficLabels,
+    ServiceName, TrafficLabels, WorkloadLabels,
     http::{
         HttpLabels, HttpRequestReport, RequestProtocol, ResponseCode, ResponseFlag, ResponseFlags,
     },
@@ -37,7 +38,7 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(in crate::http) struct RequestRecord {
     session: Arc<Session>,
     began: Instant,
-    started: SystemTime,
+    start_time: SystemTime,
     method: Method,
     /// Request target, with tokens removed from its query.
     target: String,
@@ -51,16 +52,16 @@ pub(in crate::http) struct RequestRecord {
     /// Policy that denied the request.
     policy: Option<String>,
     /// Whether the waypoint has rejected the request, rather than failed to forward it.
-    is_refused: bool,
+    is_rejected: bool,
     pub(in crate::http) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(in crate::http) route: Option<String>,
-    chosen: Option<SelectedEndpoint>,
+    selected_endpoint: Option<SelectedEndpoint>,
     /// Values of the forwarded `x-forwarded-for`, `user-agent` and `x-request-id` for the access log.
-    named: [Option<Vec<u8>>; 3],
-    pub(in crate::http) received: BodyCounter,
-    pub(in crate::http) sent: BodyCounter,
-    /// State of configured access logs and of the trace span; `None` without a configuration.
+    logged_headers: [Option<Vec<u8>>; 3],
+    pub(in crate::http) received_body: BodyCounter,
+    pub(in crate::http) sent_body: BodyCounter,
+    /// State of the access logs and the trace span; `None` without a `Telemetry` configuration.
     telemetry: Option<Box<RequestTelemetry>>,
 }
 
@@ -73,7 +74,7 @@ impl RequestRecord {
         Self {
             session: session.clone(),
             began: Instant::now(),
-            started: SystemTime::now(),
+            start_time: SystemTime::now(),
             method: request.method().clone(),
             target: redact_target(session, &request.uri().to_string()).into_owned(),
             host: String::new(),
@@ -84,14 +85,14 @@ impl RequestRecord {
             details: None,
             audited_by: None,
             policy: None,
-            is_refused: false,
+            is_rejected: false,
             upstream_failure: None,
             upstream_time: None,
             route: None,
-            chosen: None,
-            named: [const { None }; 3],
-            received: BodyCounter::new(is_grpc),
-            sent: BodyCounter::new(is_grpc),
+            selected_endpoint: None,
+            logged_headers: [const { None }; 3],
+            received_body: BodyCounter::new(is_grpc),
+            sent_body: BodyCounter::new(is_grpc),
             telemetry: RequestTelemetry::new(session, request.headers()),
         }
     }
@@ -121,10 +122,10 @@ impl RequestRecord {
         self.details = decision.response_code_details();
         self.policy = decision.denying_policy().map(ToString::to_string);
         let metrics = &self.session.shard.waypoint.http_metrics;
-        for dry_run in &decision.dry_run {
+        for dry_run in &decision.dry_run_denials {
             metrics.count_dry_run_denial(&dry_run.policy);
         }
-        if let Some(audit) = decision.audits.first() {
+        if let Some(audit) = decision.matched_audit_rules.first() {
             self.audited_by.get_or_insert_with(|| audit.to_string());
         }
     }
@@ -132,24 +133,25 @@ impl RequestRecord {
     /// Records that an authorization provider denied the request, or that its check failed.
     pub(in crate::http) fn record_external_denial(&mut self, details: &str) {
         self.details = Some(details.to_owned());
-        self.is_refused = true;
+        self.is_rejected = true;
     }
 
     /// Records the headers of the forwarded request.
     pub(in crate::http) fn record_forwarded_headers(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
-        self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
+        self.logged_headers =
+            names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
         if let Some(telemetry) = &mut self.telemetry {
             telemetry.record_forwarded_headers(&self.session, headers);
         }
     }
 
-    /// Adds a response flag to the record.
+    /// Adds a response flag to the request's record.
     pub(in crate::http) fn add_flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
 
-    /// Records the response-code details.
+    /// Records the response-code details for the access log.
     pub(in crate::http) fn set_details(&mut self, details: &str) {
         self.details = Some(details.to_owned());
     }
@@ -162,18 +164,18 @@ impl RequestRecord {
     ) {
         self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
-        self.chosen = Some(chosen);
+        self.selected_endpoint = Some(chosen);
         self.details = Some("via_upstream".to_owned());
     }
 
     /// Records a response that the waypoint generates.
     pub(in crate::http) fn record_reply(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
-        self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
+        self.is_rejected = matches!(reply.status.as_u16(), 401 | 403 | 429);
         if let Some(details) = reply.details {
             self.details = Some(details.to_owned());
         }
-        if let Some(reason) = reply.refused {
+        if let Some(reason) = reply.rejection_label {
             self.session
                 .shard
                 .waypoint
@@ -181,23 +183,23 @@ impl RequestRecord {
                 .count_refused_request(reason);
             self.details = Some(reason.to_owned());
         }
-        self.sent.add_bytes(reply.text.len());
-        self.sent.mark_complete();
+        self.sent_body.add_bytes(reply.text.len());
+        self.sent_body.mark_complete();
     }
 
     /// Records a response that a plugin gives in place of the application.
     pub(in crate::http) fn record_plugin_reply(&mut self, details: &str, bytes: usize) {
         self.flags = ResponseFlags::default();
         self.details = Some(details.to_owned());
-        self.chosen = None;
-        self.sent.add_bytes(bytes);
-        self.sent.mark_complete();
+        self.selected_endpoint = None;
+        self.sent_body.add_bytes(bytes);
+        self.sent_body.mark_complete();
     }
 
     /// Records the status and the headers of the response.
     pub(in crate::http) fn record_response<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
-        self.sent.record_grpc_status(response.headers());
+        self.sent_body.record_grpc_status(response.headers());
         if let Some(telemetry) = &mut self.telemetry {
             telemetry.record_response_headers(&self.session, response.headers());
         }
@@ -205,7 +207,7 @@ impl RequestRecord {
 
     fn protocol(&self) -> RequestProtocol {
         if self.is_grpc {
-            RequestProtocol::Grpc(self.sent.grpc_status())
+            RequestProtocol::Grpc(self.sent_body.grpc_status())
         } else {
             RequestProtocol::Http
         }
@@ -213,16 +215,16 @@ impl RequestRecord {
 
     /// Reports the completed request to readers of flow events.
     fn report_flow(&self, report: &HttpRequestReport<'_>) {
-        let chosen = self.chosen.as_ref();
+        let chosen = self.selected_endpoint.as_ref();
         let server = flow::FlowUpstream {
             endpoint: chosen.map(|chosen| chosen.endpoint),
             workload: chosen.and_then(|chosen| chosen.workload.as_ref()),
             service: chosen.and_then(|chosen| chosen.service.as_ref()),
         };
-        let is_refused = self.is_refused && chosen.is_none();
+        let is_refused = self.is_rejected && chosen.is_none();
         let event = match is_refused {
-            true => Event::Refused,
-            false => Event::Request,
+            true => FlowEventKind::Refused,
+            false => FlowEventKind::Request,
         };
         flow::report(&self.session, event, server, |flow| {
             let path = self.target.split('?').next().unwrap_or_default();
@@ -252,13 +254,13 @@ impl RequestRecord {
 
     fn traffic_labels(&self) -> TrafficLabels {
         let session = &self.session;
-        let chosen = self.chosen.as_ref();
+        let chosen = self.selected_endpoint.as_ref();
         let mut traffic = session.traffic_labels();
         if let Some(service) = chosen.and_then(|chosen| chosen.service.as_ref()) {
             traffic.service = Some(ServiceName::from(&**service));
         }
         if let Some(workload) = chosen.and_then(|chosen| chosen.workload.as_ref()) {
-            traffic.destination = Some(Arc::new(Party::destination(&workload.to_model())));
+            traffic.destination = Some(Arc::new(WorkloadLabels::destination(&workload.to_model())));
         }
         traffic
     }
@@ -266,20 +268,22 @@ impl RequestRecord {
 
 impl Drop for RequestRecord {
     fn drop(&mut self) {
-        if self.sent.is_late() {
+        if self.sent_body.has_timed_out() {
             self.flags.insert(ResponseFlag::UpstreamRequestTimeout);
-        } else if self.chosen.is_some() && self.sent.is_broken() {
+        } else if self.selected_endpoint.is_some() && self.sent_body.is_aborted() {
             self.flags
                 .insert(ResponseFlag::UpstreamConnectionTermination);
-        } else if self.status == 0 || self.chosen.is_some() && !self.sent.is_complete() {
+        } else if self.status == 0
+            || self.selected_endpoint.is_some() && !self.sent_body.is_complete()
+        {
             self.flags
                 .insert(ResponseFlag::DownstreamConnectionTermination);
         }
         let mut telemetry = self.telemetry.take();
         let session = &self.session;
-        let [forwarded_for, user_agent, request_id] = &self.named;
+        let [forwarded_for, user_agent, request_id] = &self.logged_headers;
         let cluster = self
-            .chosen
+            .selected_endpoint
             .as_ref()
             .and_then(|chosen| chosen.service.as_ref());
         let report = HttpRequestReport {
@@ -290,29 +294,32 @@ impl Drop for RequestRecord {
             flags: self.flags,
             code_details: self.details.as_deref(),
             upstream_failure: self.upstream_failure.as_deref(),
-            request_bytes: self.received.bytes(),
-            response_bytes: self.sent.bytes(),
-            request_messages: self.received.messages(),
-            response_messages: self.sent.messages(),
+            request_bytes: self.received_body.bytes(),
+            response_bytes: self.sent_body.bytes(),
+            request_messages: self.received_body.messages(),
+            response_messages: self.sent_body.messages(),
             upstream_time: self.upstream_time,
             forwarded_for: forwarded_for.as_deref(),
             user_agent: user_agent.as_deref(),
             request_id: request_id.as_deref(),
             authority: Some(self.host.as_bytes()),
-            upstream_host: self.chosen.as_ref().map(|chosen| chosen.endpoint),
+            upstream_host: self
+                .selected_endpoint
+                .as_ref()
+                .map(|chosen| chosen.endpoint),
             upstream_cluster: cluster.map(|service| service.hostname.as_str()),
             route: self.route.as_deref(),
-            audited_by: self.audited_by.as_deref(),
-            remote: self
-                .chosen
+            audit_policy: self.audited_by.as_deref(),
+            external_host: self
+                .selected_endpoint
                 .as_ref()
-                .and_then(|chosen| chosen.remote.as_deref()),
-            remote_identity: self
-                .chosen
+                .and_then(|chosen| chosen.wildcard_host.as_deref()),
+            external_san: self
+                .selected_endpoint
                 .as_ref()
                 .and_then(|chosen| chosen.remote_identity.as_deref()),
             ..HttpRequestReport::new(
-                self.started,
+                self.start_time,
                 self.began.elapsed(),
                 session.caller.address,
                 session.target.address(),
@@ -331,7 +338,7 @@ impl Drop for RequestRecord {
                 host: &self.host,
                 status: self.status,
                 is_grpc: self.is_grpc,
-                grpc_status: self.sent.grpc_status(),
+                grpc_status: self.sent_body.grpc_status(),
             };
             telemetry.report(session, finished, &report, &traffic)
         });

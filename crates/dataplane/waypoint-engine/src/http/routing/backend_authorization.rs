@@ -1,8 +1,8 @@
-//! Authorizes requests in their forwarded form.
+//! Authorizes requests for the backend, in the form in which they are forwarded.
 
 use http::Request;
 
-use super::routed::SelectedRoute;
+use super::route_selection::SelectedRoute;
 use crate::{
     http::{
         admit::admission::{Admission, RequestAttributes},

@@ -1,12 +1,12 @@
-//! Applies the attachments of the destination to requests that a consumer route changes or forwards, and to their
-//! mirrored requests.
+//! Applies the policies, rate limits and plugins of the destination to requests that a consumer route changes or
+//! forwards, and to their mirrored requests.
 
 use std::sync::Arc;
 
 use ambit_l7::route::RouteRequest;
 use http::{HeaderMap, HeaderName, Request, uri::PathAndQuery};
 
-use super::routed::SelectedRoute;
+use super::route_selection::SelectedRoute;
 use crate::{
     attachments::Attachments,
     hops::Hops,
@@ -88,11 +88,11 @@ impl OriginalRequest {
         }
     }
 
-    /// Returns the attachments of the destination's service, if this waypoint serves it.
+    /// Returns the attachments of the destination's service, if this waypoint serves the service.
     ///
     /// # Errors
-    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
-    /// changed it.
+    /// When the destination has JWT rules or plugins that were not applied to the request, or plugins while the route
+    /// changes the request; the error is the reply to the client.
     pub(in crate::http) fn attachments<B>(
         &self,
         session: &Session,
@@ -126,7 +126,8 @@ impl OriginalRequest {
     /// Authorizes the changed request at its destination, and counts it against the rate limits there.
     ///
     /// # Errors
-    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    /// When [`Self::attachments`] fails, or a policy or a limit rejects the request; the error is the reply to the
+    /// client.
     pub(in crate::http) async fn admit<B>(
         &self,
         session: &Session,

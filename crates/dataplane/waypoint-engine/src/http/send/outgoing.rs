@@ -12,7 +12,7 @@ use crate::{
     message::{Body, Version},
 };
 
-/// Returns the HTTP version in which a request is sent by default: the client's.
+/// Returns the HTTP version in which a request is sent by default: the same as the client's.
 pub(in crate::http) fn default_upstream_version(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2
@@ -48,10 +48,10 @@ pub(in crate::http) fn set_request_target(
             let authority = host.parse();
             parts.scheme = Some(http::uri::Scheme::HTTP);
             parts.authority =
-                Some(authority.map_err(|_| Reply::refused("there is no host", "host"))?);
+                Some(authority.map_err(|_| Reply::bad_request("there is no host", "host"))?);
         }
     }
     *request.uri_mut() =
-        Uri::from_parts(parts).map_err(|error| Reply::refused(error.to_string(), "target"))?;
+        Uri::from_parts(parts).map_err(|error| Reply::bad_request(error.to_string(), "target"))?;
     Ok(())
 }

@@ -24,13 +24,13 @@ pub(crate) const DEFAULT_RETRIES: u32 = 2;
 /// Conditions under which a failed request is retried.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum RetryPolicy<'a> {
-    /// Never, as for mirrored requests.
+    /// No retries, as for mirrored requests.
     Never,
-    /// Only if nothing was sent, since a previous waypoint already retries the request.
+    /// Retries only if nothing was sent, since a previous waypoint already retries the request.
     OnlyUnsent,
-    /// Only if a retry has no side effects: idempotent requests without a body, and unprocessed requests.
+    /// Retries only without side effects: of idempotent requests without a body, and of unprocessed requests.
     OnlySafe,
-    /// As the route's retry policy configures.
+    /// Retries that the route's retry policy configures.
     RoutePolicy(&'a HttpRetry),
 }
 
@@ -39,20 +39,20 @@ pub(in crate::http) enum RetryPolicy<'a> {
 pub(in crate::http) enum AttemptOutcome<'a> {
     /// Status and headers of the endpoint's response.
     Response(StatusCode, &'a HeaderMap),
-    /// Failure without a response; `is_untouched` if the endpoint reports that it has not processed the request.
+    /// Failure without a response, and whether the endpoint reports that it has not processed the request.
     Failed { is_untouched: bool },
-    /// Timeout of the attempt.
+    /// Attempt that exceeded its timeout.
     TimedOut,
 }
 
-/// State of a request that may be retried.
+/// Retry state of one request: policy, buffered request, and number of retries.
 pub(in crate::http) struct RetryState<'a> {
-    again: RetryPolicy<'a>,
-    head: Option<request::Parts>,
+    policy: RetryPolicy<'a>,
+    request_head: Option<request::Parts>,
     /// Buffered body for retries; `None` for a request without a body.
     body: Option<ReplayBody>,
     is_idempotent: bool,
-    done: u32,
+    retries: u32,
 }
 
 impl<'a> RetryState<'a> {
@@ -79,11 +79,11 @@ impl<'a> RetryState<'a> {
         };
         let (parts, body) = request.into_parts();
         let mut retrying = Self {
-            again,
-            head: is_replayable.then(|| parts.clone()),
+            policy: again,
+            request_head: is_replayable.then(|| parts.clone()),
             body: None,
             is_idempotent,
-            done: 0,
+            retries: 0,
         };
         let body = if is_replayable && has_body {
             let replay = retrying.body.insert(ReplayBody::new(body, memory));
@@ -97,7 +97,7 @@ impl<'a> RetryState<'a> {
 
     /// Whether the retry policy permits a retry after this outcome, and the request can be sent again.
     pub(in crate::http) fn should_retry(&self, outcome: &AttemptOutcome<'_>) -> bool {
-        let is_reason = match (self.again, outcome) {
+        let is_reason = match (self.policy, outcome) {
             (RetryPolicy::Never | RetryPolicy::OnlyUnsent, _)
             | (RetryPolicy::OnlySafe, AttemptOutcome::TimedOut) => false,
             (RetryPolicy::OnlySafe, AttemptOutcome::Response(status, _)) => {
@@ -115,7 +115,7 @@ impl<'a> RetryState<'a> {
             ) => true,
         };
         let is_replayable =
-            self.head.is_some() && self.body.as_ref().is_none_or(ReplayBody::is_replayable);
+            self.request_head.is_some() && self.body.as_ref().is_none_or(ReplayBody::is_replayable);
         is_reason && is_replayable
     }
 
@@ -126,31 +126,31 @@ impl<'a> RetryState<'a> {
             Some(replay) => replay.rewind()?,
             None => message::text_body(""),
         };
-        Some(Request::from_parts(self.head.clone()?, body))
+        Some(Request::from_parts(self.request_head.clone()?, body))
     }
 
     /// Whether a request of which nothing was sent may go to another endpoint.
     pub(in crate::http) fn may_try_other_endpoint(&self) -> bool {
-        !matches!(self.again, RetryPolicy::Never)
+        !matches!(self.policy, RetryPolicy::Never)
     }
 
     /// Whether a retry may use the same endpoint if there is no other.
     pub(in crate::http) fn may_try_same_endpoint(&self) -> bool {
-        matches!(self.again, RetryPolicy::RoutePolicy(_))
+        matches!(self.policy, RetryPolicy::RoutePolicy(_))
     }
 
     /// Counts a retry, and returns the delay before it; `None` if the maximum number of retries is reached.
     pub(in crate::http) fn next_delay(&mut self) -> Option<Duration> {
-        let (most, wait) = match self.again {
+        let (most, wait) = match self.policy {
             RetryPolicy::Never => (0, Duration::ZERO),
             RetryPolicy::OnlyUnsent | RetryPolicy::OnlySafe => (DEFAULT_RETRIES, Duration::ZERO),
             RetryPolicy::RoutePolicy(rule) => {
-                let wait = route::backoff_delay(rule, self.done, &mut rand::rng());
+                let wait = route::backoff_delay(rule, self.retries, &mut rand::rng());
                 (rule.attempts, wait)
             }
         };
-        let is_left = self.done < most;
-        self.done += 1;
+        let is_left = self.retries < most;
+        self.retries += 1;
         is_left.then_some(wait)
     }
 }
@@ -174,8 +174,8 @@ mod tests {
         request
     }
 
-    /// Returns the bodies of a request's retries, by outcome.
-    fn again(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
+    /// Returns whether each outcome of an attempt is retried: 503, 500, unprocessed failure, other failure, timeout.
+    fn retried_outcomes(again: RetryPolicy<'_>, method: &Method, body: &'static str) -> [bool; 5] {
         let (retrying, _first) = RetryState::new(again, request(method.clone(), body), &memory());
         let none = HeaderMap::new();
         [
@@ -223,7 +223,7 @@ mod tests {
             (RetryPolicy::OnlyUnsent, Method::GET, "", none),
         ] {
             assert_eq!(
-                again(kind, &method, body),
+                retried_outcomes(kind, &method, body),
                 expected,
                 "{kind:?} {method} {body}"
             );

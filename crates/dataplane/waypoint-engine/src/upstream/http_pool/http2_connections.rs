@@ -18,19 +18,19 @@ use super::{
 };
 use crate::message::Body;
 
-/// Number of active requests on one connection.
+/// Number of active requests on one HTTP/2 connection.
 #[derive(Debug)]
 pub(super) struct ActiveStreams {
     active: AtomicU32,
-    /// Time at which the last request ended.
-    quiet_since: Mutex<Instant>,
+    /// Time at which the latest request on the connection ended.
+    idle_since: Mutex<Instant>,
 }
 
-/// Active request on a connection, which counts until the last clone is dropped.
+/// Slot of an active request on an HTTP/2 connection, released when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
-    counting: Arc<StreamCountGuard>,
+    count_guard: Arc<StreamCountGuard>,
 }
 
 #[derive(Debug)]
@@ -38,17 +38,17 @@ struct StreamCountGuard(Arc<ActiveStreams>);
 
 impl Drop for StreamCountGuard {
     fn drop(&mut self) {
-        *self.0.quiet_since.lock() = Instant::now();
+        *self.0.idle_since.lock() = Instant::now();
         self.0.active.fetch_sub(1, Relaxed);
     }
 }
 
 impl ActiveStreams {
-    /// Creates the counter of a new connection with its first request.
+    /// Creates the counter of a new connection, together with the slot of its first request.
     pub(super) fn with_first_stream() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),
-            quiet_since: Mutex::new(Instant::now()),
+            idle_since: Mutex::new(Instant::now()),
         });
         let slot = streams.take_slot();
         (streams, slot)
@@ -57,7 +57,7 @@ impl ActiveStreams {
     fn take_slot(self: &Arc<Self>) -> StreamSlot {
         self.active.fetch_add(1, Relaxed);
         StreamSlot {
-            counting: Arc::new(StreamCountGuard(self.clone())),
+            count_guard: Arc::new(StreamCountGuard(self.clone())),
         }
     }
 }
@@ -65,7 +65,7 @@ impl ActiveStreams {
 #[derive(Debug)]
 struct Http2Connection {
     sender: SendRequest<Body>,
-    life: ConnectionUse,
+    usage: ConnectionUse,
     streams: Arc<ActiveStreams>,
 }
 
@@ -83,7 +83,7 @@ impl Http2Connections {
     ) {
         self.0.entry(key).or_default().push(Http2Connection {
             sender,
-            life,
+            usage: life,
             streams,
         });
     }
@@ -96,17 +96,17 @@ impl Http2Connections {
     ) -> Option<(SendRequest<Body>, ConnectionUse, StreamSlot)> {
         let all = self.0.get_mut(key)?;
         for one in &mut *all {
-            one.life = one.life.with_limits(limits);
+            one.usage = one.usage.with_limits(limits);
         }
-        all.retain(|one| !one.sender.is_closed() && !one.life.is_expired());
+        all.retain(|one| !one.sender.is_closed() && !one.usage.is_expired());
         let has_room =
-            |one: &&mut Http2Connection| one.streams.active.load(Relaxed) < limits.streams;
+            |one: &&mut Http2Connection| one.streams.active.load(Relaxed) < limits.max_streams;
         let taken = all.iter_mut().find(has_room).map(|one| {
-            let taken = (one.sender.clone(), one.life, one.streams.take_slot());
-            one.life = one.life.next_request();
+            let taken = (one.sender.clone(), one.usage, one.streams.take_slot());
+            one.usage = one.usage.next_request();
             taken
         });
-        all.retain(|one| !one.life.is_expired());
+        all.retain(|one| !one.usage.is_expired());
         if all.is_empty() {
             self.0.remove(key);
         }
@@ -125,9 +125,12 @@ impl Http2Connections {
             .iter()
             .position(|one| Arc::ptr_eq(&one.streams, streams))?;
         let is_busy = streams.active.load(Relaxed) > 0;
-        let quiet = streams.quiet_since.lock().elapsed();
+        let quiet = streams.idle_since.lock().elapsed();
         let one = all.get(at)?;
-        let (is_closed, idle) = (one.sender.is_closed(), one.life.limits.http2_idle());
+        let (is_closed, idle) = (
+            one.sender.is_closed(),
+            one.usage.limits.http2_idle_timeout(),
+        );
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }

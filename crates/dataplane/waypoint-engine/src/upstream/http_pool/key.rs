@@ -7,15 +7,15 @@ use ambit_model::Identity;
 use crate::{
     applied_services::AppliedServices,
     message::Version,
-    origination::TlsKey,
+    tls_origination::TlsKey,
     upstream::{next_hop::Upstream, proxy_protocol::ProxyProtocolHeader},
 };
 
-/// Key of pooled connections.
+/// Key by which HTTP connections are pooled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
     /// Address of the TCP connection, or of the tunnel's next hop.
-    peer: SocketAddr,
+    peer_address: SocketAddr,
     /// Authority of the CONNECT and accepted identities of the next hop; `None` in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     pub(super) version: Version,
@@ -23,10 +23,10 @@ pub(crate) struct HttpKey {
     tls: Option<TlsKey>,
     /// Caller that has exclusive use of an HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
-    /// Identity of the connection, if not the waypoint's own.
+    /// Identity under which the connection was opened; `None` for the waypoint's own.
     identity: Option<Identity>,
-    /// Services that the CONNECT names, since their attachments have been applied.
-    applied: AppliedServices,
+    /// Services whose attachments this waypoint has applied, named in the CONNECT of the connection.
+    applied_services: AppliedServices,
     /// PROXY protocol header at the start of the connection.
     preamble: Option<ProxyProtocolHeader>,
 }
@@ -36,28 +36,31 @@ impl HttpKey {
         let (peer, tunnel) = match upstream {
             Upstream::Plain(peer, _) => (*peer, None),
             Upstream::Tunnel(route) => {
-                let tunnel = (route.authority.clone(), route.expected.to_vec());
+                let tunnel = (route.authority.clone(), route.expected_identities.to_vec());
                 (route.addr, Some(tunnel))
             }
         };
         Self {
-            peer,
+            peer_address: peer,
             tunnel,
             version,
             tls: None,
             caller: None,
             identity: None,
-            applied: AppliedServices::default(),
+            applied_services: AppliedServices::default(),
             preamble: None,
         }
     }
 
-    /// Sets the services that the CONNECT names, since their attachments have been applied.
-    pub(crate) fn with_applied(self, applied: AppliedServices) -> Self {
-        Self { applied, ..self }
+    /// Sets the services whose attachments this waypoint has applied, named in the CONNECT of the connection.
+    pub(crate) fn with_applied_services(self, applied: AppliedServices) -> Self {
+        Self {
+            applied_services: applied,
+            ..self
+        }
     }
 
-    /// Restricts an HTTP/2 connection to one caller.
+    /// Restricts the pooled connection to one caller, if it is HTTP/2.
     pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
         let caller = match self.version {
             Version::Http1 => None,
@@ -66,7 +69,7 @@ impl HttpKey {
         Self { caller, ..self }
     }
 
-    /// Sets an identity other than the waypoint's own.
+    /// Sets the identity of the connection; `None` for the waypoint's own.
     pub(crate) fn with_identity(self, identity: Option<Identity>) -> Self {
         Self { identity, ..self }
     }

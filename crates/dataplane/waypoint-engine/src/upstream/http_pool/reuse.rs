@@ -15,27 +15,27 @@ pub(super) const MAX_STREAMS: u32 = 100;
 /// Limits for the reuse of a pooled connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReuseLimits {
-    /// Idle timeout of an HTTP/1.1 connection.
-    pub(super) idle: Duration,
-    /// Idle timeout of an HTTP/2 connection, if the destination's rule sets one.
-    http2_idle: Option<Duration>,
+    /// Idle timeout of a pooled HTTP/1.1 connection.
+    pub(super) idle_timeout: Duration,
+    /// Idle timeout of a pooled HTTP/2 connection, if the destination's rule sets one.
+    http2_idle_timeout: Option<Duration>,
     /// Maximum number of requests on a connection; zero for no limit.
-    requests: u32,
+    max_requests: u32,
     /// Maximum lifetime of a connection, after which it carries no further requests.
     max_lifetime: Option<Duration>,
     /// Maximum number of concurrent requests on an HTTP/2 connection.
-    pub(super) streams: u32,
+    pub(super) max_streams: u32,
 }
 
 impl ReuseLimits {
-    /// Derives the limits from the connection-pool settings of a destination's rule.
+    /// Derives the reuse limits from the connection-pool settings of a destination's rule.
     pub(crate) fn from_destination_limits(limits: &DestinationLimits) -> Self {
         Self {
-            idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
-            http2_idle: limits.idle_timeout,
-            requests: limits.requests_per_connection,
+            idle_timeout: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
+            http2_idle_timeout: limits.idle_timeout,
+            max_requests: limits.requests_per_connection,
             max_lifetime: limits.max_connection_duration,
-            streams: match limits.streams_per_connection {
+            max_streams: match limits.streams_per_connection {
                 0 => MAX_STREAMS,
                 most => most.min(MAX_STREAMS),
             },
@@ -43,8 +43,8 @@ impl ReuseLimits {
     }
 
     /// Returns the idle timeout of an HTTP/2 connection.
-    pub(super) fn http2_idle(&self) -> Duration {
-        self.http2_idle.unwrap_or(HTTP2_IDLE_TIMEOUT)
+    pub(super) fn http2_idle_timeout(&self) -> Duration {
+        self.http2_idle_timeout.unwrap_or(HTTP2_IDLE_TIMEOUT)
     }
 }
 
@@ -52,7 +52,7 @@ impl ReuseLimits {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionUse {
     pub(super) limits: ReuseLimits,
-    requests: u32,
+    request_count: u32,
     began: Instant,
 }
 
@@ -61,7 +61,7 @@ impl ConnectionUse {
     pub(super) fn new(limits: ReuseLimits) -> Self {
         Self {
             limits,
-            requests: 1,
+            request_count: 1,
             began: Instant::now(),
         }
     }
@@ -69,23 +69,23 @@ impl ConnectionUse {
     /// Counts one more request on the connection.
     pub(super) fn next_request(self) -> Self {
         Self {
-            requests: self.requests.saturating_add(1),
+            request_count: self.request_count.saturating_add(1),
             ..self
         }
     }
 
-    /// Applies the current limits of the destination's rule.
+    /// Replaces the limits of the connection by the current ones of the destination's rule.
     pub(super) fn with_limits(self, limits: ReuseLimits) -> Self {
         Self { limits, ..self }
     }
 
     pub(super) fn is_expired(&self) -> bool {
         let ReuseLimits {
-            requests,
+            max_requests: requests,
             max_lifetime,
             ..
         } = self.limits;
-        let is_used_up = requests > 0 && self.requests >= requests;
+        let is_used_up = requests > 0 && self.request_count >= requests;
         is_used_up || max_lifetime.is_some_and(|max_lifetime| self.began.elapsed() >= max_lifetime)
     }
 }

@@ -1,6 +1,6 @@
 //! Table of floods: the bytes that clients send in each.
 
-use super::{ENDLESS, HANGS, SWITCHES, TUNNELS};
+use super::{ENDLESS_VIP, HANGING_VIP, SWITCHING_VIP, TUNNEL_VIP};
 use crate::{
     fixture::{HTTP1, TCP},
     http2::{
@@ -16,26 +16,26 @@ const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
 /// Request for an upgrade to WebSocket.
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 /// HPACK index of the newest entry of the dynamic table.
-const YOUNGEST: u8 = 0x80 | 62;
-/// SETTINGS parameter for the largest initial window.
+const NEWEST_TABLE_ENTRY: u8 = 0x80 | 62;
+/// SETTINGS parameter for the largest initial stream window.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
-/// Bytes that a flood sends in each tunnel: `first`, and then `repeated`, numbered from zero.
+/// Flood by the bytes that it sends in each tunnel: an initial sequence, and then repetitions numbered from zero.
 pub(super) struct Flood {
-    pub(super) what: &'static str,
+    pub(super) description: &'static str,
     /// Number of tunnels; a soak has many times more.
     pub(super) tunnels: usize,
     /// Number of connections that share the tunnels.
     pub(super) connections: usize,
-    pub(super) to: (&'static str, u16),
-    pub(super) first: fn() -> Vec<u8>,
-    pub(super) repeated: fn(u32) -> Vec<u8>,
-    pub(super) times: u32,
+    pub(super) target: (&'static str, u16),
+    pub(super) initial_bytes: fn() -> Vec<u8>,
+    pub(super) repeated_bytes: fn(u32) -> Vec<u8>,
+    pub(super) repetitions: u32,
     /// Whether the clients read responses.
-    pub(super) reads: bool,
+    pub(super) reads_responses: bool,
 }
 
-fn begin() -> Vec<u8> {
+fn connection_start() -> Vec<u8> {
     [
         PREFACE,
         &frame(SETTINGS, 0, 0, &HUGE_WINDOWS),
@@ -44,12 +44,12 @@ fn begin() -> Vec<u8> {
     .concat()
 }
 
-fn stream(number: u32) -> u32 {
+fn stream_id(number: u32) -> u32 {
     number * 2 + 1
 }
 
 /// Encodes a field that HPACK adds to its dynamic table.
-fn indexed(name: &[u8], value: usize) -> Vec<u8> {
+fn indexed_field(name: &[u8], value: usize) -> Vec<u8> {
     let mut field = vec![0x40, u8::try_from(name.len()).unwrap()];
     field.extend(name);
     if value < 127 {
@@ -69,7 +69,7 @@ fn indexed(name: &[u8], value: usize) -> Vec<u8> {
 
 /// Encodes a request whose fields are `many` references to the newest entry of the dynamic table, which the first
 /// request of a connection adds.
-fn amplified(
+fn amplified_request(
     number: u32,
     request: &[u8],
     (name, value): (&[u8], usize),
@@ -78,58 +78,58 @@ fn amplified(
 ) -> Vec<u8> {
     let mut block = request.to_vec();
     if number == 0 {
-        block.extend(indexed(name, value));
+        block.extend(indexed_field(name, value));
     }
-    block.extend(vec![YOUNGEST; many]);
-    frame(HEADERS, flags, stream(number), &block)
+    block.extend(vec![NEWEST_TABLE_ENTRY; many]);
+    frame(HEADERS, flags, stream_id(number), &block)
 }
 
-const WHOLE: u8 = END_HEADERS | END_STREAM;
+const WHOLE_REQUEST_FLAGS: u8 = END_HEADERS | END_STREAM;
 
 /// Returns the table of all floods.
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 pub(super) fn floods() -> Vec<Flood> {
     let inside = |what, tunnels, to, repeated, times| Flood {
-        what,
+        description: what,
         tunnels,
         connections: 1,
-        to,
-        first: begin,
-        repeated,
-        times,
-        reads: true,
+        target: to,
+        initial_bytes: connection_start,
+        repeated_bytes: repeated,
+        repetitions: times,
+        reads_responses: true,
     };
-    let slow = (HANGS, HTTP1);
+    let slow = (HANGING_VIP, HTTP1);
     let over_http1 = |what, tunnels, to, first, repeated, times| Flood {
-        what,
+        description: what,
         tunnels,
         connections: 1,
-        to,
-        first,
-        repeated,
-        times,
-        reads: false,
+        target: to,
+        initial_bytes: first,
+        repeated_bytes: repeated,
+        repetitions: times,
+        reads_responses: false,
     };
     vec![
         inside(
             "HPACK, large fields",
             20,
             slow,
-            |n| amplified(n, GET, (b"a", 3900), 15, WHOLE),
+            |n| amplified_request(n, GET, (b"a", 3900), 15, WHOLE_REQUEST_FLAGS),
             100,
         ),
         inside(
             "HPACK, small fields",
             5,
             slow,
-            |n| amplified(n, GET, (b"a", 0), 1900, WHOLE),
+            |n| amplified_request(n, GET, (b"a", 0), 1900, WHOLE_REQUEST_FLAGS),
             100,
         ),
         inside(
             "HPACK, cookies",
             5,
             slow,
-            |n| amplified(n, GET, (b"cookie", 3), 1500, WHOLE),
+            |n| amplified_request(n, GET, (b"cookie", 3), 1500, WHOLE_REQUEST_FLAGS),
             100,
         ),
         inside(
@@ -137,27 +137,35 @@ pub(super) fn floods() -> Vec<Flood> {
             5,
             slow,
             |n| {
-                let open = frame(HEADERS, END_HEADERS, stream(n), POST);
-                let mut block = if n == 0 { indexed(b"a", 0) } else { Vec::new() };
-                block.extend(vec![YOUNGEST; 1900]);
-                [open, frame(HEADERS, WHOLE, stream(n), &block)].concat()
+                let open = frame(HEADERS, END_HEADERS, stream_id(n), POST);
+                let mut block = if n == 0 {
+                    indexed_field(b"a", 0)
+                } else {
+                    Vec::new()
+                };
+                block.extend(vec![NEWEST_TABLE_ENTRY; 1900]);
+                [
+                    open,
+                    frame(HEADERS, WHOLE_REQUEST_FLAGS, stream_id(n), &block),
+                ]
+                .concat()
             },
             100,
         ),
         Flood {
-            reads: false,
+            reads_responses: false,
             ..inside(
                 "unread downloads, HTTP/2",
                 10,
-                (ENDLESS, HTTP1),
-                |n| frame(HEADERS, WHOLE, stream(n), GET),
+                (ENDLESS_VIP, HTTP1),
+                |n| frame(HEADERS, WHOLE_REQUEST_FLAGS, stream_id(n), GET),
                 100,
             )
         },
         over_http1(
             "unread downloads, HTTP/1",
             100,
-            (ENDLESS, HTTP1),
+            (ENDLESS_VIP, HTTP1),
             || b"GET / HTTP/1.1\r\nHost: web\r\n\r\n".to_vec(),
             |_| Vec::new(),
             0,
@@ -193,7 +201,7 @@ pub(super) fn floods() -> Vec<Flood> {
             "unfinished header blocks, HTTP/2",
             100,
             slow,
-            |n| amplified(n, GET, (b"a", 0), 1900, END_STREAM),
+            |n| amplified_request(n, GET, (b"a", 0), 1900, END_STREAM),
             1,
         ),
         inside(
@@ -201,13 +209,17 @@ pub(super) fn floods() -> Vec<Flood> {
             5,
             slow,
             |n| {
-                let open = frame(HEADERS, WHOLE, stream(n), GET);
-                [open, frame(RST_STREAM, 0, stream(n), &8u32.to_be_bytes())].concat()
+                let open = frame(HEADERS, WHOLE_REQUEST_FLAGS, stream_id(n), GET);
+                [
+                    open,
+                    frame(RST_STREAM, 0, stream_id(n), &8u32.to_be_bytes()),
+                ]
+                .concat()
             },
             2000,
         ),
         Flood {
-            reads: false,
+            reads_responses: false,
             ..inside(
                 "pings, unread",
                 5,
@@ -217,7 +229,7 @@ pub(super) fn floods() -> Vec<Flood> {
             )
         },
         Flood {
-            reads: false,
+            reads_responses: false,
             ..inside(
                 "settings, unread",
                 5,
@@ -248,12 +260,12 @@ pub(super) fn floods() -> Vec<Flood> {
             50,
         ),
         Flood {
-            first: || [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat(),
+            initial_bytes: || [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat(),
             ..inside(
                 "zero windows",
                 10,
-                (ENDLESS, HTTP1),
-                |n| frame(HEADERS, WHOLE, stream(n), GET),
+                (ENDLESS_VIP, HTTP1),
+                |n| frame(HEADERS, WHOLE_REQUEST_FLAGS, stream_id(n), GET),
                 100,
             )
         },
@@ -285,7 +297,7 @@ pub(super) fn floods() -> Vec<Flood> {
             "requests that wait, HTTP/2",
             4,
             slow,
-            |n| frame(HEADERS, WHOLE, stream(n), GET),
+            |n| frame(HEADERS, WHOLE_REQUEST_FLAGS, stream_id(n), GET),
             100,
         ),
         over_http1(
@@ -299,7 +311,7 @@ pub(super) fn floods() -> Vec<Flood> {
         over_http1(
             "unread upgrades",
             200,
-            (SWITCHES, HTTP1),
+            (SWITCHING_VIP, HTTP1),
             || WEBSOCKET.to_vec(),
             // The data is not read either.
             |_| vec![b'd'; 16_000],
@@ -320,7 +332,7 @@ pub(super) fn floods() -> Vec<Flood> {
         over_http1(
             "unread endpoints behind tunnels",
             200,
-            (TUNNELS, TCP),
+            (TUNNEL_VIP, TCP),
             Vec::new,
             |_| Vec::new(),
             0,
@@ -336,7 +348,7 @@ pub(super) fn floods() -> Vec<Flood> {
         over_http1(
             "unread bytes, TCP",
             50,
-            (HANGS, TCP),
+            (HANGING_VIP, TCP),
             Vec::new,
             |_| vec![b'd'; 16_000],
             400,

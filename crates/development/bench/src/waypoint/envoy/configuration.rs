@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::{
     super::{
         authorizer,
-        clusters::{cluster_of, socket},
+        clusters::{cluster_of, socket_address},
         hashing, plugin,
-        scenario::{RULES_OF_SERVICE, Scenario, ScenarioStep},
+        scenario::{RULES_PER_SERVICE, Scenario, ScenarioStep},
         tokens, tracing,
     },
     ADMIN_PORT, EnvoyFiles, ROUTES_FILE,
@@ -60,7 +60,7 @@ impl EnvoyFiles {
         for n in 0..scenario.services {
             let name = format!("many-{n}");
             let many = Scenario {
-                rules: RULES_OF_SERVICE,
+                rules: RULES_PER_SERVICE,
                 ..Scenario::default()
             };
             hosts.push(json!({"name": name, "domains": [name], "routes": many.routes(8080)}));
@@ -88,7 +88,7 @@ impl EnvoyFiles {
     ) -> Result<Value> {
         let tunnels = json!({
             "name": "tunnels",
-            "address": socket("0.0.0.0", 15008),
+            "address": socket_address("0.0.0.0", 15008),
             "filter_chains": [{
                 "filters": [connection_manager("tunnels", json!({
                     "http2_protocol_options": {"allow_connect": true},
@@ -108,14 +108,14 @@ impl EnvoyFiles {
                         }],
                     }]},
                 }))],
-                "transport_socket": typed("envoy.transport_sockets.tls",
+                "transport_socket": typed_config("envoy.transport_sockets.tls",
                     "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext", json!({
                         "require_client_certificate": true,
                         "common_tls_context": self.tls(&json!({"prefix": "spiffe://"})),
                     })),
             }],
         });
-        let log = typed(
+        let log = typed_config(
             "log",
             "envoy.extensions.access_loggers.file.v3.FileAccessLog",
             json!({
@@ -125,7 +125,7 @@ impl EnvoyFiles {
         );
         let mut filters = vec![scenario.policies(), router()];
         if let Some(step) = scenario.step {
-            filters.splice(0..0, self.filter(step)?);
+            filters.splice(0..0, self.http_filter(step)?);
         }
         let mut manager = json!({
             "access_log": [log],
@@ -146,16 +146,16 @@ impl EnvoyFiles {
             "filter_chains": [{"filters": [connection_manager("requests", manager)]}],
         });
         let mut clusters = vec![
-            internal("requests", "requests"),
-            backends(8080),
-            backends(8081),
-            backends(8082),
+            internal_listener_cluster("requests", "requests"),
+            backend_cluster(8080),
+            backend_cluster(8081),
+            backend_cluster(8082),
             self.hbone(backend),
         ];
-        clusters.extend(scenario.callee(callee));
+        clusters.extend(scenario.callee_cluster_of_step(callee));
         let ready = json!({
             "name": "ready",
-            "address": socket("0.0.0.0", 15021),
+            "address": socket_address("0.0.0.0", 15021),
             "filter_chains": [{"filters": [connection_manager("ready", json!({
                 "http_filters": [router()],
                 "route_config": {"virtual_hosts": [{
@@ -166,33 +166,33 @@ impl EnvoyFiles {
             }))]}],
         });
         Ok(json!({
-            "admin": {"address": socket("127.0.0.1", ADMIN_PORT)},
+            "admin": {"address": socket_address("127.0.0.1", ADMIN_PORT)},
             // Wanted of whoever follows a file.
             "node": {"id": "waypoint", "cluster": "waypoint"},
-            "bootstrap_extensions": [typed("envoy.bootstrap.internal_listener",
+            "bootstrap_extensions": [typed_config("envoy.bootstrap.internal_listener",
                 "envoy.extensions.bootstrap.internal_listener.v3.InternalListener", json!({}))],
             "static_resources": {
-                "listeners": [tunnels, requests, to_tunnel(backend, 8080), to_tunnel(backend, 8081),
-                    to_tunnel(backend, 8082), ready],
+                "listeners": [tunnels, requests, tunnel_cluster(backend, 8080), tunnel_cluster(backend, 8081),
+                    tunnel_cluster(backend, 8082), ready],
                 "clusters": clusters,
             },
         }))
     }
 
     /// Returns the HTTP filter for the step, if it needs one.
-    fn filter(&self, step: ScenarioStep) -> Result<Option<Value>> {
+    fn http_filter(&self, step: ScenarioStep) -> Result<Option<Value>> {
         Ok(match step {
-            ScenarioStep::Token(_) => Some(typed(
+            ScenarioStep::Token(_) => Some(typed_config(
                 "envoy.filters.http.jwt_authn",
                 "envoy.extensions.filters.http.jwt_authn.v3.JwtAuthentication",
-                tokens::verification()?,
+                tokens::jwt_filter()?,
             )),
-            ScenarioStep::Authorize => Some(typed(
+            ScenarioStep::Authorize => Some(typed_config(
                 "envoy.filters.http.ext_authz",
                 "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
                 authorizer::ext_authz(),
             )),
-            ScenarioStep::Plugin => Some(typed(
+            ScenarioStep::Plugin => Some(typed_config(
                 "envoy.filters.http.wasm",
                 "envoy.extensions.filters.http.wasm.v3.Wasm",
                 plugin::envoy_filter(&self.directory),
@@ -204,10 +204,10 @@ impl EnvoyFiles {
     /// Returns the cluster of the HBONE port of the backend pod's node proxy.
     fn hbone(&self, backend: &str) -> Value {
         let server = json!({"exact": "spiffe://cluster.local/ns/envoy/sa/server"});
-        let mut cluster = cluster("hbone", &socket(backend, 15008));
+        let mut cluster = cluster("hbone", &socket_address(backend, 15008));
         cluster["typed_extension_protocol_options"] =
-            protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
-        cluster["transport_socket"] = typed(
+            http_protocol_options(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
+        cluster["transport_socket"] = typed_config(
             "envoy.transport_sockets.tls",
             "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
             json!({"common_tls_context": self.tls(&server)}),
@@ -218,7 +218,7 @@ impl EnvoyFiles {
 
 impl Scenario {
     /// Returns the cluster of the server that the step calls, if any.
-    fn callee(self, address: Option<&str>) -> Option<Value> {
+    fn callee_cluster_of_step(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
             ScenarioStep::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
             ScenarioStep::Authorize => (authorizer::NAMESPACED_NAME.1, authorizer::PORT),
@@ -243,7 +243,7 @@ impl Scenario {
                 (format!("policy-{n}"), policy)
             })
             .collect();
-        typed(
+        typed_config(
             "envoy.filters.http.rbac",
             "envoy.extensions.filters.http.rbac.v3.RBAC",
             json!({"rules": {"action": "DENY", "policies": policies}}),
@@ -253,7 +253,7 @@ impl Scenario {
     /// Returns the routes that correspond to the HTTPRoutes.
     fn routes(self, port: u16) -> Vec<Value> {
         let to = match self.step {
-            Some(ScenarioStep::Hash) => hashing::to(),
+            Some(ScenarioStep::Hash) => hashing::route_action(),
             _ => json!({"cluster": format!("backend-{port}"), "timeout": "0s"}),
         };
         let mut routes: Vec<Value> = (0..self.rules)
@@ -266,26 +266,26 @@ impl Scenario {
     }
 }
 
-fn typed(name: &str, of: &str, mut fields: Value) -> Value {
+fn typed_config(name: &str, of: &str, mut fields: Value) -> Value {
     fields["@type"] = format!("type.googleapis.com/{of}").into();
     json!({"name": name, "typed_config": fields})
 }
 
 fn router() -> Value {
     let router = "envoy.extensions.filters.http.router.v3.Router";
-    typed("envoy.filters.http.router", router, json!({}))
+    typed_config("envoy.filters.http.router", router, json!({}))
 }
 
 fn connection_manager(name: &str, mut fields: Value) -> Value {
     fields["stat_prefix"] = name.into();
-    typed(
+    typed_config(
         "envoy.filters.network.http_connection_manager",
         "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         fields,
     )
 }
 
-fn protocol(options: &Value) -> Value {
+fn http_protocol_options(options: &Value) -> Value {
     let mut options = options.clone();
     options["@type"] =
         "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions".into();
@@ -298,22 +298,22 @@ fn cluster(name: &str, address: &Value) -> Value {
 
 /// Returns a cluster of a server that is called over gRPC.
 fn callee_cluster(name: &str, address: &str, port: u16) -> Value {
-    let mut cluster = cluster(name, &socket(address, port));
+    let mut cluster = cluster(name, &socket_address(address, port));
     cluster["typed_extension_protocol_options"] =
-        protocol(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
+        http_protocol_options(&json!({"explicit_http_config": {"http2_protocol_options": {}}}));
     cluster
 }
 
 /// Returns a cluster whose endpoint is one of Envoy's internal listeners.
-fn internal(name: &str, listener: &str) -> Value {
+fn internal_listener_cluster(name: &str, listener: &str) -> Value {
     let address = json!({"envoy_internal_address": {"server_listener_name": listener}});
     let mut cluster = cluster(name, &address);
-    let raw = typed(
+    let raw = typed_config(
         "envoy.transport_sockets.raw_buffer",
         "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer",
         json!({}),
     );
-    cluster["transport_socket"] = typed(
+    cluster["transport_socket"] = typed_config(
         "envoy.transport_sockets.internal_upstream",
         "envoy.extensions.transport_sockets.internal_upstream.v3.InternalUpstreamTransport",
         json!({"transport_socket": raw}),
@@ -322,7 +322,7 @@ fn internal(name: &str, listener: &str) -> Value {
 }
 
 /// Returns a cluster that opens tunnels to a port of the pod.
-fn to_tunnel(backend: &str, port: u16) -> Value {
+fn tunnel_cluster(backend: &str, port: u16) -> Value {
     let proxy = json!({
         "stat_prefix": "tunnel",
         "cluster": "hbone",
@@ -332,14 +332,15 @@ fn to_tunnel(backend: &str, port: u16) -> Value {
     json!({
         "name": format!("tunnel-{port}"),
         "internal_listener": {},
-        "filter_chains": [{"filters": [typed("tcp", proxy_type, proxy)]}],
+        "filter_chains": [{"filters": [typed_config("tcp", proxy_type, proxy)]}],
     })
 }
 
 /// Returns a cluster for a port of the pod, which uses the HTTP version of the downstream request.
-fn backends(port: u16) -> Value {
-    let mut backends = internal(&format!("backend-{port}"), &format!("tunnel-{port}"));
-    backends["typed_extension_protocol_options"] = protocol(&json!({
+fn backend_cluster(port: u16) -> Value {
+    let mut backends =
+        internal_listener_cluster(&format!("backend-{port}"), &format!("tunnel-{port}"));
+    backends["typed_extension_protocol_options"] = http_protocol_options(&json!({
         "use_downstream_protocol_config":
             {"http_protocol_options": {}, "http2_protocol_options": {}},
     }));

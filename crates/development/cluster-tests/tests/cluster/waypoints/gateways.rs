@@ -1,15 +1,15 @@
 //! Tests of which Gateways get a waypoint, of their status, and of what is left when they are deleted.
 
-use ambit_cluster_tests::{Mesh, Space, address, condition, until};
+use ambit_cluster_tests::{Mesh, TestNamespace, address, condition, wait_until};
 use serde_json::{Value, json};
 
-use super::{Covered, caller};
+use super::{WaypointFixture, reported_source_address};
 
 #[test]
 fn a_deleted_gateway_releases_its_pods_and_leaves_nothing() {
     let mesh = Mesh::shared();
-    let space = mesh.space("deleted");
-    let covered = Covered::new(&space);
+    let space = mesh.test_namespace("deleted");
+    let covered = WaypointFixture::new(&space);
     let status = covered.waypoint.gateway()["status"].clone();
     assert_eq!(
         condition(&status, "Programmed").as_deref(),
@@ -18,20 +18,20 @@ fn a_deleted_gateway_releases_its_pods_and_leaves_nothing() {
     let name = format!("waypoint.{}.svc.cluster.local", space.name());
     let addresses = status["addresses"].as_array().unwrap();
     assert!(addresses.iter().any(|one| one["value"] == name.as_str()));
-    assert_eq!(covered.waypoint.objects().lines().count(), 4);
+    assert_eq!(covered.waypoint.generated_objects().lines().count(), 4);
 
     covered.waypoint.delete();
-    until("nothing is left of it", || {
-        covered.waypoint.objects().is_empty() && covered.waypoint.pods().is_empty()
+    wait_until("nothing is left of it", || {
+        covered.waypoint.generated_objects().is_empty() && covered.waypoint.pods().is_empty()
     });
-    until_direct(&space, &covered);
+    wait_until_direct(&space, &covered);
 }
 
 #[test]
 fn a_gateway_that_gets_another_class_loses_its_waypoint() {
     let mesh = Mesh::shared();
-    let space = mesh.space("class");
-    let covered = Covered::new(&space);
+    let space = mesh.test_namespace("class");
+    let covered = WaypointFixture::new(&space);
     // Of a controller that is not here.
     let class = format!("of-{}", space.name());
     let theirs = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
@@ -40,20 +40,20 @@ fn a_gateway_that_gets_another_class_loses_its_waypoint() {
     covered
         .waypoint
         .patch(&json!({"spec": {"gatewayClassName": class}}));
-    until("nothing is left of it", || {
-        covered.waypoint.objects().is_empty() && covered.waypoint.pods().is_empty()
+    wait_until("nothing is left of it", || {
+        covered.waypoint.generated_objects().is_empty() && covered.waypoint.pods().is_empty()
     });
-    until("its status says nothing of a waypoint", || {
+    wait_until("its status says nothing of a waypoint", || {
         let status = covered.waypoint.gateway()["status"].clone();
         status["addresses"].is_null()
-            && condition(&status, "Programmed") != reported("True Programmed")
+            && condition(&status, "Programmed") != expected_condition("True Programmed")
     });
-    until_direct(&space, &covered);
+    wait_until_direct(&space, &covered);
     let there = mesh.kubectl(&["get", "gatewayclass", &class, "--output=json"]);
     let there: Value = serde_json::from_str(&there).unwrap();
     assert_ne!(
         condition(&there["status"], "Accepted"),
-        reported("True Accepted")
+        expected_condition("True Accepted")
     );
     mesh.kubectl(&["delete", "gatewayclass", &class]);
 }
@@ -61,7 +61,7 @@ fn a_gateway_that_gets_another_class_loses_its_waypoint() {
 #[test]
 fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
     let mesh = Mesh::shared();
-    let space = mesh.space("which");
+    let space = mesh.test_namespace("which");
     let gateway = |name: &str, class: &str, labels: Value, annotations: Value| {
         let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
             "metadata": {"name": name, "labels": labels, "annotations": annotations},
@@ -94,18 +94,18 @@ fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
     let balanced = json!({type_of: "NodePort", "ambit.io/waypoint-replicas": "1"});
     gateway("good", ours, json!({"istio.io/rev": "default"}), balanced);
 
-    until("the good one is programmed", || {
-        of(&space, "good", "Programmed") == reported("True Programmed")
+    wait_until("the good one is programmed", || {
+        gateway_condition(&space, "good", "Programmed") == expected_condition("True Programmed")
     });
     for refused in ["other-name", "other-type"] {
-        until(&format!("{refused} is refused"), || {
-            of(&space, refused, "Accepted") == reported("False Invalid")
+        wait_until(&format!("{refused} is refused"), || {
+            gateway_condition(&space, refused, "Accepted") == expected_condition("False Invalid")
         });
     }
     for left in ["other-class", "other-revision"] {
         assert_ne!(
-            of(&space, left, "Accepted"),
-            reported("True Accepted"),
+            gateway_condition(&space, left, "Accepted"),
+            expected_condition("True Accepted"),
             "{left}"
         );
     }
@@ -118,12 +118,12 @@ fn only_gateways_of_the_class_and_the_revision_get_what_they_can_have() {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "what it is compared with")]
-fn reported(condition: &str) -> Option<String> {
+fn expected_condition(condition: &str) -> Option<String> {
     Some(condition.to_owned())
 }
 
-/// Returns the status condition of a Gateway.
-fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
+/// Returns the status condition of type `kind` of a Gateway in the test's namespace.
+fn gateway_condition(space: &TestNamespace<'_>, gateway: &str, kind: &str) -> Option<String> {
     let get = ["get", "gateway", gateway, "--output=json", "--namespace"];
     let text = space.mesh().kubectl(&[&get[..], &[space.name()]].concat());
     let gateway: Value = serde_json::from_str(&text).unwrap();
@@ -131,12 +131,15 @@ fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
 }
 
 /// Waits until the server receives requests directly from the client, without a waypoint.
-fn until_direct(space: &Space<'_>, covered: &Covered<'_>) {
+fn wait_until_direct(space: &TestNamespace<'_>, covered: &WaypointFixture<'_>) {
     let client = address(&space.pods("client")[0]);
     for url in &covered.urls {
-        until(&format!("{url} leads straight to the server"), || {
+        wait_until(&format!("{url} leads straight to the server"), || {
             let answer = space.get("client", &format!("{url}/"));
-            answer.ok().and_then(|answer| caller(&answer)) == Some(client)
+            answer
+                .ok()
+                .and_then(|answer| reported_source_address(&answer))
+                == Some(client)
         });
     }
 }

@@ -7,16 +7,16 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_cluster_tests::{Mesh, built_binary, until};
+use ambit_cluster_tests::{Mesh, built_binary, wait_until};
 use serde_json::{Value, json};
 
-use super::Covered;
+use super::WaypointFixture;
 
 #[test]
 fn records_state_and_reports_of_waypoints_are_shown_to_operators() {
     let mesh = Mesh::shared();
-    let space = mesh.space("shown");
-    let _covered = Covered::new(&space);
+    let space = mesh.test_namespace("shown");
+    let _covered = WaypointFixture::new(&space);
     space.apply(
         "apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -29,7 +29,7 @@ spec:
     );
     let waypoint = format!("{}/waypoint", space.name());
     let shows = |section: &str, texts: &[&str]| {
-        until(&format!("{section} with {texts:?}"), || {
+        wait_until(&format!("{section} with {texts:?}"), || {
             let text = mesh.ambit(&["waypoint", section, "-n", space.name()]);
             texts.iter().all(|one| text.contains(one))
         });
@@ -41,7 +41,7 @@ spec:
     shows("endpoints", &[&waypoint, &service, "Healthy"]);
 
     // Each of its pods, in order, and not among the problems.
-    until("the status has the waypoint's pods", || {
+    wait_until("the status has the waypoint's pods", || {
         let text = mesh.ambit(&["status"]);
         let mut rows = text.lines().filter(|line| line.starts_with(&waypoint));
         let in_order = rows
@@ -68,8 +68,8 @@ spec:
     );
 }
 
-/// Returns a kubeconfig with the permissions of a namespace's default service account, to which no role is bound.
-fn of_account(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
+/// Writes a kubeconfig with the permissions of a namespace's default service account, to which no role is bound.
+fn default_account_kubeconfig(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
     let view = [
         "config",
         "view",
@@ -90,8 +90,8 @@ fn of_account(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
 #[test]
 fn flows_are_shown_live_to_users_with_the_right() {
     let mesh = Mesh::shared();
-    let space = mesh.space("flows");
-    let covered = Covered::new(&space);
+    let space = mesh.test_namespace("flows");
+    let covered = WaypointFixture::new(&space);
     let child = Command::new(built_binary("ambit"))
         .args(["flows", "-o", "json", "--for", "15s", "-n", space.name()])
         .env("KUBECONFIG", mesh.cluster().kubeconfig())
@@ -103,8 +103,8 @@ fn flows_are_shown_live_to_users_with_the_right() {
         let metrics = covered.waypoint.metrics("client");
         metrics.lines().any(|line| line == "ambit_flow_readers 1")
     };
-    until("the waypoint has a reader", reading);
-    until("the reader has ended", || {
+    wait_until("the waypoint has a reader", reading);
+    wait_until("the reader has ended", || {
         space
             .get("client", &format!("{}/seen", covered.urls[0]))
             .unwrap();
@@ -134,10 +134,10 @@ fn flows_are_shown_live_to_users_with_the_right() {
     assert!(explained.contains("REACHES the application"), "{explained}");
 }
 
-/// Running `ambit flows` of a user.
-struct Reading(JoinHandle<io::Result<Output>>);
+/// Running `ambit flows` of a user, whose output is read once the command ends.
+struct FlowsCommand(JoinHandle<io::Result<Output>>);
 
-impl Reading {
+impl FlowsCommand {
     fn start(user: &Path, arguments: &[&str]) -> Self {
         let child = Command::new(built_binary("ambit"))
             .args(["flows", "-o", "json", "--kubeconfig"])
@@ -157,9 +157,10 @@ impl Reading {
     }
 }
 
-/// Checks which flow events a reader of the namespace `mine` gets: of traffic within it, from `theirs` and to `theirs`.
+/// Checks that a user who may read only the namespace `mine` gets flow events of traffic within it, from `theirs` and
+/// to `theirs`.
 #[track_caller]
-fn assert_confined(text: &str, mine: &str, theirs: &str) {
+fn assert_only_own_flows(text: &str, mine: &str, theirs: &str) {
     let events: Vec<Value> = text
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -203,18 +204,18 @@ fn assert_confined(text: &str, mine: &str, theirs: &str) {
 #[test]
 fn flows_of_a_namespace_are_for_those_who_may_view_it() {
     let mesh = Mesh::shared();
-    let (mine, theirs) = (mesh.space("viewed"), mesh.space("hidden"));
-    let covered = Covered::new(&mine);
-    let their_server = theirs.serve_captured();
-    theirs.client("client", Some("n1"));
-    theirs.until_captured("client", true);
+    let (mine, theirs) = (mesh.test_namespace("viewed"), mesh.test_namespace("hidden"));
+    let covered = WaypointFixture::new(&mine);
+    let their_server = theirs.deploy_captured_server();
+    theirs.deploy_client("client", Some("n1"));
+    theirs.wait_until_captured("client", true);
     let theirs_only = format!("http://server.{}/theirs", theirs.name());
-    theirs.until_get("client", &theirs_only, true);
-    let user = of_account(&mesh, mine.name());
+    theirs.wait_for_get("client", &theirs_only, true);
+    let user = default_account_kubeconfig(&mesh, mine.name());
 
     // Without a right, with one for another namespace, and for all of them.
     let refused = |namespace: &str, reason: &str| {
-        let (events, error) = Reading::start(user.path(), &["-n", namespace]).finish();
+        let (events, error) = FlowsCommand::start(user.path(), &["-n", namespace]).finish();
         assert!(
             events.is_empty() && error.contains(reason),
             "{events}{error}"
@@ -231,13 +232,13 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
 ",
         mine.name()
     ));
-    until("the user may view the namespace", || {
-        let reading = Reading::start(user.path(), &["--for", "1s", "-n", mine.name()]);
+    wait_until("the user may view the namespace", || {
+        let reading = FlowsCommand::start(user.path(), &["--for", "1s", "-n", mine.name()]);
         !reading.finish().1.contains("no right")
     });
     let no_right = format!("no right to get flows.ambit.io in {}", theirs.name());
     refused(theirs.name(), &no_right);
-    let (_, error) = Reading::start(user.path(), &[]).finish();
+    let (_, error) = FlowsCommand::start(user.path(), &[]).finish();
     assert!(error.contains("flow events of all namespaces"), "{error}");
     // The user reaches no port but that of flow events.
     let config = format!("--kubeconfig={}", user.path().display());
@@ -249,13 +250,13 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
         assert!(error.contains("forbidden"), "{name}: {error}");
     }
 
-    let reading = Reading::start(user.path(), &["--for", "20s", "-n", mine.name()]);
+    let reading = FlowsCommand::start(user.path(), &["--for", "20s", "-n", mine.name()]);
     let is_read = || {
         let metrics = covered.waypoint.metrics("client");
         metrics.lines().any(|line| line == "ambit_flow_readers 1")
     };
-    until("the waypoint has a reader", is_read);
-    until("the reader has ended", || {
+    wait_until("the waypoint has a reader", is_read);
+    wait_until("the reader has ended", || {
         let to_server = format!("{}/seen", covered.urls[0]);
         mine.get("client", &to_server).unwrap();
         theirs.get("client", &to_server).unwrap();
@@ -268,7 +269,7 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
         error.contains("reading through the control plane"),
         "{error}"
     );
-    assert_confined(&text, mine.name(), theirs.name());
+    assert_only_own_flows(&text, mine.name(), theirs.name());
     let hidden = their_server.metadata.name.unwrap();
     assert!(!text.contains(&hidden), "{hidden} in {text}");
 }

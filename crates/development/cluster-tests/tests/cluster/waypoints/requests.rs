@@ -1,29 +1,29 @@
 //! Tests of requests that a waypoint forwards, rejects, and routes.
 
-use ambit_cluster_tests::{Mesh, until};
+use ambit_cluster_tests::{Mesh, wait_until};
 
-use super::{Covered, caller};
+use super::{WaypointFixture, reported_source_address};
 
 #[test]
 fn requests_by_any_path_pass_the_waypoint_and_its_policies() {
     let mesh = Mesh::shared();
-    let space = mesh.space("covered");
-    let covered = Covered::new(&space);
-    let outside = mesh.space("outside");
-    outside.client("client", Some("n2"));
+    let space = mesh.test_namespace("covered");
+    let covered = WaypointFixture::new(&space);
+    let outside = mesh.test_namespace("outside");
+    outside.deploy_client("client", Some("n2"));
     let ways = || {
         let inside = covered.urls.iter().map(|url| (&space, url));
         inside.chain(covered.urls.iter().map(|url| (&outside, url)))
     };
     for (number, (from, url)) in ways().enumerate() {
-        covered.until_through(from, url);
+        covered.wait_until_via_waypoint(from, url);
         let path = format!("/way-{number}");
         from.get("client", &format!("{url}{path}")).unwrap();
         // The log is written after the answer.
-        until(&format!("the waypoint has logged {path}"), || {
+        wait_until(&format!("the waypoint has logged {path}"), || {
             covered.waypoint.access_log().contains(&path)
         });
-        assert_eq!(covered.seen(&path).len(), 1, "{path}");
+        assert_eq!(covered.logged_requests(&path).len(), 1, "{path}");
     }
     let metrics = covered.waypoint.metrics("client");
     let counted = metrics.lines().any(|line| {
@@ -44,11 +44,11 @@ spec:
   rules: [{to: [{operation: {paths: [/admin*]}}]}]
 ",
     );
-    let refused = |from: &ambit_cluster_tests::Space<'_>, url: &str| {
+    let refused = |from: &ambit_cluster_tests::TestNamespace<'_>, url: &str| {
         let (_, text) = from.try_get("client", url);
         text.contains("403 RBAC: access denied")
     };
-    until("the policy is in force at both pods", || {
+    wait_until("the policy is in force at both pods", || {
         let url = format!("{}/admin/first", covered.urls[0]);
         (0..8).all(|_| refused(&space, &url))
     });
@@ -57,21 +57,21 @@ spec:
         assert!(refused(from, &asked), "{} -> {asked}", from.name());
         from.get("client", &format!("{url}/")).unwrap();
     }
-    assert_eq!(covered.seen("/admin/later"), [""; 0]);
+    assert_eq!(covered.logged_requests("/admin/later"), [""; 0]);
 }
 
-/// Tests the example of Ambit's description: a route forwards requests to another service.
+/// Tests the example in Ambit's project description: a route forwards requests to another service.
 #[test]
 fn route_forwards_requests_to_another_service() {
     let mesh = Mesh::shared();
-    let space = mesh.space("routed");
-    let covered = Covered::new(&space);
+    let space = mesh.test_namespace("routed");
+    let covered = WaypointFixture::new(&space);
     for name in ["echo-v1", "echo-v2"] {
         let labels = serde_json::json!({"group": "echo"});
         let called = format!("--name={name}");
         let args = ["serve", "--port=8080", "--quiet", &called];
-        space.lone_with(name, None, labels, &args);
-        space.ready(name, 1);
+        space.create_ownerless_tool_pod(name, None, labels, &args);
+        space.wait_until_ready(name, 1);
     }
     space.apply(
         "apiVersion: v1
@@ -91,13 +91,13 @@ spec: {selector: {app: echo-v1}, ports: [{name: http, port: 80, targetPort: 8080
     };
     let of = |answers: &[String], name: &str| {
         let of = answers.iter().filter(|answer| {
-            let is_through =
-                caller(answer).is_some_and(|caller| covered.waypoint.addresses().contains(&caller));
+            let is_through = reported_source_address(answer)
+                .is_some_and(|caller| covered.waypoint.addresses().contains(&caller));
             is_through && answer.starts_with(&format!("200 {name} in "))
         });
         of.count()
     };
-    until("both answer for the Service, through the waypoint", || {
+    wait_until("both answer for the Service, through the waypoint", || {
         let answers = answers();
         let counts = ["echo-v1", "echo-v2"].map(|name| of(&answers, name));
         counts.iter().all(|count| *count > 0) && counts.iter().sum::<usize>() == answers.len()
@@ -111,7 +111,7 @@ spec:
   rules: [{backendRefs: [{name: echo-v1, port: 80}]}]
 ",
     );
-    until("the first alone answers for it", || {
+    wait_until("the first alone answers for it", || {
         let answers = answers();
         of(&answers, "echo-v1") == answers.len()
     });

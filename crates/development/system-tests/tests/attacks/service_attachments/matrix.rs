@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use ambit_system_tests::{LabNetns, until};
+use ambit_system_tests::{LabNetns, wait_until};
 use http::{Request, Response};
 use tokio::runtime::Runtime;
 
-use super::{APP, AttachmentFixture, CHECKED, OtherNetwork, place};
+use super::{APP_PORT, AttachmentFixture, CUSTOM_POLICY_PORT, OtherNetwork, pod_netns};
 
 /// Pods in the nodes' host networks, which replace kube-proxy's node ports.
-pub(super) const ON_NODES: &str = "
+pub(super) const HOST_NETWORK_PODS: &str = "
 ---
 apiVersion: v1
 kind: Pod
@@ -58,7 +58,7 @@ impl Protocol {
     const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
-/// Caller at a network position.
+/// Caller at a position in the network, such as a pod, a node or another network.
 pub(super) trait Dial: std::fmt::Debug {
     /// Opens a connection to an address or service.
     fn dial(&self, scene: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream>;
@@ -168,9 +168,9 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `asked` is
-/// the address with the CUSTOM policy, if the path has one.
-pub(super) fn cell(
+/// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `app` is
+/// the server's address on this path; `asked` is its address with the CUSTOM policy, if the path has one.
+pub(super) fn check_cell(
     scene: &AttachmentFixture,
     name: &str,
     from: &dyn Dial,
@@ -204,49 +204,49 @@ pub(super) fn cell(
     }
 }
 
-fn nodes() -> [LabNetns; 2] {
+fn node_netns() -> [LabNetns; 2] {
     ["node-1", "node-2"].map(|node| LabNetns::Node(node.to_owned()))
 }
 
 /// Tests all cells of the matrix in which only the Service's owner has written objects.
-pub(super) fn cells(scene: &AttachmentFixture, app: SocketAddr, alias: SocketAddr) {
-    let captured = ["shop/client", "shop/near", "tenant/near"].map(place);
-    let uncaptured = ["legacy/client", "legacy/near"].map(place);
+pub(super) fn check_owner_cells(scene: &AttachmentFixture, app: SocketAddr, alias: SocketAddr) {
+    let captured = ["shop/client", "shop/near", "tenant/near"].map(pod_netns);
+    let uncaptured = ["legacy/client", "legacy/near"].map(pod_netns);
     let everybody = || {
         captured
             .iter()
             .cloned()
             .chain(uncaptured.clone())
-            .chain(nodes())
+            .chain(node_netns())
     };
     for from in everybody() {
         let asked = SocketAddr::new(app.ip(), 81);
-        cell(scene, "VIP", &from, app, Some(asked));
-        cell(
+        check_cell(scene, "VIP", &from, app, Some(asked));
+        check_cell(
             scene,
             "pod address",
             &from,
-            scene.pod(APP),
-            Some(scene.pod(CHECKED)),
+            scene.pod(APP_PORT),
+            Some(scene.pod(CUSTOM_POLICY_PORT)),
         );
     }
     for from in captured
         .iter()
-        .filter(|from| **from != place("tenant/near"))
+        .filter(|from| **from != pod_netns("tenant/near"))
     {
         let asked = SocketAddr::new(alias.ip(), 81);
-        cell(scene, "alias", from, alias, Some(asked));
+        check_cell(scene, "alias", from, alias, Some(asked));
     }
-    headless(scene, &captured[0]);
-    node_ports(scene, &[captured[0].clone(), uncaptured[0].clone()]);
+    check_headless(scene, &captured[0]);
+    check_node_ports(scene, &[captured[0].clone(), uncaptured[0].clone()]);
 }
 
 /// Tests a Service without a VIP, whose name resolves to the pods' addresses.
-fn headless(scene: &AttachmentFixture, from: &LabNetns) {
+fn check_headless(scene: &AttachmentFixture, from: &LabNetns) {
     let LabNetns::Pod(pod) = from else {
         return;
     };
-    let url = |path: &str| format!("http://headless.shop.svc.cluster.local:{APP}{path}");
+    let url = |path: &str| format!("http://headless.shop.svc.cluster.local:{APP_PORT}{path}");
     let answer = scene.mesh.get(pod, &url("/open"));
     assert!(answer.succeeded(), "{answer:?}");
     for path in ["/open/denied", "/closed"] {
@@ -256,7 +256,7 @@ fn headless(scene: &AttachmentFixture, from: &LabNetns) {
 }
 
 /// Checks requests to a port of either node, which kube-proxy forwards with the node's source address.
-fn node_ports(scene: &AttachmentFixture, callers: &[LabNetns]) {
+fn check_node_ports(scene: &AttachmentFixture, callers: &[LabNetns]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {
         let pod = format!("legacy/on-{node}");
@@ -265,8 +265,8 @@ fn node_ports(scene: &AttachmentFixture, callers: &[LabNetns]) {
 table ip node-ports {{
 	chain prerouting {{
 		type nat hook prerouting priority dstnat; policy accept;
-		tcp dport 30081 dnat to {ip}:{APP}
-		tcp dport 30082 dnat to {ip}:{CHECKED}
+		tcp dport 30081 dnat to {ip}:{APP_PORT}
+		tcp dport 30082 dnat to {ip}:{CUSTOM_POLICY_PORT}
 	}}
 	chain postrouting {{
 		type nat hook postrouting priority srcnat; policy accept;
@@ -278,7 +278,7 @@ END"
         scene.mesh.run(&pod, &["sh", "-ec", &rules]);
         let at = |port| SocketAddr::new(scene.mesh.node_ip(node), port);
         for from in callers {
-            cell(
+            check_cell(
                 scene,
                 &format!("NodePort of {node}"),
                 from,
@@ -292,25 +292,26 @@ END"
     }
 }
 
-/// Checks that a client's own route has no effect on the objects that apply, nor on other clients.
-pub(super) fn client_route(
+/// Checks that a route of the client's namespace changes neither which attached objects apply, nor requests of other
+/// clients.
+pub(super) fn check_client_route(
     scene: &AttachmentFixture,
     app: SocketAddr,
     other_network: &OtherNetwork<'_>,
 ) {
     scene.mesh.apply("client-route", CLIENT_ROUTE);
-    let tenant = place("tenant/near");
-    until("the client's route is followed", || {
+    let tenant = pod_netns("tenant/near");
+    wait_until("the client's route is followed", || {
         scene
             .ask(&tenant, app, "/open", "")
             .contains("x-route: tenant")
     });
-    cell(scene, "its own route", &tenant, app, None);
+    check_cell(scene, "its own route", &tenant, app, None);
     let changed = scene.ask(&tenant, app, "/open/changed", "");
     assert!(changed.contains(" 403 "), "{changed}");
-    other_network.by_its_own_route(scene);
+    other_network.check_own_route(scene);
     scene.mesh.remove("client-route");
-    until("the client's route is gone", || {
+    wait_until("the client's route is gone", || {
         !scene
             .ask(&tenant, app, "/open", "")
             .contains("x-route: tenant")

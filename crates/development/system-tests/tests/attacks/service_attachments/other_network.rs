@@ -5,13 +5,13 @@ use std::net::{SocketAddr, TcpStream};
 use ambit_system_tests::{HbonePeer, Mesh, through_gateway};
 
 use super::{
-    APP, AttachmentFixture, CHECKED,
-    matrix::{Dial, cell},
+    APP_PORT, AttachmentFixture, CUSTOM_POLICY_PORT,
+    matrix::{Dial, check_cell},
 };
 
 /// Pods outside of the lab's mesh with certificates of its CA: two clients, and the gateway of
 /// their network.
-pub(super) const CLIENTS: &str = "
+pub(super) const CLIENT_PODS: &str = "
 ---
 apiVersion: v1
 kind: Pod
@@ -41,11 +41,11 @@ spec:
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 
-/// Client in the other network, whose addresses are local ends of its tunnels.
+/// Client in the other network. To call a server, it connects to a local address that forwards into a tunnel.
 #[derive(Debug)]
-struct Remote<'a>(HbonePeer<'a>);
+struct RemoteClient<'a>(HbonePeer<'a>);
 
-impl Dial for Remote<'_> {
+impl Dial for RemoteClient<'_> {
     fn dial(&self, _: &AttachmentFixture, to: SocketAddr) -> std::io::Result<TcpStream> {
         TcpStream::connect(to)
     }
@@ -53,16 +53,16 @@ impl Dial for Remote<'_> {
 
 /// Clients and gateway of the other network.
 pub(super) struct OtherNetwork<'a> {
-    client: Remote<'a>,
-    tenant: Remote<'a>,
+    client: RemoteClient<'a>,
+    tenant: RemoteClient<'a>,
     gateway: HbonePeer<'a>,
 }
 
 impl<'a> OtherNetwork<'a> {
     pub(super) fn new(mesh: &'a Mesh) -> Self {
         Self {
-            client: Remote(HbonePeer::of_pod(mesh, "shop/remote")),
-            tenant: Remote(HbonePeer::of_pod(mesh, "tenant/remote")),
+            client: RemoteClient(HbonePeer::of_pod(mesh, "shop/remote")),
+            tenant: RemoteClient(HbonePeer::of_pod(mesh, "tenant/remote")),
             gateway: HbonePeer::of_pod(mesh, "legacy/east-west"),
         }
     }
@@ -71,7 +71,7 @@ impl<'a> OtherNetwork<'a> {
     fn tunnels(
         &self,
         scene: &AttachmentFixture,
-        client: &Remote<'_>,
+        client: &RemoteClient<'_>,
         waypoint: &str,
         authority: &str,
     ) -> SocketAddr {
@@ -82,7 +82,7 @@ impl<'a> OtherNetwork<'a> {
     }
 
     /// Tests all cells of the matrix in which only the Service's owner has written objects.
-    pub(super) fn cells(&self, scene: &AttachmentFixture) {
+    pub(super) fn check_owner_cells(&self, scene: &AttachmentFixture) {
         let pod = |port| scene.pod(port).to_string();
         for client in [&self.client, &self.tenant] {
             let ways = [
@@ -91,36 +91,36 @@ impl<'a> OtherNetwork<'a> {
                     "app.shop.svc.cluster.local:80".to_owned(),
                     "app.shop.svc.cluster.local:81".to_owned(),
                 ),
-                ("pod address", pod(APP), pod(CHECKED)),
+                ("pod address", pod(APP_PORT), pod(CUSTOM_POLICY_PORT)),
             ];
             for (name, authority, asked) in ways {
                 let at = |authority: &str| self.tunnels(scene, client, "waypoint", authority);
-                cell(scene, name, client, at(&authority), Some(at(&asked)));
+                check_cell(scene, name, client, at(&authority), Some(at(&asked)));
             }
         }
         let at = |port: u16| {
             let authority = format!("alias.example.com:{port}");
             self.tunnels(scene, &self.client, "waypoint", &authority)
         };
-        cell(scene, "alias", &self.client, at(80), Some(at(81)));
+        check_cell(scene, "alias", &self.client, at(80), Some(at(81)));
     }
 
     /// Tests calls to which a route of the client's own namespace applies.
-    pub(super) fn by_its_own_route(&self, scene: &AttachmentFixture) {
+    pub(super) fn check_own_route(&self, scene: &AttachmentFixture) {
         let authority = "app.shop.svc.cluster.local:80";
         let app = self.tunnels(scene, &self.tenant, "waypoint", authority);
         let open = scene.ask(&self.tenant, app, "/open", "");
         assert!(open.contains("x-route: tenant"), "{open}");
-        cell(scene, "its own route", &self.tenant, app, None);
+        check_cell(scene, "its own route", &self.tenant, app, None);
         let changed = scene.ask(&self.tenant, app, "/open/changed", "");
         assert!(changed.contains(" 403 "), "{changed}");
     }
 
     /// Tests calls to a Service that has another waypoint.
-    pub(super) fn by_another_waypoint(&self, scene: &AttachmentFixture) {
+    pub(super) fn check_other_waypoint(&self, scene: &AttachmentFixture) {
         let authority = "far.shop.svc.cluster.local:80";
         let far = self.tunnels(scene, &self.client, "xtra", authority);
-        cell(scene, "another waypoint", &self.client, far, None);
+        check_cell(scene, "another waypoint", &self.client, far, None);
         // Clients that the other Service's own policy denies.
         let far = self.tunnels(scene, &self.tenant, "xtra", authority);
         let answer = scene.ask(&self.tenant, far, "/open", "");

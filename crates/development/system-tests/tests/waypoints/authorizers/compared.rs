@@ -21,14 +21,14 @@ const VARYING: [&str; 9] = [
     "answered.headers.date",
     "answered.headers.x-envoy-upstream-service-time",
 ];
-/// Placeholder that replaces varying values.
-const SOMETHING: &str = "something";
-const NOTHING: &str = "nothing";
+/// Placeholder for values that differ between runs.
+const VARYING_VALUE: &str = "something";
+const ABSENT_VALUE: &str = "nothing";
 
 /// Intended difference from Envoy, in whose texts `*` matches anything.
 struct IntendedDifference {
     case: &'static str,
-    at: &'static str,
+    field: &'static str,
     envoy: &'static str,
     ours: &'static str,
     /// Reason of the difference, for readers.
@@ -36,7 +36,7 @@ struct IntendedDifference {
     why: &'static str,
 }
 
-const fn meant(
+const fn intended(
     case: &'static str,
     at: &'static str,
     (envoy, ours): (&'static str, &'static str),
@@ -44,241 +44,241 @@ const fn meant(
 ) -> IntendedDifference {
     IntendedDifference {
         case,
-        at,
+        field: at,
         envoy,
         ours,
         why,
     }
 }
 
-const MEANT: &[IntendedDifference] = &[
+const INTENDED_DIFFERENCES: &[IntendedDifference] = &[
     // Differences of every request.
-    meant(
+    intended(
         "*",
         "answered.headers.server",
-        ("envoy", NOTHING),
+        ("envoy", ABSENT_VALUE),
         "answers are the application's own",
     ),
-    meant(
+    intended(
         "*",
         "answered.headers.x-envoy-upstream-service-time",
-        (SOMETHING, NOTHING),
+        (VARYING_VALUE, ABSENT_VALUE),
         "the same",
     ),
-    meant(
+    intended(
         "*",
         "answered.heard.headers.traceparent",
-        (NOTHING, "*"),
+        (ABSENT_VALUE, "*"),
         "of telemetry, which Envoy was recorded without",
     ),
-    meant(
+    intended(
         "*",
         "answered.heard.headers.x-envoy-expected-rq-timeout-ms",
-        ("15000", NOTHING),
+        ("15000", ABSENT_VALUE),
         "Envoy's own",
     ),
-    meant(
+    intended(
         "*",
         "answered.heard.headers.x-forwarded-for",
-        (NOTHING, SOMETHING),
+        (ABSENT_VALUE, VARYING_VALUE),
         "it is said who called",
     ),
-    meant(
+    intended(
         "*",
         "answered.headers.content-type",
-        (NOTHING, "text/plain"),
+        (ABSENT_VALUE, "text/plain"),
         "of empty bodies, too",
     ),
-    meant(
+    intended(
         "*",
         "*source.principal",
-        (NOTHING, "spiffe://cluster.local/ns/shop/sa/client"),
+        (ABSENT_VALUE, "spiffe://cluster.local/ns/shop/sa/client"),
         "Envoy was called without TLS",
     ),
-    meant(
+    intended(
         "*",
         "*destination.principal",
-        (NOTHING, "spiffe://cluster.local/ns/shop/sa/waypoint"),
+        (ABSENT_VALUE, "spiffe://cluster.local/ns/shop/sa/waypoint"),
         "the same",
     ),
-    meant(
+    intended(
         "*",
         "asked*.http.headers.x-forwarded-proto",
-        ("*", NOTHING),
+        ("*", ABSENT_VALUE),
         "it is set when a request is sent on",
     ),
-    meant(
+    intended(
         "*",
         "asked*.http.headers.x-request-id",
-        (SOMETHING, NOTHING),
+        (VARYING_VALUE, ABSENT_VALUE),
         "it is made when a request is sent on",
     ),
-    meant(
+    intended(
         "*",
         "asked*.http.id",
-        (SOMETHING, NOTHING),
+        (VARYING_VALUE, ABSENT_VALUE),
         "it is the x-request-id of the client",
     ),
-    meant(
+    intended(
         "*post*",
         "asked*.http.headers.content-length",
-        ("*", NOTHING),
+        ("*", ABSENT_VALUE),
         "size says it",
     ),
-    meant(
+    intended(
         "post of*no body*",
         "asked*.http.size",
-        (NOTHING, "5"),
+        (ABSENT_VALUE, "5"),
         "Envoy says it of what it has read",
     ),
-    meant(
+    intended(
         "post of unknown length*",
         "asked*.http.size",
         ("4", "-1"),
         "what was not said is not known",
     ),
-    meant(
+    intended(
         "*",
         "asked*.headers.x-envoy-auth-partial-body",
-        (NOTHING, "false"),
+        (ABSENT_VALUE, "false"),
         "it is said where bodies are shown",
     ),
-    meant(
+    intended(
         "*",
         "asked*.http.headers.x-envoy-expected-rq-timeout-ms",
-        ("*", NOTHING),
+        ("*", ABSENT_VALUE),
         "Envoy's own",
     ),
-    meant(
+    intended(
         "*",
         "asked*.http.headers.x-envoy-internal",
-        ("true", NOTHING),
+        ("true", ABSENT_VALUE),
         "Envoy's own",
     ),
-    meant(
+    intended(
         "http: *",
         "asked*.http.headers.content-length",
-        ("0", NOTHING),
+        ("0", ABSENT_VALUE),
         "a request without a body needs none",
     ),
     // Inside the mesh's TLS, requests are plain.
-    meant(
+    intended(
         "get with TLS*",
         "answered.heard.headers.x-forwarded-proto",
         ("https", "http"),
         "TLS is the mesh's",
     ),
-    meant(
+    intended(
         "get with TLS*",
         "asked*.http.headers.:scheme",
         ("https", "http"),
         "the same",
     ),
-    meant(
+    intended(
         "get with TLS*",
         "asked*.http.scheme",
         ("https", "http"),
         "the same",
     ),
-    meant(
+    intended(
         "context of a route",
         "*.contextExtensions.of",
-        ("the route", NOTHING),
+        ("the route", ABSENT_VALUE),
         "MeshConfig has none",
     ),
-    meant(
+    intended(
         "post that is larger*",
         "answered.body",
         ("Payload Too Large", "the body is larger*"),
         "it says why",
     ),
     // A contradictory or empty response denies.
-    meant(
+    intended(
         "an empty answer",
         "answered.*",
         ("*", "*"),
         "an answer without a status is none",
     ),
-    meant(
+    intended(
         "denied and a status of OK",
         "answered.*",
         ("*", "*"),
         "it contradicts itself",
     ),
-    meant(
+    intended(
         "an error and a status of OK",
         "answered.*",
         ("*", "*"),
         "it contradicts itself",
     ),
-    meant(
+    intended(
         "denied with a status below 200",
         "answered.*",
         ("*", "*"),
         "Envoy breaks the connection",
     ),
-    meant(
+    intended(
         "headers that frame or lead a request",
         "answered.*",
         ("*", "*"),
         "they are never a provider's",
     ),
-    meant(
+    intended(
         "a header that is none",
         "answered.*",
         ("*", "*"),
         "it is left out and counted",
     ),
-    meant(
+    intended(
         "parameters that are set",
         "answered.*",
         ("*", "*"),
         "Envoy sends them unescaped: no request",
     ),
     // The response sets headers.
-    meant(
+    intended(
         "denied with headers twice",
         "answered.headers.x-a",
         ("1 | 2", "2"),
         "the last is set",
     ),
-    meant(
+    intended(
         "denied with headers twice",
         "answered.headers.x-b",
         ("1", "1 | 2"),
         "append is append",
     ),
-    meant(
+    intended(
         "headers of the request, appended",
         "*.x-new",
-        (NOTHING, "2"),
+        (ABSENT_VALUE, "2"),
         "append is append",
     ),
-    meant(
+    intended(
         "headers of the request, appended",
         "*.x-there",
         ("1,2", "1 | 2"),
         "as lines of their own",
     ),
-    meant(
+    intended(
         "headers of the request, ADD_IF_ABSENT",
         "*.x-there",
         ("2", "1"),
         "Envoy does not read it here",
     ),
-    meant(
+    intended(
         "headers of the request, OVERWRITE_IF_EXISTS",
         "*.x-new",
-        ("2", NOTHING),
+        ("2", ABSENT_VALUE),
         "the same",
     ),
-    meant(
+    intended(
         "http: get",
         "asked*.x-in-1",
         ("a,b", "a | b"),
         "as they came",
     ),
-    meant(
+    intended(
         "http: allowed with headers",
         "*.x-set-a",
         ("2", "1 | 2"),
@@ -288,39 +288,39 @@ const MEANT: &[IntendedDifference] = &[
 
 impl IntendedDifference {
     fn explains(&self, found: &Difference) -> bool {
-        is_like(self.case, &found.case)
-            && is_like(self.at, &found.at)
-            && is_like(self.envoy, &found.envoy)
-            && is_like(self.ours, &found.ours)
+        matches_pattern(self.case, &found.case)
+            && matches_pattern(self.field, &found.field)
+            && matches_pattern(self.envoy, &found.envoy)
+            && matches_pattern(self.ours, &found.ours)
     }
 }
 
 #[derive(Debug)]
 struct Difference {
     case: String,
-    at: String,
+    field: String,
     envoy: String,
     ours: String,
 }
 
 /// Returns whether a text matches a pattern with `*`.
-fn is_like(pattern: &str, text: &str) -> bool {
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
         Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
             let mut ends = (0..=text.len()).filter(|end| text.is_char_boundary(*end));
-            ends.any(|end| is_like(rest, &text[end..]))
+            ends.any(|end| matches_pattern(rest, &text[end..]))
         }),
     }
 }
 
-/// Adds each leaf of a JSON value by its dotted path.
-fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+/// Adds each leaf of a JSON value to `into`, under its dotted path.
+fn flatten(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(members) => {
             for (name, value) in members {
                 let dot = if at.is_empty() { "" } else { "." };
-                flat(&format!("{at}{dot}{name}"), value, into);
+                flatten(&format!("{at}{dot}{name}"), value, into);
             }
         }
         Value::Array(values) if values.iter().all(Value::is_string) && !values.is_empty() => {
@@ -329,7 +329,7 @@ fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
         }
         Value::Array(values) => {
             for (number, value) in values.iter().enumerate() {
-                flat(&format!("{at}[{number}]"), value, into);
+                flatten(&format!("{at}[{number}]"), value, into);
             }
         }
         Value::Null => {}
@@ -338,31 +338,33 @@ fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     }
 }
 
-fn fields(record: &Value) -> BTreeMap<String, String> {
+fn flattened_fields(record: &Value) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
-    flat("", record, &mut all);
+    flatten("", record, &mut all);
     // Header that selects the provider's response.
     all.retain(|at, _| !at.ends_with(".headers.x-answer"));
     for (at, value) in &mut all {
-        if VARYING.iter().any(|varying| is_like(varying, at)) {
-            SOMETHING.clone_into(value);
+        if VARYING.iter().any(|varying| matches_pattern(varying, at)) {
+            VARYING_VALUE.clone_into(value);
         }
     }
     all
 }
 
 fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
-    let (envoy, ours) = (fields(envoy), fields(ours));
+    let (envoy, ours) = (flattened_fields(envoy), flattened_fields(ours));
     let places: std::collections::BTreeSet<_> = envoy.keys().chain(ours.keys()).collect();
     let text = |of: &BTreeMap<String, String>, at: &String| {
-        of.get(at).cloned().unwrap_or_else(|| NOTHING.to_owned())
+        of.get(at)
+            .cloned()
+            .unwrap_or_else(|| ABSENT_VALUE.to_owned())
     };
     places
         .into_iter()
         .filter(|at| envoy.get(*at) != ours.get(*at))
         .map(|at| Difference {
             case: case.to_owned(),
-            at: at.clone(),
+            field: at.clone(),
             envoy: text(&envoy, at),
             ours: text(&ours, at),
         })
@@ -375,7 +377,7 @@ fn request(case: &Value) -> Value {
     if let (Some(configured), Some(headers)) =
         (case.get("answer"), request["headers"].as_array_mut())
     {
-        headers.push(json!(["x-answer", answer(configured)]));
+        headers.push(json!(["x-answer", decision_header(configured)]));
     }
     request
 }
@@ -391,9 +393,9 @@ fn providers_are_treated_as_by_envoy_with_listed_exceptions() {
         let mut entry = provider["mesh"].clone();
         for (kind, settings) in entry.as_object_mut().unwrap() {
             let port = if kind == "envoyExtAuthzHttp" {
-                HTTP
+                HTTP_PORT
             } else {
-                GRPC
+                GRPC_PORT
             };
             settings["service"] = "authz.legacy.svc.cluster.local".into();
             settings["port"] = port.into();
@@ -402,17 +404,23 @@ fn providers_are_treated_as_by_envoy_with_listed_exceptions() {
         configured.push(entry);
         let app = format!("app-{name}");
         let ports = json!([{"name": "http", "port": 80, "targetPort": 8081}]);
-        more.extend([service("shop", &app, "app", ports), custom(&app, name)]);
+        more.extend([
+            service("shop", &app, "app", ports),
+            custom_policy(&app, name),
+        ]);
     }
     more.push(mesh_config(&Value::Array(configured)));
     let scene = AuthorizerFixture::new(&more);
     let mut places = BTreeMap::<&str, SocketAddr>::new();
     for name in providers.keys() {
         let host = format!("app-{name}.shop.svc");
-        let place = scene.mesh.service(&host, 80);
-        until("the provider is asked", || {
+        let place = scene.mesh.service_address(&host, 80);
+        wait_until("the provider is asked", || {
             let answer = scene.ask("shop/client", place, &get("/", &[]));
-            answer["status"] == 200 && !scene.checks("legacy/client", "legacy/authz").is_empty()
+            answer["status"] == 200
+                && !scene
+                    .take_checks("legacy/client", "legacy/authz")
+                    .is_empty()
         });
         places.insert(name, place);
     }
@@ -421,18 +429,22 @@ fn providers_are_treated_as_by_envoy_with_listed_exceptions() {
         let name = case["name"].as_str().unwrap();
         let place = places[case["provider"].as_str().unwrap()];
         let answered = scene.ask("shop/client", place, &request(case));
-        let asked = scene.checks("legacy/client", "legacy/authz");
+        let asked = scene.take_checks("legacy/client", "legacy/authz");
         let ours = json!({"asked": asked, "answered": answered});
         assert!(envoy[name].is_object(), "{name} is not recorded");
         found.extend(compare(name, &envoy[name], &ours));
     }
     let unmeant: Vec<_> = found
         .iter()
-        .filter(|found| !MEANT.iter().any(|meant| meant.explains(found)))
+        .filter(|found| {
+            !INTENDED_DIFFERENCES
+                .iter()
+                .any(|meant| meant.explains(found))
+        })
         .map(|one| {
             let Difference {
                 case,
-                at,
+                field: at,
                 envoy,
                 ours,
             } = one;
@@ -440,8 +452,12 @@ fn providers_are_treated_as_by_envoy_with_listed_exceptions() {
         })
         .collect();
     assert!(unmeant.is_empty(), "{}", unmeant.join("\n"));
-    for meant in MEANT {
+    for meant in INTENDED_DIFFERENCES {
         let is_found = found.iter().any(|found| meant.explains(found));
-        assert!(is_found, "{} in {} does not differ", meant.at, meant.case);
+        assert!(
+            is_found,
+            "{} in {} does not differ",
+            meant.field, meant.case
+        );
     }
 }

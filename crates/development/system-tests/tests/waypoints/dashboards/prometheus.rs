@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 const ACCEPT: &str =
     "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// Scrapes and queries to evaluate over them.
+/// Input of the query engine: scrapes, and queries to evaluate over the scrapes.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Input {
@@ -102,8 +102,8 @@ pub(super) fn scrape(mesh: &Mesh) -> Vec<Scrape> {
     let waypoint = mesh.pod("shop/waypoint").name;
     let of_waypoint = labels("shop", &waypoint, "waypoint");
     let mut scrapes = vec![
-        answer(mesh, LabNetns::Control, 15014, system("istiod-0", "istiod")),
-        answer(
+        scrape_target(mesh, LabNetns::Control, 15014, system("istiod-0", "istiod")),
+        scrape_target(
             mesh,
             LabNetns::Pod("shop/waypoint".into()),
             15020,
@@ -114,8 +114,8 @@ pub(super) fn scrape(mesh: &Mesh) -> Vec<Scrape> {
         let place = || LabNetns::Node(node.into());
         let proxy = system(&format!("ztunnel-{node}"), "ztunnel");
         let agent = system(&format!("ambit-agent-{node}"), "ambit-agent");
-        scrapes.push(answer(mesh, place(), 15020, proxy));
-        scrapes.push(answer(mesh, place(), 15014, agent));
+        scrapes.push(scrape_target(mesh, place(), 15020, proxy));
+        scrapes.push(scrape_target(mesh, place(), 15014, agent));
     }
     scrapes
 }
@@ -129,7 +129,7 @@ fn labels(namespace: &str, pod: &str, app: &str) -> BTreeMap<&'static str, Strin
     ])
 }
 
-fn answer(
+fn scrape_target(
     mesh: &Mesh,
     place: LabNetns,
     port: u16,

@@ -7,7 +7,8 @@ use std::{
 };
 
 use ambit_system_tests::{
-    Mesh, Options, built_binary, is_complete_response, options, read_head, until, with_waypoint_and,
+    Mesh, Options, built_binary, is_complete_response, options, read_head, wait_until,
+    with_waypoint_options,
 };
 
 use crate::protocols::{call_grpc, serve_grpc_on};
@@ -142,7 +143,7 @@ spec:
   ports: [{name: grpc, port: 9000}]
 ";
 
-fn programs() -> String {
+fn program_manifests() -> String {
     let (collector, provider) = (
         built_binary("otlp-collector"),
         built_binary("ext-authz-provider"),
@@ -169,16 +170,16 @@ spec:
 }
 
 /// Mesh with its applications, whose programs are scraped.
-pub(super) struct Scene {
+pub(super) struct TrafficFixture {
     pub mesh: Mesh,
     grpc: SocketAddr,
     rounds: AtomicUsize,
-    /// Directory in which the agents install the CNI plugin, which the lab does not call.
+    /// Directory in which the agents install the CNI plugin; the lab itself never calls that plugin.
     _node: tempfile::TempDir,
 }
 
-/// Returns options of a lab whose agents install the CNI plugin below a directory.
-fn installing(node: &tempfile::TempDir) -> Options {
+/// Returns options of a lab whose agents install the CNI plugin below the directory `node`.
+fn options_with_plugin_installation(node: &tempfile::TempDir) -> Options {
     let mut options = options();
     let below = |name: &str| {
         let path = node.path().join(name);
@@ -200,13 +201,13 @@ fn installing(node: &tempfile::TempDir) -> Options {
     options
 }
 
-impl Scene {
+impl TrafficFixture {
     pub(super) fn new() -> Self {
         let node = tempfile::tempdir().unwrap();
-        let more = format!("{MANIFESTS}{}", programs());
-        let (mesh, _) = with_waypoint_and(&more, installing(&node));
+        let more = format!("{MANIFESTS}{}", program_manifests());
+        let (mesh, _) = with_waypoint_options(&more, options_with_plugin_installation(&node));
         // Responds with the status in the path.
-        mesh.serve("shop/server", 8081, |mut stream| {
+        mesh.serve_connections("shop/server", 8081, |mut stream| {
             while let Some(head) = read_head(&mut stream)? {
                 let path = head.split(' ').nth(1).unwrap_or_default();
                 let status = path.trim_start_matches('/').parse().unwrap_or(200);
@@ -218,7 +219,7 @@ impl Scene {
             Ok(())
         });
         serve_grpc_on(&mesh, 8083);
-        let grpc = mesh.service("app.shop.svc", 81);
+        let grpc = mesh.service_address("app.shop.svc", 81);
         let scene = Self {
             mesh,
             grpc,
@@ -231,7 +232,7 @@ impl Scene {
             ("limited", "/200", "429"),
             ("asked", "/200", "200"),
         ] {
-            until(
+            wait_until(
                 &format!("{service}{path} is answered with {status}"),
                 || scene.ask(service, path) == status,
             );
@@ -242,7 +243,9 @@ impl Scene {
     /// Sends a request to a service, and returns the response status.
     fn ask(&self, service: &str, path: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {service}\r\n\r\n");
-        let service = self.mesh.service(&format!("{service}.shop.svc"), 80);
+        let service = self
+            .mesh
+            .service_address(&format!("{service}.shop.svc"), 80);
         let Ok(mut connection) = self.mesh.dial("shop/client", service) else {
             return String::new();
         };
@@ -252,7 +255,7 @@ impl Scene {
     }
 
     /// Sends traffic of every kind that the dashboards show.
-    pub(super) fn traffic(&self) {
+    pub(super) fn send_all_traffic(&self) {
         // A change for the control plane.
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);
         let another = format!(
@@ -275,7 +278,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
         // Without a host, which HTTP forbids.
         let mut bad = self
             .mesh
-            .dial("shop/client", self.mesh.service("app.shop.svc", 80))
+            .dial("shop/client", self.mesh.service_address("app.shop.svc", 80))
             .unwrap();
         bad.send_raw(b"GET / HTTP/1.1\r\n\r\n", is_complete_response)
             .unwrap();
@@ -285,7 +288,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: {}}}]}}
         self.mesh.get("shop/client", "http://server.shop/").ok();
         self.mesh.get("shop/client", "http://nobody.example/");
         for port in [9000, 9001] {
-            let echo = self.mesh.service("echo.plain.svc", port);
+            let echo = self.mesh.service_address("echo.plain.svc", port);
             if let Ok(mut connection) = self.mesh.dial("shop/client", echo) {
                 // The policy ends the connection that it denies.
                 connection.exchange_line("hello").ok();

@@ -80,16 +80,16 @@ fn removal_of_a_missing_file_is_no_error() {
 #[test]
 fn the_plugin_is_copied_when_it_differs_and_stale_copies_go() {
     let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let from = source.path().join(PLUGIN);
+    let from = source.path().join(PLUGIN_NAME);
     fs::write(&from, "one").unwrap();
     fs::set_permissions(&from, fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(target.path().join(format!("{TEMPORARY_PREFIX}77")), "cut").unwrap();
     fs::write(target.path().join("bridge"), "theirs").unwrap();
-    remove_stale(target.path());
+    remove_stale_temporaries(target.path());
     assert!(install_plugin(source.path(), target.path()).unwrap());
     assert!(!install_plugin(source.path(), target.path()).unwrap());
-    assert_eq!(names(target.path()), [PLUGIN, "bridge"]);
-    let to = target.path().join(PLUGIN);
+    assert_eq!(names(target.path()), [PLUGIN_NAME, "bridge"]);
+    let to = target.path().join(PLUGIN_NAME);
     assert_eq!(fs::metadata(&to).unwrap().mode() & 0o777, 0o755);
     for spoil in ["two", "longer"] {
         fs::write(&to, spoil).unwrap();
@@ -103,7 +103,10 @@ fn the_plugin_is_copied_when_it_differs_and_stale_copies_go() {
 #[test]
 fn a_plugin_that_runs_is_replaced_unharmed() {
     let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (from, to) = (source.path().join(PLUGIN), target.path().join(PLUGIN));
+    let (from, to) = (
+        source.path().join(PLUGIN_NAME),
+        target.path().join(PLUGIN_NAME),
+    );
     fs::copy("/bin/cat", &from).unwrap();
     install_plugin(source.path(), target.path()).unwrap();
     let mut running = Command::new(&to)
@@ -125,7 +128,7 @@ fn a_plugin_that_runs_is_replaced_unharmed() {
 fn errors_name_the_file_and_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let error = install_plugin(dir.path(), dir.path()).unwrap_err();
-    assert!(error.to_string().contains(PLUGIN), "{error}");
+    assert!(error.to_string().contains(PLUGIN_NAME), "{error}");
     let read_only = FileError {
         what: "write",
         path: "/opt/cni/bin/ambit-cni".into(),

@@ -74,24 +74,27 @@ fn run_until_settled(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> Inst
     first.state
 }
 
-fn installed(mode: InstallMode, file: &str) -> InstallState {
+fn installed_state(mode: InstallMode, file: &str) -> InstallState {
     InstallState::Installed {
         mode,
         file: file.to_owned(),
     }
 }
 
-fn read(files: &[ConfFile], name: &str) -> Value {
+fn parse_file(files: &[ConfFile], name: &str) -> Value {
     let file = files.iter().find(|file| file.name == name).unwrap();
     serde_json::from_str(file.text.as_ref().unwrap()).unwrap()
 }
 
-fn names(files: &[ConfFile]) -> Vec<&str> {
+fn file_names(files: &[ConfFile]) -> Vec<&str> {
     files.iter().map(|file| file.name.as_str()).collect()
 }
 
 fn plugin_kinds(files: &[ConfFile], name: &str) -> Vec<String> {
-    let plugins = read(files, name)["plugins"].as_array().unwrap().clone();
+    let plugins = parse_file(files, name)["plugins"]
+        .as_array()
+        .unwrap()
+        .clone();
     let kind = |plugin: &Value| plugin["type"].as_str().unwrap().to_owned();
     plugins.iter().map(kind).collect()
 }
@@ -102,11 +105,14 @@ fn an_owned_configuration_comes_first_and_touches_nothing() {
     let before = files[0].clone();
     assert_eq!(
         run_until_settled(&mut files, &desired(InstallMode::Auto)),
-        installed(InstallMode::Owned, "10-a.conflist")
+        installed_state(InstallMode::Owned, "10-a.conflist")
     );
-    assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
+    assert_eq!(
+        file_names(&files),
+        ["02-ambit-cni.conflist", "10-a.conflist"]
+    );
     assert_eq!(files[1], before);
-    let own = read(&files, "02-ambit-cni.conflist");
+    let own = parse_file(&files, "02-ambit-cni.conflist");
     assert_eq!(
         own["name"], "net",
         "runtimes file what they remember under it"
@@ -129,7 +135,7 @@ fn owned_configuration_has_the_primary_networks_properties() {
         "disableGC":true,"plugins":[{"type":"a","capabilities":{"of.the.future":true}}]}"#;
     let mut files = vec![file("10-a.conflist", primary)];
     run_until_settled(&mut files, &desired(InstallMode::Owned));
-    let own = read(&files, "02-ambit-cni.conflist");
+    let own = parse_file(&files, "02-ambit-cni.conflist");
     assert_eq!(own["cniVersions"], json!(["0.4.0"]));
     assert_eq!(own["disableCheck"], "true");
     assert_eq!(own["disableGC"], true);
@@ -137,7 +143,7 @@ fn owned_configuration_has_the_primary_networks_properties() {
     // Its owner changes it.
     files[1] = file("10-a.conflist", &conf_list(&["b"]));
     run_until_settled(&mut files, &desired(InstallMode::Owned));
-    assert_eq!(read(&files, "02-ambit-cni.conflist")["name"], "net");
+    assert_eq!(parse_file(&files, "02-ambit-cni.conflist")["name"], "net");
 }
 
 #[test]
@@ -151,7 +157,7 @@ fn our_name_comes_before_any_primary() {
     ] {
         let mut files = vec![file(primary, &conf_list(&["a"]))];
         run_until_settled(&mut files, &desired(InstallMode::Owned));
-        assert_eq!(names(&files), [expected, primary]);
+        assert_eq!(file_names(&files), [expected, primary]);
     }
     let mut files = vec![file("!a.conflist", &conf_list(&["a"]))];
     let state = run_until_settled(&mut files, &desired(InstallMode::Owned));
@@ -184,7 +190,7 @@ fn a_primary_that_reads_the_directory_itself_is_chained() {
     ];
     assert_eq!(
         run_until_settled(&mut files, &desired(InstallMode::Auto)),
-        installed(InstallMode::Chained, "00-multus.conf")
+        installed_state(InstallMode::Chained, "00-multus.conf")
     );
 }
 
@@ -199,7 +205,7 @@ fn the_list_in_force_is_chained_and_no_other() {
     let chained = desired(InstallMode::Chained);
     assert_eq!(
         run_until_settled(&mut files, &chained),
-        installed(InstallMode::Chained, "10-a.conflist")
+        installed_state(InstallMode::Chained, "10-a.conflist")
     );
     assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
     assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b"]);
@@ -207,7 +213,7 @@ fn the_list_in_force_is_chained_and_no_other() {
     files.insert(2, file("05-c.conflist", &conf_list(&["c"])));
     assert_eq!(
         run_until_settled(&mut files, &chained),
-        installed(InstallMode::Chained, "05-c.conflist")
+        installed_state(InstallMode::Chained, "05-c.conflist")
     );
     assert_eq!(plugin_kinds(&files, "05-c.conflist"), ["c", "ambit-cni"]);
     assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
@@ -222,7 +228,7 @@ fn the_list_in_force_is_chained_and_no_other() {
     files.remove(2);
     assert_eq!(
         run_until_settled(&mut files, &chained),
-        installed(InstallMode::Chained, "10-a.conflist")
+        installed_state(InstallMode::Chained, "10-a.conflist")
     );
 }
 
@@ -236,7 +242,7 @@ fn unreadable_primary_list_is_not_replaced_by_another() {
             panic!("{mode:?} is installed beside a list that may be in force");
         };
         assert!(why.starts_with("10-a.conflist cannot be read"), "{why}");
-        assert_eq!(names(&files), ["10-a.conflist", "20-b.conflist"]);
+        assert_eq!(file_names(&files), ["10-a.conflist", "20-b.conflist"]);
         assert_eq!(plugin_kinds(&files, "20-b.conflist"), ["b"]);
     }
 }
@@ -255,7 +261,7 @@ fn the_pinned_file_is_chained_under_either_ending() {
     let mut owned = desired(InstallMode::Owned);
     owned.primary = pinned.primary;
     run_until_settled(&mut files, &owned);
-    let own = read(&files, "02-ambit-cni.conflist");
+    let own = parse_file(&files, "02-ambit-cni.conflist");
     assert_eq!(own["plugins"][0]["delegate"]["primary"], "20-b.conf");
 }
 
@@ -263,9 +269,12 @@ fn the_pinned_file_is_chained_under_either_ending() {
 fn a_single_plugin_is_copied_into_a_list_and_stays() {
     let mut files = vec![file("10-flannel.conf", SINGLE_PLUGIN_CONF)];
     run_until_settled(&mut files, &desired(InstallMode::Chained));
-    assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-flannel.conf"]);
+    assert_eq!(
+        file_names(&files),
+        ["02-ambit-cni.conflist", "10-flannel.conf"]
+    );
     assert_eq!(files[1].text.as_deref(), Ok(SINGLE_PLUGIN_CONF));
-    let own = read(&files, "02-ambit-cni.conflist");
+    let own = parse_file(&files, "02-ambit-cni.conflist");
     assert_eq!(own["cniVersion"], "0.2.0", "the version is the primary's");
     assert_eq!(own["name"], "net");
     assert_eq!(own["plugins"][0]["mtu"], 1.5);
@@ -279,7 +288,7 @@ fn a_single_plugin_is_copied_into_a_list_and_stays() {
     );
     files[1] = file("10-flannel.conflist", &conf_list(&["x"]));
     run_until_settled(&mut files, &desired(InstallMode::Chained));
-    assert_eq!(names(&files), ["10-flannel.conflist"]);
+    assert_eq!(file_names(&files), ["10-flannel.conflist"]);
 }
 
 #[test]
@@ -294,19 +303,22 @@ fn duplicates_old_entries_and_other_modes_are_cleared() {
         file("YYY-ambit-cni.conf", r#"{"name":"x","type":"ambit-cni"}"#),
     ];
     run_until_settled(&mut files, &desired(InstallMode::Chained));
-    assert_eq!(names(&files), ["10-a.conflist"]);
+    assert_eq!(file_names(&files), ["10-a.conflist"]);
     assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a", "ambit-cni"]);
     run_until_settled(&mut files, &desired(InstallMode::Owned));
-    assert_eq!(names(&files), ["02-ambit-cni.conflist", "10-a.conflist"]);
+    assert_eq!(
+        file_names(&files),
+        ["02-ambit-cni.conflist", "10-a.conflist"]
+    );
     assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
     run_until_settled(&mut files, &desired(InstallMode::Standalone));
-    assert_eq!(names(&files), ["10-a.conflist", "YYY-ambit-cni.conf"]);
-    let standalone = read(&files, "YYY-ambit-cni.conf");
+    assert_eq!(file_names(&files), ["10-a.conflist", "YYY-ambit-cni.conf"]);
+    let standalone = parse_file(&files, "YYY-ambit-cni.conf");
     assert_eq!(standalone["type"], "ambit-cni");
     assert_eq!(standalone["cniVersion"], "0.3.1");
     let actions = removal_actions(&files);
     perform_actions(&mut files, &actions);
-    assert_eq!(names(&files), ["10-a.conflist"]);
+    assert_eq!(file_names(&files), ["10-a.conflist"]);
     assert_eq!(plugin_kinds(&files, "10-a.conflist"), ["a"]);
 }
 

@@ -1,4 +1,4 @@
-//! Closes the pre-capture connections of a pod whose capture is late (see `enrolment/late_capture.rs`).
+//! Closes the pre-capture connections of a pod that was captured late (see `enrolment/late_capture.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     metrics::{Metrics, PreCaptureOutcome},
 };
 
-/// Delays of repeated checks, since a connection that was being opened when the capture began is established later.
+/// Delays of repeated checks: a connection that was being opened when the capture began is established later.
 const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
@@ -41,7 +41,7 @@ pub(super) fn close_connections<A: Actions>(
     let count = |result, number: usize| {
         let number = u64::try_from(number).unwrap_or(u64::MAX);
         let outcome = PreCaptureOutcome { result };
-        let counter = metrics.earlier_connections.get_or_create(&outcome);
+        let counter = metrics.pre_capture_connections.get_or_create(&outcome);
         counter.inc_by(number);
     };
     count("closed", closed.len());

@@ -1,5 +1,5 @@
-//! Changes the node's probe set, one change after the other in the order of the effects: a list of all members must not
-//! overtake a member that was added after the list was made.
+//! Changes the node's probe set, one change at a time in the order of the effects: a replacement of all members must
+//! not undo a later addition.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Executor of changes to the node's probe set. Cheap to clone.
+/// Executor of changes to the node's probe set. Clones share one queue.
 #[derive(Clone)]
 pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<ProbeJob>);
 
@@ -90,7 +90,7 @@ fn perform_job<A: Actions>(actions: &A, job: ProbeJob) {
                 tracing::warn!(error = %ErrorChain(&error), "probes may fail");
             }
         }
-        ProbeJob::RemoveRules(done) => drop(done.send(actions.remove_host())),
+        ProbeJob::RemoveRules(done) => drop(done.send(actions.remove_host_rules())),
     }
 }
 
@@ -98,23 +98,29 @@ fn perform_job<A: Actions>(actions: &A, job: ProbeJob) {
 struct ExemptionCounter {
     metrics: Metrics,
     /// Kernel counter as read last; `None` before the first reading.
-    last: Mutex<Option<u64>>,
+    last_reading: Mutex<Option<u64>>,
 }
 
 impl ExemptionCounter {
     fn new(metrics: Metrics) -> Self {
         let last = Mutex::new(None);
-        Self { metrics, last }
+        Self {
+            metrics,
+            last_reading: last,
+        }
     }
 
-    /// Adds the connections that were exempted since the last call to the metric.
+    /// Adds to the metric the connections that were exempted since the last call.
     fn count<A: Actions>(&self, actions: &A) {
         let Ok(now) = actions.exempted_connections().inspect_err(|error| {
             tracing::debug!(error = %ErrorChain(error), "cannot count exempted connections");
         }) else {
             return;
         };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self
+            .last_reading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let last = last.replace(now);
         // What an agent before this one exempted is none of this one's count.
         let more = last.map_or(0, |last| now.checked_sub(last).unwrap_or(now));

@@ -1,56 +1,61 @@
-//! Carries out the steps of node proxies in order, so that a proxy's first snapshot contains all earlier ones.
+//! Carries out orders to node proxies one after the other, so that a proxy's first snapshot contains all earlier
+//! orders.
 
 use std::future::Future;
 
 use ambit_rt::{ErrorChain, spawn};
 use ambit_sys::netns::Netns;
-use ambit_zds::{DeliverError, PodUid};
+use ambit_zds::{OrderError, PodUid};
 
 use super::report::StepReport;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
-/// Executor of orders to the node proxies, which also records them in the file for proxies that start without the
+/// Executor of orders to node proxies, which also records enrolled pods in the file for proxies that start without the
 /// agent.
 pub(in crate::process) struct ProxyExecutor {
     zds: Zds,
-    enrolled: EnrolledFile,
+    enrolled_file: EnrolledFile,
 }
 
 impl ProxyExecutor {
     pub(super) fn new(zds: Zds, enrolled: EnrolledFile) -> Self {
-        Self { zds, enrolled }
+        Self {
+            zds,
+            enrolled_file: enrolled,
+        }
     }
 
     pub(super) fn step(&self, step: ProxyStep<Netns>, report: StepReport) {
         match step {
             ProxyStep::Announce { info, netns } => {
                 let uid = report.uid.clone();
-                self.enrolled.add(uid.clone(), info.clone(), netns.id());
+                self.enrolled_file
+                    .add(uid.clone(), info.clone(), netns.id());
                 report_outcome("announce", self.zds.add(uid, info, netns), report);
             }
             ProxyStep::Withdraw => {
-                self.enrolled.remove(&report.uid);
+                self.enrolled_file.remove(&report.uid);
                 report_outcome("withdraw", self.zds.del(report.uid.clone()), report);
             }
         }
     }
 
-    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
+    /// Lets a node proxy that already serves the pod continue, although the pod's network namespace is not known yet.
     pub(in crate::process) fn hold(&self, uid: PodUid) {
-        self.enrolled.keep_earlier(&uid);
+        self.enrolled_file.keep_earlier(&uid);
         self.zds.hold(uid);
     }
 
-    /// Lets proxies connect, since the orders for all initial pods have been given.
+    /// Lets node proxies connect, since the orders for all initial pods have been given.
     pub(in crate::process) fn open(&self) {
-        self.enrolled.mark_complete();
+        self.enrolled_file.mark_complete();
         self.zds.open();
     }
 }
 
 fn report_outcome(
     name: &'static str,
-    outcome: impl Future<Output = Result<(), DeliverError>> + Send + 'static,
+    outcome: impl Future<Output = Result<(), OrderError>> + Send + 'static,
     report: StepReport,
 ) {
     spawn(name, async move {

@@ -1,4 +1,4 @@
-//! Carries out the steps in pods' network namespaces, which block; a few run concurrently.
+//! Carries out the steps in pods' network namespaces, which block; a limited number of them run concurrently.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ pub(super) struct RedirectionExecutor<A> {
 
 /// Successful outcome of [`RedirectionStep::Apply`].
 enum ApplyOutcome {
-    /// The redirection is in place; it had not drifted.
+    /// The redirection is in place, and nothing had to be repaired.
     InPlace,
     /// The redirection had drifted, as the text describes, and was repaired.
     Repaired(String),
-    /// No redirection was in place and the capture is late: pre-capture connections are being closed.
-    Closing,
+    /// No redirection was in place and the pod was captured late: its pre-capture connections are being closed.
+    ClosingPreCapture,
 }
 
 impl<A: Actions> RedirectionExecutor<A> {
@@ -67,7 +67,7 @@ impl<A: Actions> RedirectionExecutor<A> {
                 RedirectionStep::Release { netns } => {
                     let work = move || actions.release_rules(&netns);
                     let released = spawn_blocking(report.name, work).await;
-                    report.send(flatten(released));
+                    report.send(flatten_errors(released));
                 }
             }
         });
@@ -88,7 +88,7 @@ async fn prepare_bpf<A: Actions>(
     }
     let (by, pod, desired) = (Arc::clone(actions), target.clone(), spec.clone());
     let prepared = spawn_blocking("prepare-bpf", move || by.prepare_bpf(&pod, &desired)).await;
-    if let Err(reason) = flatten(prepared) {
+    if let Err(reason) = flatten_errors(prepared) {
         return BpfReadiness::Impossible(reason);
     }
     let ordered = zds.add(target.uid.clone(), info, target.netns.clone());
@@ -124,15 +124,15 @@ async fn apply_rules<A: Actions>(
         };
         events.send(applied).ok();
         Ok(match before {
-            PriorRedirection::All => ApplyOutcome::InPlace,
-            PriorRedirection::Nothing if close_pre_capture => {
+            PriorRedirection::Complete => ApplyOutcome::InPlace,
+            PriorRedirection::Absent if close_pre_capture => {
                 match pre_capture::close_connections(&*by, &metrics, &of, &at, &spec.probe_ports) {
-                    true => ApplyOutcome::Closing,
+                    true => ApplyOutcome::ClosingPreCapture,
                     false => ApplyOutcome::InPlace,
                 }
             }
-            PriorRedirection::Nothing => ApplyOutcome::Repaired("all of it was missing".to_owned()),
-            PriorRedirection::InPart(what) => ApplyOutcome::Repaired(what),
+            PriorRedirection::Absent => ApplyOutcome::Repaired("all of it was missing".to_owned()),
+            PriorRedirection::Drifted(what) => ApplyOutcome::Repaired(what),
         })
     };
     let applied = spawn_blocking(report.name, work).await;
@@ -141,7 +141,7 @@ async fn apply_rules<A: Actions>(
             let what = what.clone();
             report.events.send(Event::Repaired { uid, what }).ok();
         }
-        Ok(Ok(ApplyOutcome::Closing)) => {
+        Ok(Ok(ApplyOutcome::ClosingPreCapture)) => {
             pre_capture::recheck_connections(
                 actions,
                 report.metrics.clone(),
@@ -152,11 +152,11 @@ async fn apply_rules<A: Actions>(
         }
         Ok(Ok(ApplyOutcome::InPlace) | Err(_)) | Err(_) => {}
     }
-    report.send(flatten(applied));
+    report.send(flatten_errors(applied));
 }
 
-/// Merges the error of a blocking task with that of its work into one text.
-fn flatten<T, E: std::error::Error>(
+/// Merges the error of a blocking task and the error of the task's work into one text.
+fn flatten_errors<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {
     match outcome {

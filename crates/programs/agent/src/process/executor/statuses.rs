@@ -1,4 +1,4 @@
-//! Carries out writes of pods' status, which may block; a few run concurrently.
+//! Carries out writes of pods' status annotations, which may block; a limited number of them run concurrently.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl StatusExecutor {
             // Closed never.
             let _slot = slots.acquire_owned().await;
             let uid = report.uid.clone();
-            let work = move || sink.write(&uid, &pod, status);
+            let work = move || sink.write_annotation(&uid, &pod, status);
             let written = spawn_blocking(report.name, work).await;
             report.send(match written {
                 Ok(result) => result.map_err(|error| ErrorChain(&error).to_string()),

@@ -21,7 +21,7 @@ const FILE_NAME: &str = "last-known.json";
 /// Version of the file's format; files of other versions are ignored.
 const FORMAT_VERSION: u32 = 1;
 
-/// Pods and namespaces that the source has sent events about.
+/// Pods and namespaces of all events that the source has sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LastKnown {
     pub(super) namespaces: BTreeMap<ArcStr, Labels>,
@@ -46,7 +46,7 @@ pub(super) fn remove(run_dir: &Path) {
     }
 }
 
-/// State file of one node's agent.
+/// State file of the agent on one node, `last-known.json`.
 #[derive(Debug)]
 pub(super) struct LastKnownFile {
     path: PathBuf,

@@ -37,7 +37,10 @@ fn source(server: &ApiServer, dir: &Path) -> KubernetesSource {
     KubernetesSource::new(client, "n1", BTreeSet::from(["mode".to_owned()]), dir)
 }
 
-async fn until(source: &mut KubernetesSource, last: impl Fn(&SourceEvent) -> bool) -> Vec<String> {
+async fn events_until(
+    source: &mut KubernetesSource,
+    last: impl Fn(&SourceEvent) -> bool,
+) -> Vec<String> {
     let mut sent = Vec::new();
     loop {
         let next = tokio::time::timeout(Duration::from_secs(20), source.next());
@@ -64,19 +67,19 @@ async fn pods_of_this_node_and_the_labels_that_matter_are_sent() {
     let mut source = source(&server, dir.path());
     let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
     assert_eq!(
-        until(&mut source, synced).await,
+        events_until(&mut source, synced).await,
         [
             "namespace shop {\"mode\": \"ambient\"}",
             "pod here [10.0.0.1]",
             "synced"
         ]
     );
-    assert_eq!(source.trouble(), None);
+    assert_eq!(source.outdated_reason(), None);
     server.put(PODS, object("new", "n1", "10.0.0.3"));
     server.delete(PODS, "shop", "here");
     let gone = |event: &SourceEvent| matches!(event, SourceEvent::PodGone(_));
     assert_eq!(
-        until(&mut source, gone).await,
+        events_until(&mut source, gone).await,
         ["gone uid-here", "pod new [10.0.0.3]"]
     );
 }
@@ -86,25 +89,25 @@ async fn agent_starts_from_last_known_state_without_the_api_server() {
     let (server, dir) = (server(), tempfile::tempdir().unwrap());
     let synced = |event: &SourceEvent| *event == SourceEvent::Synced;
     let mut first = source(&server, dir.path());
-    until(&mut first, synced).await;
+    events_until(&mut first, synced).await;
     drop(first);
 
-    server.set_away(true);
+    server.set_unavailable(true);
     let mut second = source(&server, dir.path());
     assert_eq!(
-        until(&mut second, synced).await,
+        events_until(&mut second, synced).await,
         [
             "namespace shop {\"mode\": \"ambient\"}",
             "pod here [10.0.0.1]",
             "synced"
         ]
     );
-    assert!(second.trouble().is_some());
+    assert!(second.outdated_reason().is_some());
     server.delete(PODS, "shop", "here");
     server.put(PODS, object("new", "n1", "10.0.0.3"));
-    server.set_away(false);
+    server.set_unavailable(false);
     let gone = |event: &SourceEvent| matches!(event, SourceEvent::PodGone(_));
-    let sent = until(&mut second, gone).await;
+    let sent = events_until(&mut second, gone).await;
     assert!(sent.contains(&"gone uid-here".to_owned()), "{sent:?}");
     assert!(sent.contains(&"pod new [10.0.0.3]".to_owned()), "{sent:?}");
     assert!(!sent.contains(&"synced".to_owned()), "once");
@@ -136,35 +139,35 @@ fn restored_state_does_not_replace_newer_events() {
     }
     let mut progress = WatchProgress::new(Some(before));
     assert!(progress.can_restore_earlier());
-    progress.pods(applied_event("a", "10.0.0.9"));
-    let recalled = progress.pods(WatchEvent::Unavailable("gone".to_owned()));
+    progress.on_pod_event(applied_event("a", "10.0.0.9"));
+    let recalled = progress.on_pod_event(WatchEvent::Unavailable("gone".to_owned()));
     assert_eq!(
         recalled,
         [SourceEvent::Pod(pod("b", "10.0.0.1")), SourceEvent::Synced]
     );
     assert!(!progress.can_restore_earlier());
     // A listing without it means that it has gone.
-    progress.pods(applied_event("a", "10.0.0.9"));
+    progress.on_pod_event(applied_event("a", "10.0.0.9"));
     assert_eq!(
-        progress.pods(WatchEvent::Listed),
+        progress.on_pod_event(WatchEvent::ListCompleted),
         [SourceEvent::PodGone("b".into())]
     );
-    assert_eq!(progress.trouble.as_deref(), Some("gone"));
-    assert_eq!(progress.namespaces(WatchEvent::Listed), []);
-    assert_eq!(progress.trouble, None);
+    assert_eq!(progress.watch_error.as_deref(), Some("gone"));
+    assert_eq!(progress.on_namespace_event(WatchEvent::ListCompleted), []);
+    assert_eq!(progress.watch_error, None);
 }
 
 #[test]
 fn without_a_file_no_state_is_restored() {
     let mut progress = WatchProgress::new(None);
     assert_eq!(
-        progress.pods(WatchEvent::Unavailable("gone".to_owned())),
+        progress.on_pod_event(WatchEvent::Unavailable("gone".to_owned())),
         []
     );
-    assert_eq!(progress.pods(WatchEvent::Listed), []);
+    assert_eq!(progress.on_pod_event(WatchEvent::ListCompleted), []);
     assert!(!progress.is_synced());
     assert_eq!(
-        progress.namespaces(WatchEvent::Listed),
+        progress.on_namespace_event(WatchEvent::ListCompleted),
         [SourceEvent::Synced]
     );
 }

@@ -1,4 +1,4 @@
-//! Tests which events changes of manifests result in.
+//! Tests the events that changes of manifests result in.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ impl ManifestDir {
         Self { dir, source }
     }
 
-    /// Replaces a file, and returns the resulting events.
+    /// Replaces a manifest file, and returns the resulting events.
     async fn write(&mut self, name: &str, text: &str) -> Vec<SourceEvent> {
         let temporary = self.dir.path().join("new.tmp");
         fs::write(&temporary, text).unwrap();
@@ -38,7 +38,7 @@ impl ManifestDir {
     }
 }
 
-fn pod_text(uid: &str, node: &str, more: &str) -> String {
+fn pod_manifest(uid: &str, node: &str, more: &str) -> String {
     format!(
         "kind: Pod\nmetadata: {{name: web, namespace: shop, uid: {uid}}}\n\
          spec: {{nodeName: {node}, containers: []}}\n{more}"
@@ -81,7 +81,7 @@ async fn an_empty_directory_is_complete_too() {
 #[tokio::test]
 async fn pods_of_other_nodes_or_without_uid_are_not_sent() {
     let mut dir = ManifestDir::new(&[
-        ("other.yaml", &pod_text("u1", "n2", "")),
+        ("other.yaml", &pod_manifest("u1", "n2", "")),
         (
             "none.yaml",
             "kind: Pod\nmetadata: {name: x}\nspec: {nodeName: n1, containers: []}\n",
@@ -92,12 +92,12 @@ async fn pods_of_other_nodes_or_without_uid_are_not_sent() {
 
 #[tokio::test]
 async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
-    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
+    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_manifest("u1", "n1", ""))]);
     dir.next().await;
     let events = dir
         .write(
             "pod.yaml",
-            &pod_text("u2", "n1", "status: {podIP: 10.0.0.7}\n"),
+            &pod_manifest("u2", "n1", "status: {podIP: 10.0.0.7}\n"),
         )
         .await;
     assert_eq!(events[0], SourceEvent::PodGone("u1".into()));
@@ -105,11 +105,11 @@ async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
         panic!("{events:?}")
     };
     assert_eq!((&*view.uid, view.addresses.len()), ("u2", 1));
-    let events = dir.write("pod.yaml", &pod_text("u2", "n2", "")).await;
+    let events = dir.write("pod.yaml", &pod_manifest("u2", "n2", "")).await;
     assert_eq!(events, [SourceEvent::PodGone("u2".into())]);
     dir.write(
         "pod.yaml",
-        &pod_text("u3", "n1", "status: {phase: Failed}\n"),
+        &pod_manifest("u3", "n1", "status: {phase: Failed}\n"),
     )
     .await;
     fs::remove_file(dir.dir.path().join("pod.yaml")).unwrap();
@@ -118,14 +118,14 @@ async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
 
 #[tokio::test]
 async fn broken_files_change_nothing() {
-    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
+    let mut dir = ManifestDir::new(&[("pod.yaml", &pod_manifest("u1", "n1", ""))]);
     dir.next().await;
     let sent = dir.write("pod.yaml", "kind: Pod\nmetadata: [\n").await;
     assert_eq!(sent, []);
     let events = dir
         .write(
             "pod.yaml",
-            &pod_text("u1", "n1", "status: {phase: Succeeded}\n"),
+            &pod_manifest("u1", "n1", "status: {phase: Succeeded}\n"),
         )
         .await;
     assert!(

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use ambit_flow::{Event, Flow, ReporterKind};
+use ambit_flow::{Flow, FlowEventKind, ReporterKind};
 use serde::Serialize;
 
 use super::Transport;
 
 /// Length of the sliding window from which rates are computed.
 pub(super) const WINDOW_LENGTH: Duration = Duration::from_secs(30);
-const SLICES: usize = 10;
+const SLICE_COUNT: usize = 10;
 const SLICE_LENGTH: Duration = Duration::from_secs(3);
 /// Number of buckets of the latency histogram. Each upper bound is twice the previous one; the first is 0.25 ms.
 const LATENCY_BUCKETS: usize = 20;
@@ -35,10 +35,10 @@ pub(super) struct Counters {
 /// Sliding window over one edge's counters.
 #[derive(Debug)]
 pub(super) struct SlidingWindow {
-    slices: [[Counters; 3]; SLICES],
+    slices: [[Counters; 3]; SLICE_COUNT],
     /// Number of the current time slice: time since the start divided by [`SLICE_LENGTH`].
-    current: u64,
-    since: Duration,
+    current_slice: u64,
+    started_at: Duration,
 }
 
 /// Rates, latencies and transport of one edge within the window.
@@ -67,8 +67,8 @@ impl SlidingWindow {
     pub(super) fn new(now: Duration) -> Self {
         Self {
             slices: Default::default(),
-            current: slice_number(now),
-            since: now,
+            current_slice: slice_number(now),
+            started_at: now,
         }
     }
 
@@ -79,7 +79,7 @@ impl SlidingWindow {
             ReporterKind::Destination => 1,
             ReporterKind::Waypoint => 2,
         };
-        let slice = self.slices.get_mut(slice_index(self.current));
+        let slice = self.slices.get_mut(slice_index(self.current_slice));
         if let Some(counters) = slice.and_then(|slice| slice.get_mut(reporter)) {
             counters.add(flow);
             if has_transport {
@@ -90,7 +90,9 @@ impl SlidingWindow {
 
     /// Advances the window to the time slice `to`, and clears the slices in between.
     fn advance(&mut self, to: u64) {
-        let passed = to.saturating_sub(self.current).min(SLICES as u64);
+        let passed = to
+            .saturating_sub(self.current_slice)
+            .min(SLICE_COUNT as u64);
         for step in 1..=passed {
             // The slices just behind `to` are the ones that were not counted in.
             let stale = to - passed + step;
@@ -98,25 +100,25 @@ impl SlidingWindow {
                 *slice = Default::default();
             }
         }
-        self.current = self.current.max(to);
+        self.current_slice = self.current_slice.max(to);
     }
 
     pub(super) fn rates(&self, now: Duration) -> TrafficRates {
         let to = slice_number(now);
         let mut sums = [Counters::default(); 3];
-        for age in 0..SLICES as u64 {
-            let Some(slice) = self.current.checked_sub(age) else {
+        for age in 0..SLICE_COUNT as u64 {
+            let Some(slice) = self.current_slice.checked_sub(age) else {
                 break;
             };
-            if to.saturating_sub(slice) >= SLICES as u64 {
+            if to.saturating_sub(slice) >= SLICE_COUNT as u64 {
                 break;
             }
             let counted = self.slices.get(slice_index(slice));
             for (sum, counters) in sums.iter_mut().zip(counted.into_iter().flatten()) {
-                sum.sum(counters);
+                sum.add_counters(counters);
             }
         }
-        let age = now.saturating_sub(self.since).as_secs_f64();
+        let age = now.saturating_sub(self.started_at).as_secs_f64();
         compute_rates(&sums, age.clamp(1.0, WINDOW_LENGTH.as_secs_f64()))
     }
 }
@@ -126,18 +128,18 @@ fn slice_number(now: Duration) -> u64 {
 }
 
 fn slice_index(number: u64) -> usize {
-    usize::try_from(number % SLICES as u64).unwrap_or_default()
+    usize::try_from(number % SLICE_COUNT as u64).unwrap_or_default()
 }
 
 impl Counters {
     fn add(&mut self, flow: &Flow) {
         let count = flow.count;
         match flow.event {
-            Event::Opened => {
+            FlowEventKind::Opened => {
                 self.opened = self.opened.saturating_add(count);
                 add_to_histogram(&mut self.connect_times, flow.duration_ms);
             }
-            Event::Request => {
+            FlowEventKind::Request => {
                 self.requests = self.requests.saturating_add(count);
                 let status = flow.request.as_ref().map_or(0, |request| request.status);
                 if status == 0 || status >= 500 {
@@ -145,9 +147,9 @@ impl Counters {
                 }
                 add_to_histogram(&mut self.latencies, flow.duration_ms);
             }
-            Event::Refused => self.refused = self.refused.saturating_add(count),
-            Event::Failed => self.failed = self.failed.saturating_add(count),
-            Event::Closed => {}
+            FlowEventKind::Refused => self.refused = self.refused.saturating_add(count),
+            FlowEventKind::Failed => self.failed = self.failed.saturating_add(count),
+            FlowEventKind::Closed => {}
         }
     }
 
@@ -159,7 +161,7 @@ impl Counters {
         }
     }
 
-    fn sum(&mut self, other: &Self) {
+    fn add_counters(&mut self, other: &Self) {
         for (sum, more) in [
             (&mut self.opened, other.opened),
             (&mut self.requests, other.requests),

@@ -1,6 +1,6 @@
 //! Tests of the edges and events aggregated from flow events, and of their limits.
 
-use ambit_flow::{Event, Refusal, Reporter, RequestSummary, ServiceName};
+use ambit_flow::{FlowEventKind, Refusal, Reporter, RequestSummary, ServiceName};
 use serde_json::{Value, json};
 
 use super::*;
@@ -14,7 +14,7 @@ fn peer(namespace: &str, owner: &str) -> Peer {
     }
 }
 
-fn flow(kind: ReporterKind, event: Event) -> Flow {
+fn flow(kind: ReporterKind, event: FlowEventKind) -> Flow {
     let reporter = Reporter {
         kind,
         pod: "ztunnel-x".to_owned(),
@@ -45,7 +45,7 @@ fn both_ends_report_one_connection() {
     let mut traffic = Traffic::default();
     for kind in [ReporterKind::Source, ReporterKind::Destination] {
         for _ in 0..20 {
-            traffic.add(flow(kind, Event::Opened), START);
+            traffic.add(flow(kind, FlowEventKind::Opened), START);
         }
     }
     let edges = edges(&traffic, 100);
@@ -59,7 +59,7 @@ fn both_ends_report_one_connection() {
 #[test]
 fn refusal_of_a_server_is_no_second_failure_of_its_client() {
     let mut traffic = Traffic::default();
-    let mut refused = flow(ReporterKind::Destination, Event::Refused);
+    let mut refused = flow(ReporterKind::Destination, FlowEventKind::Refused);
     refused.count = 5;
     refused.refusal = Some(Refusal {
         policy: Some("shop/deny".to_owned()),
@@ -67,7 +67,7 @@ fn refusal_of_a_server_is_no_second_failure_of_its_client() {
     });
     traffic.add(refused, START);
     for _ in 0..5 {
-        traffic.add(flow(ReporterKind::Source, Event::Failed), START);
+        traffic.add(flow(ReporterKind::Source, FlowEventKind::Failed), START);
     }
     let edges = edges(&traffic, 100);
     assert_eq!(edges[0]["refused"], json!(0.5));
@@ -77,7 +77,7 @@ fn refusal_of_a_server_is_no_second_failure_of_its_client() {
 #[test]
 fn request_through_a_waypoint_is_two_edges_unless_refused_there() {
     let mut traffic = Traffic::default();
-    let mut request = flow(ReporterKind::Waypoint, Event::Request);
+    let mut request = flow(ReporterKind::Waypoint, FlowEventKind::Request);
     request.waypoint = Some("shop/gate".to_owned());
     request.duration_ms = 3.0;
     request.request = Some(RequestSummary {
@@ -86,7 +86,7 @@ fn request_through_a_waypoint_is_two_edges_unless_refused_there() {
         ..RequestSummary::default()
     });
     traffic.add(request.clone(), START);
-    request.event = Event::Refused;
+    request.event = FlowEventKind::Refused;
     request.source = peer("shop", "other");
     traffic.add(request, START);
     let edges = edges(&traffic, 91);
@@ -115,7 +115,7 @@ fn request_through_a_waypoint_is_two_edges_unless_refused_there() {
 #[test]
 fn client_through_a_waypoint_calls_the_waypoint() {
     let mut traffic = Traffic::default();
-    let mut opened = flow(ReporterKind::Source, Event::Opened);
+    let mut opened = flow(ReporterKind::Source, FlowEventKind::Opened);
     opened.destination = Peer::default();
     opened.waypoint = Some("shop/gate".to_owned());
     opened.service = Some(ServiceName {
@@ -146,7 +146,7 @@ fn rates_fall_as_the_window_passes() {
     let mut traffic = Traffic::default();
     for second in 0..60 {
         let now = START + Duration::from_secs(second);
-        traffic.add(flow(ReporterKind::Source, Event::Opened), now);
+        traffic.add(flow(ReporterKind::Source, FlowEventKind::Opened), now);
     }
     let rate = |traffic: &Traffic, seconds: u64| {
         edges(traffic, seconds)[0]["connections"].as_f64().unwrap()
@@ -164,9 +164,9 @@ fn rates_fall_as_the_window_passes() {
 #[test]
 fn slices_of_an_earlier_window_are_not_counted_again() {
     let mut traffic = Traffic::default();
-    traffic.add(flow(ReporterKind::Source, Event::Opened), START);
+    traffic.add(flow(ReporterKind::Source, FlowEventKind::Opened), START);
     let later = START + Duration::from_secs(33);
-    traffic.add(flow(ReporterKind::Source, Event::Opened), later);
+    traffic.add(flow(ReporterKind::Source, FlowEventKind::Opened), later);
     let edges = edges(&traffic, later.as_secs());
     assert_eq!(edges[0]["connections"], json!(0.03));
 }
@@ -175,11 +175,11 @@ fn slices_of_an_earlier_window_are_not_counted_again() {
 fn edges_and_events_are_bounded_and_the_longest_idle_go_first() {
     let mut traffic = Traffic::default();
     for number in 0..MAX_EDGES as u64 + 10 {
-        let mut one = flow(ReporterKind::Source, Event::Failed);
+        let mut one = flow(ReporterKind::Source, FlowEventKind::Failed);
         one.source = peer("shop", &format!("client-{number}"));
         traffic.add(one, START + Duration::from_millis(number));
         traffic.add(
-            flow(ReporterKind::Source, Event::Opened),
+            flow(ReporterKind::Source, FlowEventKind::Opened),
             START + Duration::from_millis(number),
         );
     }
@@ -197,19 +197,19 @@ fn edges_and_events_are_bounded_and_the_longest_idle_go_first() {
 #[test]
 fn pages_receive_only_later_events() {
     let mut traffic = Traffic::default();
-    traffic.add(flow(ReporterKind::Source, Event::Failed), START);
+    traffic.add(flow(ReporterKind::Source, FlowEventKind::Failed), START);
     let seen = traffic.latest();
-    traffic.add(flow(ReporterKind::Source, Event::Opened), START);
+    traffic.add(flow(ReporterKind::Source, FlowEventKind::Opened), START);
     traffic.add_lost(3, 1);
     let view = traffic.view(START, seen);
     assert_eq!(view.events.len(), 1);
-    assert_eq!(view.events[0].flow.event, Event::Opened);
+    assert_eq!(view.events[0].flow.event, FlowEventKind::Opened);
     assert_eq!((view.lost.sampled, view.lost.refusals), (3, 1));
 }
 
 #[test]
 fn long_texts_of_proxies_are_truncated() {
-    let mut long = flow(ReporterKind::Source, Event::Failed);
+    let mut long = flow(ReporterKind::Source, FlowEventKind::Failed);
     long.source.owner = Some("é".repeat(70_000));
     long.error = Some("x".repeat(70_000));
     long.count = u64::MAX;

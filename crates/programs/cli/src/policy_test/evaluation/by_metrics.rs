@@ -12,7 +12,7 @@ use ambit_model::{GatewayName, NamespacedHostname, Protocol, Workload};
 use super::{PolicyMesh, decision_from_explanation};
 use crate::policy_test::{
     at_waypoint::WaypointPolicies,
-    counted::{CountedCalls, Counter},
+    counted_calls::{CallCounter, CountedCalls},
     decision::CallDecision,
     observed::{ObservedCall, Observer, Request},
     readings::CallSource,
@@ -29,44 +29,44 @@ pub(super) struct CallPair {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Caller {
     /// Caller with a verified SPIFFE identity.
-    Proved(String),
+    Identified(String),
     /// Plaintext caller that is a known workload, `namespace/name`.
-    Named(String),
+    NamedWorkload(String),
     /// Plaintext caller that is no known workload.
     Unknown,
-    /// Caller that the metrics do not have, since a Telemetry removed or changed the label.
+    /// Caller that is missing in the metrics, since a Telemetry removed or changed the label.
     Unlabeled,
 }
 
 impl CallPair {
-    /// Whether calls of this pair in log lines may be among the `counted` ones. Proxies count the first calls of an
-    /// address as from an unknown caller until they have resolved it; log lines have the address.
+    /// Whether calls of this pair in log lines may be among the `counted` ones. Until a proxy has resolved an address,
+    /// it counts the address's calls as from an unknown caller; log lines have the address.
     pub(super) fn covers(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
-            Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
+            Caller::Unknown => !matches!(self.from, Caller::Identified(_)),
             Caller::Unlabeled => true,
-            Caller::Proved(_) | Caller::Named(_) => false,
+            Caller::Identified(_) | Caller::NamedWorkload(_) => false,
         };
         (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
             && (may_be || self.from == counted.from)
     }
 }
 
-/// Placeholder for an address that metrics do not have.
+/// Placeholder for an address that metrics do not record.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl PolicyMesh {
     /// Returns caller and server of a log line or an open connection; `None` if the server is unknown.
     pub(super) fn pair_of_observed(&self, call: &ObservedCall) -> Option<CallPair> {
-        let is_at_waypoint = call.observer != Observer::Pod;
+        let is_at_waypoint = call.observer != Observer::NodeProxy;
         let caller = self.pod(call.from.ip());
         let identity = call.identity.clone().or_else(|| {
             let caller = caller.filter(|pod| is_at_waypoint && pod.protocol == Protocol::Hbone);
             caller.map(|pod| pod.identity())
         });
         let from = match (identity, caller) {
-            (Some(identity), _) => Caller::Proved(identity.to_string()),
-            (None, Some(pod)) => Caller::Named(workload_name(pod)),
+            (Some(identity), _) => Caller::Identified(identity.to_string()),
+            (None, Some(pod)) => Caller::NamedWorkload(workload_name(pod)),
             (None, None) => Caller::Unknown,
         };
         let to = match self.service(call) {
@@ -82,12 +82,12 @@ impl PolicyMesh {
 
     /// Returns caller and server of counted calls; `None` if the server is unknown.
     pub(super) fn pair_of_counted(counted: &CountedCalls) -> Option<CallPair> {
-        let is_at_waypoint = counted.counter != Counter::Pod;
+        let is_at_waypoint = counted.counter != CallCounter::PodConnections;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.source_workload) {
             _ if !counted.has_source => Caller::Unlabeled,
-            (Some(identity), _) => Caller::Proved(identity.to_string()),
-            (None, Some(caller)) => Caller::Named(of(caller)),
+            (Some(identity), _) => Caller::Identified(identity.to_string()),
+            (None, Some(caller)) => Caller::NamedWorkload(of(caller)),
             (None, None) => Caller::Unknown,
         };
         if !counted.has_destination {
@@ -114,8 +114,8 @@ impl PolicyMesh {
         match counted.counter {
             _ if !counted.has_source => unknown("the caller", "source_principal"),
             _ if !counted.has_destination => unknown("the destination", "destination_service"),
-            Counter::Pod => self.decide_counted_at_pod(counted),
-            Counter::WaypointConnections | Counter::WaypointRequests => {
+            CallCounter::PodConnections => self.decide_counted_at_pod(counted),
+            CallCounter::WaypointConnections | CallCounter::WaypointRequests => {
                 self.decide_counted_at_waypoint(counted)
             }
         }
@@ -211,7 +211,7 @@ impl PolicyMesh {
             path: "/".to_owned(),
             ..Request::default()
         };
-        let request = (counted.counter == Counter::WaypointRequests).then_some(&request);
+        let request = (counted.counter == CallCounter::WaypointRequests).then_some(&request);
         let none = WaypointPolicies::new(CallSource::Metrics);
         for gateway in &gateways {
             let policies = self.metric_waypoint_policies.get(gateway).unwrap_or(&none);

@@ -1,10 +1,10 @@
 //! Tests of rehearsals without access logs: with open connections, and with metrics.
 
 use super::*;
-use crate::policy_test::{counted, counted::CountedCalls};
+use crate::policy_test::{counted_calls, counted_calls::CountedCalls};
 
 /// Formats a series of a proxy's metrics in Prometheus text format.
-fn series(family: &str, reporter: &str, labels: &[(&str, &str)], count: usize) -> String {
+fn metric_series(family: &str, reporter: &str, labels: &[(&str, &str)], count: usize) -> String {
     let all = [
         ("source_workload", "front"),
         ("source_workload_namespace", "shop"),
@@ -27,28 +27,28 @@ fn series(family: &str, reporter: &str, labels: &[(&str, &str)], count: usize) -
     format!("{family}_total{{reporter=\"{reporter}\"{text}}} {count}\n")
 }
 
-fn to_db(labels: &[(&str, &str)], count: usize) -> String {
-    series("istio_tcp_connections_opened", "destination", labels, count)
+fn series_to_db(labels: &[(&str, &str)], count: usize) -> String {
+    metric_series("istio_tcp_connections_opened", "destination", labels, count)
 }
 
-fn to_web(family: &str, labels: &[(&str, &str)], count: usize) -> String {
+fn series_to_web(family: &str, labels: &[(&str, &str)], count: usize) -> String {
     let service = [
         ("destination_service", "web.shop.svc.cluster.local"),
         ("destination_service_namespace", "shop"),
         ("destination_service_name", "web"),
     ];
-    series(family, "waypoint", &[labels, &service].concat(), count)
+    metric_series(family, "waypoint", &[labels, &service].concat(), count)
 }
 
 fn rehearse(policies: &str, lines: &[String], scrape: &str) -> Report {
     let lines = lines.iter().filter_map(|line| observed::parse_line(line));
     let lines: Vec<_> = lines.collect();
-    let counted: Vec<CountedCalls> = counted::parse_metrics(scrape);
+    let counted: Vec<CountedCalls> = counted_calls::parse_metrics(scrape);
     let rehearsal = PolicyTest::new(MeshConfig::default(), mesh(""), objects(policies), false);
     rehearsal.report(&lines, &counted)
 }
 
-fn undecided(report: &Report) -> Vec<&str> {
+fn undecided_reasons(report: &Report) -> Vec<&str> {
     report
         .undecided
         .iter()
@@ -56,7 +56,7 @@ fn undecided(report: &Report) -> Vec<&str> {
         .collect()
 }
 
-const PLAIN: [(&str, &str); 3] = [
+const PLAINTEXT_LABELS: [(&str, &str); 3] = [
     ("source_principal", "unknown"),
     ("source_workload", "batch"),
     ("source_workload_namespace", "out"),
@@ -65,13 +65,13 @@ const PLAIN: [(&str, &str); 3] = [
 #[test]
 fn counted_connections_are_decided_by_caller_and_callee() {
     let scrape = [
-        to_db(&[], 3),
-        to_db(&[("response_flags", "DENY")], 2),
-        to_db(&PLAIN, 7),
+        series_to_db(&[], 3),
+        series_to_db(&[("response_flags", "DENY")], 2),
+        series_to_db(&PLAINTEXT_LABELS, 7),
         // The callers' own, bytes, and what has not happened.
-        series("istio_tcp_connections_opened", "source", &[], 9),
-        series("istio_tcp_sent_bytes", "destination", &[], 9),
-        to_db(
+        metric_series("istio_tcp_connections_opened", "source", &[], 9),
+        metric_series("istio_tcp_sent_bytes", "destination", &[], 9),
+        series_to_db(
             &[
                 ("source_principal", "unknown"),
                 ("source_workload", "never"),
@@ -90,7 +90,7 @@ fn counted_connections_are_decided_by_caller_and_callee() {
     let from = "from: [{source: {principals: [cluster.local/ns/shop/sa/front]}}]";
     let report = rehearse(&only(from), &[], &scrape);
     assert_eq!(
-        refused(&report),
+        refused_rows(&report),
         ["out/batch (plaintext) shop/db connections, by metrics shop/only x7"]
     );
     assert_eq!((report.allowed, report.undecided.len()), (5, 0));
@@ -101,10 +101,10 @@ fn counted_connections_are_decided_by_caller_and_callee() {
     assert_eq!(report.refused.len(), 1);
     assert_eq!(report.refused[0].from, "out/batch (plaintext)");
     let why = "it depends on fields that metrics do not contain: ports or addresses in shop/only";
-    assert_eq!(undecided(&report), [why]);
+    assert_eq!(undecided_reasons(&report), [why]);
     assert_eq!(report.undecided[0].times, 5);
     let report = rehearse(&only("to: [{operation: {ports: ['5432']}}]"), &[], &scrape);
-    assert_eq!(undecided(&report), [why, why]);
+    assert_eq!(undecided_reasons(&report), [why, why]);
     // The same of a DENY policy, and of addresses.
     let deny = policy(
         "no",
@@ -115,10 +115,10 @@ fn counted_connections_are_decided_by_caller_and_callee() {
     assert_eq!((report.refused.len(), report.undecided.len()), (0, 2));
 
     // Removed workloads are not evaluated.
-    let gone = to_db(&[("destination_workload", "old")], 1);
+    let gone = series_to_db(&[("destination_workload", "old")], 1);
     let report = rehearse(&deny, &[], &gone);
     let why = "the destination shop/old is no longer a known workload";
-    assert_eq!(undecided(&report), [why]);
+    assert_eq!(undecided_reasons(&report), [why]);
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn counted_requests_are_decided_if_paths_do_not_matter() {
     };
     let other = [("source_principal", "spiffe://cluster.local/ns/out/sa/batch")];
     let scrape = [
-        to_web("istio_requests", &[], 3),
-        to_web("istio_requests", &other, 4),
+        series_to_web("istio_requests", &[], 3),
+        series_to_web("istio_requests", &other, 4),
     ]
     .concat();
     let from = "from: [{source: {namespaces: [shop]}}]";
@@ -140,7 +140,7 @@ fn counted_requests_are_decided_if_paths_do_not_matter() {
         &scrape,
     );
     assert_eq!(
-        refused(&report),
+        refused_rows(&report),
         ["spiffe://cluster.local/ns/out/sa/batch shop/web requests, by metrics shop/only x4"]
     );
     assert_eq!(report.allowed, 3);
@@ -149,13 +149,13 @@ fn counted_requests_are_decided_if_paths_do_not_matter() {
     let report = rehearse(&deny, &[], &scrape);
     assert_eq!(report.allowed, 4);
     assert_eq!(
-        undecided(&report),
+        undecided_reasons(&report),
         [
             "it depends on fields that metrics do not contain: paths, methods, hosts, ports, addresses, headers or tokens in shop/no"
         ]
     );
     // Connections that are not HTTP.
-    let tcp = to_web("istio_tcp_connections_opened", &other, 2);
+    let tcp = series_to_web("istio_tcp_connections_opened", &other, 2);
     let report = rehearse(
         &attached("only", &format!("rules: [{{{from}}}]")),
         &[],
@@ -172,13 +172,13 @@ fn logged_calls_are_not_evaluated_by_metrics_again() {
         "",
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
-    let scrape = [to_db(&[], 1), to_db(&PLAIN, 7)].concat();
-    let report = rehearse(&deny, &[super::to_db("front")], &scrape);
+    let scrape = [series_to_db(&[], 1), series_to_db(&PLAINTEXT_LABELS, 7)].concat();
+    let report = rehearse(&deny, &[super::log_line_to_db("front")], &scrape);
     assert_eq!(
-        refused(&report),
+        refused_rows(&report),
         [
             "out/batch (plaintext) shop/db connections, by metrics shop/no x7".to_owned(),
-            format!("{FRONT} shop/db port 5432 shop/no x1"),
+            format!("{FRONT_IDENTITY} shop/db port 5432 shop/no x1"),
         ]
     );
     let any = policy(
@@ -186,11 +186,11 @@ fn logged_calls_are_not_evaluated_by_metrics_again() {
         "",
         "{targetRefs: [{kind: Service, group: '', name: web}], action: DENY, rules: [{}]}",
     );
-    let scrape = to_web("istio_requests", &[], 1);
-    let report = rehearse(&any, &[super::to_web("GET", "/a")], &scrape);
+    let scrape = series_to_web("istio_requests", &[], 1);
+    let report = rehearse(&any, &[super::log_line_to_web("GET", "/a")], &scrape);
     assert_eq!(
-        refused(&report),
-        [format!("{FRONT} shop/web GET /a shop/any x1")]
+        refused_rows(&report),
+        [format!("{FRONT_IDENTITY} shop/web GET /a shop/any x1")]
     );
 }
 
@@ -201,12 +201,16 @@ fn calls_from_before_the_logs_are_decided_by_metrics() {
         "",
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
-    let report = rehearse(&deny, &[super::to_db("front")], &to_db(&[], 3));
+    let report = rehearse(
+        &deny,
+        &[super::log_line_to_db("front")],
+        &series_to_db(&[], 3),
+    );
     assert_eq!(
-        refused(&report),
+        refused_rows(&report),
         [
-            format!("{FRONT} shop/db connections, by metrics shop/no x2"),
-            format!("{FRONT} shop/db port 5432 shop/no x1"),
+            format!("{FRONT_IDENTITY} shop/db connections, by metrics shop/no x2"),
+            format!("{FRONT_IDENTITY} shop/db port 5432 shop/no x1"),
         ]
     );
 }
@@ -215,7 +219,7 @@ fn calls_from_before_the_logs_are_decided_by_metrics() {
 fn missing_labels_leave_calls_undecided() {
     let target = "targetRefs: [{kind: Service, group: '', name: web}]";
     let from = "from: [{source: {principals: [cluster.local/ns/shop/sa/front]}}]";
-    let scrape = to_web("istio_requests", &[], 3);
+    let scrape = series_to_web("istio_requests", &[], 3);
     for label in ["source_principal", "destination_service"] {
         let start = format!(",{label}=\"");
         let (before, rest) = scrape.split_once(&start).unwrap();
@@ -229,7 +233,7 @@ fn missing_labels_leave_calls_undecided() {
                 let rule = format!("{{{target}, action: {action}, rules: [{{{from}}}]}}");
                 let rehearsed = policy("it", "", &rule);
                 let report = rehearse(&rehearsed, &[], &scrape);
-                let [why] = undecided(&report)[..] else {
+                let [why] = undecided_reasons(&report)[..] else {
                     panic!("{action} without {label}: {report:?}");
                 };
                 assert!(why.contains(label), "{why}");
@@ -240,7 +244,7 @@ fn missing_labels_leave_calls_undecided() {
     // A log line of the same requests has it.
     let removed = scrape.replace("source_principal", "other");
     let deny = format!("{{{target}, action: DENY, rules: [{{{from}}}]}}");
-    let lines = ["/a", "/b", "/c"].map(|path| super::to_web("GET", path));
+    let lines = ["/a", "/b", "/c"].map(|path| super::log_line_to_web("GET", path));
     let report = rehearse(&policy("it", "", &deny), &lines, &removed);
     assert_eq!((report.refused.len(), report.undecided.len()), (3, 0));
 }
@@ -252,18 +256,18 @@ fn counts_without_identity_match_lines_without_identity() {
         "",
         "{selector: {matchLabels: {app: db}}, action: DENY, rules: [{}]}",
     );
-    let nobody = PLAIN.map(|(label, _)| (label, "unknown"));
-    let scrape = to_db(&nobody, 1);
+    let nobody = PLAINTEXT_LABELS.map(|(label, _)| (label, "unknown"));
+    let scrape = series_to_db(&nobody, 1);
     let counted = "an unknown caller (plaintext) shop/db connections, by metrics shop/no x1";
-    let refused_with = |line: &str| refused(&rehearse(&deny, &[line.to_owned()], &scrape));
+    let refused_with = |line: &str| refused_rows(&rehearse(&deny, &[line.to_owned()], &scrape));
     assert_eq!(refused_with(""), [counted]);
     // Its caller has proved who he is, so that he is not the one that was counted; and another pod was called.
-    let proved = super::to_db("front");
+    let proved = super::log_line_to_db("front");
     assert_eq!(refused_with(&proved).len(), 2);
     assert!(refused_with(&proved).contains(&counted.to_owned()));
-    let elsewhere = super::to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
+    let elsewhere = super::log_line_to_db("batch").replace("10.0.0.2:", "10.0.0.3:");
     assert_eq!(refused_with(&elsewhere), [counted]);
-    let plaintext = refused_with(&super::to_db("batch"));
+    let plaintext = refused_with(&super::log_line_to_db("batch"));
     assert_eq!(plaintext.len(), 1);
     assert!(plaintext[0].contains("port 5432"), "{plaintext:?}");
 }
@@ -289,7 +293,7 @@ fn open_connections_are_decided_like_logged_ones() {
     );
     let of_logs: Vec<_> = ["front", "batch"]
         .iter()
-        .filter_map(|source| observed::parse_line(&super::to_db(source)))
+        .filter_map(|source| observed::parse_line(&super::log_line_to_db(source)))
         .collect();
     // Counters without a caller are not evaluated.
     assert_eq!(found, of_logs);

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use ambit_flow::{Event, Flow, Peer, ReporterKind, RequestSummary, ServiceName, StreamItem};
+use ambit_flow::{
+    Flow, FlowEventKind, Peer, ReporterKind, RequestSummary, ServiceName, StreamItem,
+};
 use serde_json::json;
 
 use super::*;
@@ -36,7 +38,7 @@ fn pods(more: &str) -> Vec<ObjectEvent> {
         .collect()
 }
 
-fn to(workload: &str, owner: &str, client: Option<&str>, port: u16) -> Flow {
+fn connection_flow(workload: &str, owner: &str, client: Option<&str>, port: u16) -> Flow {
     Flow {
         reporter: ambit_flow::Reporter {
             kind: ReporterKind::Destination,
@@ -58,13 +60,13 @@ fn to(workload: &str, owner: &str, client: Option<&str>, port: u16) -> Flow {
     }
 }
 
-fn request(client: &str, method: &str, path: &str) -> Flow {
+fn request_flow(client: &str, method: &str, path: &str) -> Flow {
     let reporter = ambit_flow::Reporter {
         kind: ReporterKind::Waypoint,
         ..flow().reporter
     };
     Flow {
-        event: Event::Request,
+        event: FlowEventKind::Request,
         reporter,
         service: Some(ServiceName {
             name: "orders".to_owned(),
@@ -78,7 +80,7 @@ fn request(client: &str, method: &str, path: &str) -> Flow {
             status: 200,
             ..RequestSummary::default()
         }),
-        ..to("orders-1", "orders", Some(client), 8080)
+        ..connection_flow("orders-1", "orders", Some(client), 8080)
     }
 }
 
@@ -105,9 +107,9 @@ fn rules(suggestions: &Suggestions) -> Value {
 #[test]
 fn callers_of_pods_are_allowed_with_the_ports_they_used() {
     let flows = [
-        to("orders-1", "orders", Some("web"), 8080),
-        to("orders-2", "orders", Some("web"), 9090),
-        to("orders-2", "orders", Some("jobs"), 8080),
+        connection_flow("orders-1", "orders", Some("web"), 8080),
+        connection_flow("orders-2", "orders", Some("web"), 9090),
+        connection_flow("orders-2", "orders", Some("jobs"), 8080),
     ];
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     assert_eq!(
@@ -142,9 +144,9 @@ fn callers_of_pods_are_allowed_with_the_ports_they_used() {
 fn requests_are_allowed_at_the_waypoint_by_method_and_path() {
     let mut flows = Vec::new();
     for client in ["web", "jobs"] {
-        flows.push(request(client, "GET", "/a"));
-        flows.push(request(client, "HEAD", "/a"));
-        flows.push(request(client, "POST", "/b"));
+        flows.push(request_flow(client, "GET", "/a"));
+        flows.push(request_flow(client, "HEAD", "/a"));
+        flows.push(request_flow(client, "POST", "/b"));
     }
     let both = json!([{"source": {"principals": ["td/ns/shop/sa/jobs", "td/ns/shop/sa/web"]}}]);
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
@@ -177,13 +179,13 @@ fn paths_that_are_many_or_mean_more_are_not_named() {
         ..OPTIONS
     };
     let many: Vec<_> = (0..=MAX_PATHS)
-        .map(|number| request("web", "GET", &format!("/{number}")))
+        .map(|number| request_flow("web", "GET", &format!("/{number}")))
         .collect();
     for flows in [
         many,
-        vec![request("web", "GET", "/a*")],
-        vec![request("web", "GET", "/{id}")],
-        vec![request("web", "GET", "/long...")],
+        vec![request_flow("web", "GET", "/a*")],
+        vec![request_flow("web", "GET", "/{id}")],
+        vec![request_flow("web", "GET", "/long...")],
     ] {
         let rules = rules(&suggested(&flows, &pods(""), &paths));
         assert_eq!(rules[0]["to"], json!([{"operation": {"methods": ["GET"]}}]));
@@ -193,13 +195,13 @@ fn paths_that_are_many_or_mean_more_are_not_named() {
 #[test]
 fn refused_flows_never_become_rules() {
     let refused = |mut flow: Flow| {
-        flow.event = Event::Refused;
+        flow.event = FlowEventKind::Refused;
         flow
     };
     let flows = [
-        to("orders-1", "orders", Some("web"), 8080),
-        refused(to("orders-1", "orders", Some("thief"), 8080)),
-        refused(to("web-1", "web", Some("thief"), 8080)),
+        connection_flow("orders-1", "orders", Some("web"), 8080),
+        refused(connection_flow("orders-1", "orders", Some("thief"), 8080)),
+        refused(connection_flow("web-1", "web", Some("thief"), 8080)),
     ];
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     assert!(!rules(&suggestions).to_string().contains("thief"));
@@ -210,7 +212,11 @@ fn refused_flows_never_become_rules() {
 
 #[test]
 fn plaintext_clients_are_named_by_address_in_a_note() {
-    let suggestions = suggested(&[to("orders-1", "orders", None, 80)], &pods(""), &OPTIONS);
+    let suggestions = suggested(
+        &[connection_flow("orders-1", "orders", None, 80)],
+        &pods(""),
+        &OPTIONS,
+    );
     let from = json!([{"source": {"ipBlocks": ["10.0.0.9"]}}]);
     assert_eq!(rules(&suggestions)[0]["from"], from);
     let notes = suggestions.notes.join("\n");
@@ -231,7 +237,7 @@ fn connections_that_are_open_all_the_time_count() {
     }))
     .unwrap();
     let mut seen = Observations::default();
-    let opened = to("orders-1", "orders", Some("jobs"), 8080);
+    let opened = connection_flow("orders-1", "orders", Some("jobs"), 8080);
     seen.add(&StreamItem::Flow(Box::new(opened)));
     seen.add_open(&pod);
     let suggestions = suggest(&seen, &pods(""), &OPTIONS);
@@ -242,9 +248,9 @@ fn connections_that_are_open_all_the_time_count() {
 
 #[test]
 fn detours_by_waypoints_and_views_of_clients_make_no_rules() {
-    let mut detour = to("orders-1", "orders", Some("web"), 8080);
+    let mut detour = connection_flow("orders-1", "orders", Some("web"), 8080);
     detour.waypoint = Some("shop/waypoint".to_owned());
-    let mut client = to("orders-1", "orders", Some("web"), 8080);
+    let mut client = connection_flow("orders-1", "orders", Some("web"), 8080);
     client.reporter.kind = ReporterKind::Source;
     let suggestions = suggested(&[detour, client], &pods(""), &OPTIONS);
     assert!(suggestions.policies.is_empty(), "{suggestions:#?}");
@@ -252,7 +258,7 @@ fn detours_by_waypoints_and_views_of_clients_make_no_rules() {
 
 #[test]
 fn pods_with_the_labels_of_others_get_no_policy() {
-    let flows = [to("admin-1", "admin", Some("web"), 8080)];
+    let flows = [connection_flow("admin-1", "admin", Some("web"), 8080)];
     let suggestions = suggested(&flows, &pods(""), &OPTIONS);
     assert!(suggestions.policies.is_empty(), "{suggestions:#?}");
     let notes = suggestions.notes.join("\n");
@@ -270,8 +276,8 @@ fn existing_policies_are_not_changed() {
              metadata: {{name: there, namespace: {namespace}}}\nspec: {spec}\n---\n"
         )
     };
-    let at_pods = [to("orders-1", "orders", Some("web"), 8080)];
-    let at_service = [request("web", "GET", "/")];
+    let at_pods = [connection_flow("orders-1", "orders", Some("web"), 8080)];
+    let at_service = [request_flow("web", "GET", "/")];
     let selecting = |app: &str| format!("{{selector: {{matchLabels: {{app: {app}}}}}, rules: []}}");
     let attached = |service: &str| {
         format!("{{targetRefs: [{{kind: Service, group: '', name: {service}}}], rules: []}}")
@@ -322,7 +328,7 @@ fn gaps_are_stated() {
 
 #[test]
 fn dry_run_and_namespace_flags_are_followed() {
-    let flows = [to("orders-1", "orders", Some("web"), 8080)];
+    let flows = [connection_flow("orders-1", "orders", Some("web"), 8080)];
     let trial = SuggestOptions {
         dry_run: true,
         ..OPTIONS

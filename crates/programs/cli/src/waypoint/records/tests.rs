@@ -68,29 +68,29 @@ fn dump() -> Value {
     })
 }
 
-fn shown(section: RecordSection) -> String {
+fn shown_table(section: RecordSection) -> String {
     let dump = WaypointDump::deserialize(dump()).unwrap();
     format_table(section.header(), section.rows("shop/waypoint", &dump))
 }
 
 #[test]
 fn routes_are_shown_with_matches_weights_and_refusals() {
-    insta::assert_snapshot!(shown(RecordSection::Routes));
+    insta::assert_snapshot!(shown_table(RecordSection::Routes));
 }
 
 #[test]
 fn policies_are_shown_with_their_targets() {
-    insta::assert_snapshot!(shown(RecordSection::Policies));
+    insta::assert_snapshot!(shown_table(RecordSection::Policies));
 }
 
 #[test]
 fn endpoints_are_shown_with_health_and_ejections() {
-    insta::assert_snapshot!(shown(RecordSection::Endpoints));
+    insta::assert_snapshot!(shown_table(RecordSection::Endpoints));
 }
 
 #[test]
 fn limits_are_shown_with_the_keys_that_are_counted() {
-    insta::assert_snapshot!(shown(RecordSection::Limits));
+    insta::assert_snapshot!(shown_table(RecordSection::Limits));
 }
 
 #[test]

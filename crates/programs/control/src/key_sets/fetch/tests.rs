@@ -66,7 +66,7 @@ fn fetcher() -> Fetcher {
 async fn fetched(responses: Vec<String>) -> Result<String, FetchError> {
     let address = server(responses).await;
     fetcher()
-        .key_set(&source(format!("http://{address}/keys"), KeyFormat::KeySet))
+        .fetch_key_set(&source(format!("http://{address}/keys"), KeyFormat::KeySet))
         .await
 }
 
@@ -102,10 +102,13 @@ async fn issuer_metadata_yields_key_url_and_issuer() {
     );
     let fetcher = fetcher();
     let of_issuer = source(issuer, KeyFormat::Issuer);
-    assert_eq!(fetcher.key_set(&of_issuer).await.unwrap(), KEY);
+    assert_eq!(fetcher.fetch_key_set(&of_issuer).await.unwrap(), KEY);
     for _ in 0..2 {
-        let refused = fetcher.key_set(&of_issuer).await;
-        assert!(matches!(refused, Err(FetchError::Discovery)), "{refused:?}");
+        let refused = fetcher.fetch_key_set(&of_issuer).await;
+        assert!(
+            matches!(refused, Err(FetchError::InvalidDiscoveryDocument)),
+            "{refused:?}"
+        );
     }
 }
 
@@ -148,7 +151,7 @@ async fn hanging_server_is_timed_out_by_the_rule() {
         ..source(url, KeyFormat::KeySet)
     };
     let began = tokio::time::Instant::now();
-    let hanging = fetcher().key_set(&source).await;
+    let hanging = fetcher().fetch_key_set(&source).await;
     assert!(
         matches!(hanging, Err(FetchError::Timeout(_))),
         "{hanging:?}"
@@ -169,7 +172,7 @@ async fn control_plane_and_metadata_addresses_are_not_called() {
         let source = source(format!("http://{host}:1/"), KeyFormat::KeySet);
         let client = Client::new(Guard::default(), "ambit-test");
         let refused = Fetcher::new(client, CalleeChecker::new().0)
-            .key_set(&source)
+            .fetch_key_set(&source)
             .await;
         assert!(
             matches!(
@@ -205,7 +208,9 @@ async fn tenants_fetch_only_from_permitted_addresses() {
         namespace: Some("tenant".into()),
         ..source(url, KeyFormat::KeySet)
     };
-    let refused = fetcher.key_set(&tenants(format!("http://{own}/"))).await;
+    let refused = fetcher
+        .fetch_key_set(&tenants(format!("http://{own}/")))
+        .await;
     let text = refused.unwrap_err().to_string();
     assert!(
         text.contains("Service store/web") && text.contains("ReferenceGrant"),
@@ -215,15 +220,15 @@ async fn tenants_fetch_only_from_permitted_addresses() {
     let allowed = listener.local_addr().unwrap();
     serve(listener, vec![ok(KEY), leads_there]);
     let url = || tenants(format!("http://{allowed}/"));
-    assert_eq!(fetcher.key_set(&url()).await.unwrap(), KEY);
-    let redirected = fetcher.key_set(&url()).await;
+    assert_eq!(fetcher.fetch_key_set(&url()).await.unwrap(), KEY);
+    let redirected = fetcher.fetch_key_set(&url()).await;
     assert!(
-        matches!(redirected, Err(FetchError::Callee(_))),
+        matches!(redirected, Err(FetchError::ForbiddenCallee(_))),
         "{redirected:?}"
     );
     // The administrator's key sets cause no inquiry.
     let of_root = source(format!("http://{own}/"), KeyFormat::KeySet);
-    assert_eq!(fetcher.key_set(&of_root).await.unwrap(), KEY);
+    assert_eq!(fetcher.fetch_key_set(&of_root).await.unwrap(), KEY);
 }
 
 #[tokio::test]
@@ -232,9 +237,9 @@ async fn trust_bundle_yields_its_roots() {
     let address = server(vec![ok(bundle), ok(KEY), ok("[]")]).await;
     let bundle = || source(format!("http://{address}/"), KeyFormat::TrustBundle);
     let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), pem);
+    assert_eq!(fetcher().fetch_key_set(&bundle()).await.unwrap(), pem);
     // Keys for tokens are not roots.
-    assert_eq!(fetcher().key_set(&bundle()).await.unwrap(), "");
-    let refused = fetcher().key_set(&bundle()).await;
+    assert_eq!(fetcher().fetch_key_set(&bundle()).await.unwrap(), "");
+    let refused = fetcher().fetch_key_set(&bundle()).await;
     assert!(matches!(refused, Err(FetchError::Bundle(_))), "{refused:?}");
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ambit_model as model;
 
-use super::super::write;
+use super::super::encode_fields;
 use crate::ambit as wire;
 
 impl From<&model::WaypointDestination> for wire::WaypointDestination {
@@ -14,20 +14,22 @@ impl From<&model::WaypointDestination> for wire::WaypointDestination {
             wire::DestinationSubset {
                 name: name.to_string(),
                 policy: Some((&of.policy).into()),
-                ports: ports(&of.ports),
+                ports: encode_port_policies(&of.ports),
                 workloads: workloads.map(ToString::to_string).collect(),
             }
         };
         Self {
             service: Some((&from.service).into()),
             policy: Some((&from.policy).into()),
-            ports: ports(&from.ports),
+            ports: encode_port_policies(&from.ports),
             subsets: from.subsets.iter().map(subset).collect(),
         }
     }
 }
 
-fn ports(of: &BTreeMap<u16, model::DestinationPolicy>) -> Vec<wire::DestinationPort> {
+fn encode_port_policies(
+    of: &BTreeMap<u16, model::DestinationPolicy>,
+) -> Vec<wire::DestinationPort> {
     let port = |(port, policy): (&u16, &model::DestinationPolicy)| wire::DestinationPort {
         port: (*port).into(),
         policy: Some(policy.into()),
@@ -46,11 +48,11 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
             }
         };
         Self {
-            unsupported: write::encode_optional(from.unsupported.as_ref()),
+            unsupported: encode_fields::encode_optional(from.unsupported.as_ref()),
             balancing: balancing.into(),
             hash: hash.map(Into::into),
             warmup: from.warmup.map(|warmup| wire::DestinationWarmup {
-                duration: write::encode_milliseconds(Some(warmup.duration)),
+                duration: encode_fields::encode_milliseconds(Some(warmup.duration)),
                 minimum_percent: warmup.minimum_percent,
                 aggression: warmup.aggression,
             }),
@@ -60,8 +62,8 @@ impl From<&model::DestinationPolicy> for wire::DestinationPolicy {
                 server_errors: of.server_errors,
                 gateway_errors: of.gateway_errors,
                 local_failures: of.local_failures,
-                interval: write::encode_milliseconds(Some(of.interval)),
-                base_ejection: write::encode_milliseconds(Some(of.base_ejection)),
+                interval: encode_fields::encode_milliseconds(Some(of.interval)),
+                base_ejection: encode_fields::encode_milliseconds(Some(of.base_ejection)),
                 max_ejection_percent: of.max_ejection_percent,
                 min_health_percent: of.min_health_percent,
             }),
@@ -91,7 +93,7 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
         use wire::destination_tls::Roots;
         let client = from.client.as_ref();
         Self {
-            server_name: write::encode_optional(from.server_name.as_ref()),
+            server_name: encode_fields::encode_optional(from.server_name.as_ref()),
             names: from.names.iter().map(ToString::to_string).collect(),
             roots: match &from.roots {
                 model::TlsRoots::System => None,
@@ -99,8 +101,10 @@ impl From<&model::DestinationTls> for wire::DestinationTls {
                 model::TlsRoots::File(path) => Some(Roots::File(path.to_string())),
                 model::TlsRoots::Unverified => Some(Roots::Unverified(true)),
             },
-            certificate_file: write::encode_optional(client.map(|files| &files.certificate)),
-            key_file: write::encode_optional(client.map(|files| &files.key)),
+            certificate_file: encode_fields::encode_optional(
+                client.map(|files| &files.certificate),
+            ),
+            key_file: encode_fields::encode_optional(client.map(|files| &files.key)),
         }
     }
 }
@@ -112,8 +116,10 @@ impl From<&model::HashPolicy> for wire::DestinationHash {
             model::HashSource::Header(name) => Source::Header(name.to_string()),
             model::HashSource::Cookie(cookie) => Source::Cookie(wire::DestinationCookie {
                 name: cookie.name.to_string(),
-                path: write::encode_optional(cookie.path.as_ref()),
-                ttl: cookie.ttl.map(|ttl| write::encode_milliseconds(Some(ttl))),
+                path: encode_fields::encode_optional(cookie.path.as_ref()),
+                ttl: cookie
+                    .ttl
+                    .map(|ttl| encode_fields::encode_milliseconds(Some(ttl))),
                 attributes: cookie
                     .attributes
                     .iter()
@@ -149,7 +155,7 @@ impl From<&model::LocalityPolicy> for wire::DestinationLocality {
             model::LocalityPolicy::ServicePreference => with(Mode::OfService),
             model::LocalityPolicy::Anywhere => with(Mode::Anywhere),
             model::LocalityPolicy::Distribute(all) => Self {
-                distribute: all.iter().map(shares).collect(),
+                distribute: all.iter().map(encode_distribution).collect(),
                 ..with(Mode::Distribute)
             },
             model::LocalityPolicy::Failover(pairs) => Self {
@@ -163,14 +169,14 @@ impl From<&model::LocalityPolicy> for wire::DestinationLocality {
                 ..with(Mode::Failover)
             },
             model::LocalityPolicy::Priority(labels) => Self {
-                priority: labels.iter().map(label).collect(),
+                priority: labels.iter().map(encode_locality_label).collect(),
                 ..with(Mode::Priority)
             },
         }
     }
 }
 
-fn shares(from: &model::LocalityDistribution) -> wire::DestinationShares {
+fn encode_distribution(from: &model::LocalityDistribution) -> wire::DestinationShares {
     let share = |(to, share): &(model::LocalityPattern, u32)| wire::DestinationShare {
         locality: Some(locality_pattern(to)),
         share: *share,
@@ -183,13 +189,13 @@ fn shares(from: &model::LocalityDistribution) -> wire::DestinationShares {
 
 fn locality_pattern(from: &model::LocalityPattern) -> wire::LocalityPattern {
     wire::LocalityPattern {
-        region: write::encode_optional(from.region.as_ref()),
-        zone: write::encode_optional(from.zone.as_ref()),
-        subzone: write::encode_optional(from.subzone.as_ref()),
+        region: encode_fields::encode_optional(from.region.as_ref()),
+        zone: encode_fields::encode_optional(from.zone.as_ref()),
+        subzone: encode_fields::encode_optional(from.subzone.as_ref()),
     }
 }
 
-fn label(from: &model::LocalityLabel) -> wire::DestinationLabel {
+fn encode_locality_label(from: &model::LocalityLabel) -> wire::DestinationLabel {
     let key = match from.key {
         model::LocalityKey::Region => wire::DestinationLabelKey::Region,
         model::LocalityKey::Zone => wire::DestinationLabelKey::Zone,
@@ -200,7 +206,7 @@ fn label(from: &model::LocalityLabel) -> wire::DestinationLabel {
     };
     wire::DestinationLabel {
         key: key.into(),
-        value: write::encode_optional(from.value.as_ref()),
+        value: encode_fields::encode_optional(from.value.as_ref()),
     }
 }
 
@@ -217,15 +223,15 @@ fn limits(from: &model::DestinationLimits) -> wire::DestinationLimits {
                 share: budget.share,
                 minimum: budget.minimum,
             }),
-        connect_timeout: write::encode_milliseconds(from.connect_timeout),
-        idle_timeout: write::encode_milliseconds(from.idle_timeout),
-        max_connection_duration: write::encode_milliseconds(from.max_connection_duration),
-        tcp_idle_timeout: write::encode_milliseconds(from.tcp_idle_timeout),
+        connect_timeout: encode_fields::encode_milliseconds(from.connect_timeout),
+        idle_timeout: encode_fields::encode_milliseconds(from.idle_timeout),
+        max_connection_duration: encode_fields::encode_milliseconds(from.max_connection_duration),
+        tcp_idle_timeout: encode_fields::encode_milliseconds(from.tcp_idle_timeout),
         streams_per_connection: from.streams_per_connection,
         keepalive: from.keepalive.map(|of| wire::DestinationKeepalive {
             probes: of.probes.unwrap_or_default(),
-            time: write::encode_milliseconds(of.time),
-            interval: write::encode_milliseconds(of.interval),
+            time: encode_fields::encode_milliseconds(of.time),
+            interval: encode_fields::encode_milliseconds(of.interval),
         }),
     }
 }

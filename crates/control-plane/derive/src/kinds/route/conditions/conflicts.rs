@@ -11,7 +11,7 @@ use crate::{
 
 /// Reason why a route has no effect on a port.
 #[derive(Debug)]
-pub(crate) struct Conflict {
+pub(crate) struct RouteConflict {
     /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: String,
@@ -23,7 +23,7 @@ pub(crate) fn find_conflict(
     route: &RouteInput,
     target: &ObjectKey,
     (port, protocol): (u16, AppProtocol),
-) -> Option<Conflict> {
+) -> Option<RouteConflict> {
     let is_http = is_http(route.kind);
     let speaks = match protocol {
         AppProtocol::Http11 | AppProtocol::Http2 | AppProtocol::Grpc => Some(true),
@@ -31,7 +31,7 @@ pub(crate) fn find_conflict(
         AppProtocol::Unknown => None,
     };
     if speaks.is_some_and(|speaks| speaks != is_http) {
-        return Some(Conflict {
+        return Some(RouteConflict {
             reason: "UnsupportedProtocol",
             text: format!(
                 "port {port} of {target} speaks {}, by its appProtocol, name or number, and {} has no effect there",
@@ -44,14 +44,14 @@ pub(crate) fn find_conflict(
     let clients = |route: &RouteInput| {
         let own = &route.name.namespace;
         let mut waypoints = serving.iter();
-        let is_for_all =
-            *own == target.namespace || waypoints.any(|gateway| route.is_for_all(target, gateway));
+        let is_for_all = *own == target.namespace
+            || waypoints.any(|gateway| route.is_producer_route(target, gateway));
         (!is_for_all).then(|| own.clone())
     };
     let of_route = clients(route);
     let others = || {
         view.routes_of(target).filter(|other| {
-            let Some(ports) = other.ports(view, target) else {
+            let Some(ports) = other.applicable_ports(view, target) else {
                 return false;
             };
             ports.is_empty() || ports.contains(&port)
@@ -59,9 +59,9 @@ pub(crate) fn find_conflict(
     };
     let oldest = |is_rival: &dyn Fn(&RouteInput) -> bool| {
         let rivals = others().filter(|other| is_rival(other));
-        rivals.min_by(|one, other| one.age().cmp(&other.age()))
+        rivals.min_by(|one, other| one.precedence_key().cmp(&other.precedence_key()))
     };
-    let beaten = |by: &RouteInput, why: &str| Conflict {
+    let beaten = |by: &RouteInput, why: &str| RouteConflict {
         reason: "Conflicted",
         text: format!("port {port} of {target} follows {}: {why}", by.name),
     };

@@ -1,4 +1,4 @@
-//! Waypoints of services that routes apply to.
+//! Waypoints that serve the services to which routes apply.
 
 use std::collections::BTreeSet;
 

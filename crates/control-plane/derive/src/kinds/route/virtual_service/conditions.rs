@@ -7,9 +7,11 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::{
     condition::{ConditionContent, DerivedStatus},
-    kinds::route::{attached::AttachedRoute, ports::declared_ports, references::Unresolved},
+    kinds::route::{
+        attached::AttachedRoute, ports::declared_ports, references::UnresolvedReference,
+    },
     names::join_gateway_names,
-    objects::route::{hosts::HostScope, input::RouteInput, rules::RuleInput},
+    objects::route::{hosts::VirtualServiceScope, input::RouteInput, rules::RouteRuleInput},
     relations::references::ReferenceKind,
     view::MeshView,
 };
@@ -127,7 +129,7 @@ fn check_waypoint(
         return Err(("NotExported", text));
     }
     let rivals = view.preceding_routes(target, gateway);
-    let clients = route.clients(target, gateway);
+    let clients = route.consumer_namespace(target, gateway);
     let ports = declared_ports(view, target).unwrap_or_default();
     let in_place: Vec<_> = ports
         .iter()
@@ -147,12 +149,12 @@ fn check_waypoint(
         );
         return Err(("Conflict", text));
     }
-    let catch_alls = view.references.of(ReferenceKind::CatchAll, host);
+    let catch_alls = view.references.referrers(ReferenceKind::CatchAllHost, host);
     let mut catch_alls = catch_alls.filter_map(|key| view.route(key));
     let older = catch_alls.find(|one| {
-        one.age() < route.age()
+        one.precedence_key() < route.precedence_key()
             && one.is_applied_by(target, gateway)
-            && one.clients(target, gateway) == clients
+            && one.consumer_namespace(target, gateway) == clients
     });
     match older {
         Some(older) => {
@@ -170,8 +172,8 @@ fn check_waypoint(
 fn unresolved_references(
     view: &MeshView,
     route: &RouteInput,
-    scope: &HostScope,
-) -> Vec<Unresolved> {
+    scope: &VirtualServiceScope,
+) -> Vec<UnresolvedReference> {
     let mut all = Vec::new();
     for host in scope.hosts() {
         for (target, _) in view.record_owners(host) {
@@ -192,7 +194,7 @@ fn unresolved_references_at(
     route: &RouteInput,
     parent: &ObjectKey,
     gateway: &GatewayName,
-) -> Vec<Unresolved> {
+) -> Vec<UnresolvedReference> {
     let ports = declared_ports(view, parent).unwrap_or_default();
     let attached = ports.iter().map(|(_, port, _)| AttachedRoute {
         route,
@@ -201,8 +203,8 @@ fn unresolved_references_at(
     });
     let errors = attached.flat_map(|attached| {
         let rules = route.http_rules();
-        let backends = rules.iter().flat_map(RuleInput::backends);
-        let backends = backends.filter_map(move |one| one.find(view, attached, gateway).err());
+        let backends = rules.iter().flat_map(RouteRuleInput::backends);
+        let backends = backends.filter_map(move |one| one.resolve(view, attached, gateway).err());
         let mirrors = rules.iter();
         let mirrors = mirrors.flat_map(move |rule| rule.mirror_errors(view, attached));
         backends.chain(mirrors)

@@ -15,22 +15,22 @@ fn policy(spec: Value) -> AuthorizationPolicy {
     .unwrap()
 }
 
-fn read(spec: Value) -> (HttpPolicy, Vec<String>) {
+fn parse_policy(spec: Value) -> (HttpPolicy, Vec<String>) {
     let (policy, notes) = http_policy(&policy(spec)).unwrap();
     (policy, notes.iter().map(ToString::to_string).collect())
 }
 
-fn error(spec: Value) -> String {
+fn parse_error(spec: Value) -> String {
     http_policy(&policy(spec)).unwrap_err().to_string()
 }
 
-fn rule(spec: Value) -> HttpRule {
-    let (policy, notes) = read(json!({ "rules": [spec] }));
+fn parse_rule(spec: Value) -> HttpRule {
+    let (policy, notes) = parse_policy(json!({ "rules": [spec] }));
     assert_eq!(notes, [""; 0]);
     policy.rules.into_iter().next().unwrap()
 }
 
-fn texts(patterns: &[&str]) -> Vec<StringMatch> {
+fn string_matches(patterns: &[&str]) -> Vec<StringMatch> {
     patterns
         .iter()
         .map(|text| StringMatch::from_pattern(text))
@@ -44,13 +44,13 @@ fn names_actions_and_empty_rules_are_kept() {
         ("DENY", HttpAction::Deny),
         ("AUDIT", HttpAction::Audit),
     ] {
-        let (policy, notes) = read(json!({ "action": action, "rules": [{}] }));
+        let (policy, notes) = parse_policy(json!({ "action": action, "rules": [{}] }));
         assert_eq!(policy.key.to_string(), "shop/p");
         assert_eq!((policy.action, notes.len()), (expected, 0));
         assert_eq!(policy.rules, [HttpRule::default()]);
         assert!(!policy.dry_run && policy.not_understood.is_none());
     }
-    assert_eq!(read(json!({})).0.rules, []);
+    assert_eq!(parse_policy(json!({})).0.rules, []);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn sources() {
         "remoteIpBlocks": ["2001:db8::/32"],
         "notRemoteIpBlocks": ["192.0.2.1"],
     });
-    let read = rule(json!({ "from": [{ "source": source }] }));
+    let read = parse_rule(json!({ "from": [{ "source": source }] }));
     let account = |namespace: &str, name: &str| ServiceAccountMatch {
         namespace: namespace.into(),
         service_account: name.into(),
@@ -78,14 +78,14 @@ fn sources() {
     assert_eq!(
         read.sources,
         [HttpSource {
-            principals: texts(&["td/ns/a/sa/b", "*"]),
-            not_principals: texts(&["td/*"]),
-            namespaces: texts(&["a"]),
-            not_namespaces: texts(&["b"]),
+            principals: string_matches(&["td/ns/a/sa/b", "*"]),
+            not_principals: string_matches(&["td/*"]),
+            namespaces: string_matches(&["a"]),
+            not_namespaces: string_matches(&["b"]),
             service_accounts: vec![account("a", "b"), account("shop", "c")],
             not_service_accounts: vec![account("shop", "d")],
-            trust_domains: texts(&["*.local"]),
-            not_trust_domains: texts(&["evil"]),
+            trust_domains: string_matches(&["*.local"]),
+            not_trust_domains: string_matches(&["evil"]),
             ip_blocks: vec![net("10.0.0.1/32"), net("10.0.1.0/24")],
             not_ip_blocks: vec![net("10.0.0.1/32")],
             remote_ip_blocks: vec![net("2001:db8::/32")],
@@ -108,18 +108,18 @@ fn operations() {
         "paths": ["/a/*", "/b/{*}/c", "*.css"],
         "notPaths": ["/d/{**}"],
     });
-    let read = rule(json!({ "to": [{ "operation": operation }] }));
+    let read = parse_rule(json!({ "to": [{ "operation": operation }] }));
     let text = |text| PathPattern::Text(StringMatch::from_pattern(text));
     let template = |text: &str| PathPattern::Template(text.into());
     assert_eq!(
         read.operations,
         [HttpOperation {
-            hosts: texts(&["*.example.com"]),
-            not_hosts: texts(&["a.example.com"]),
+            hosts: string_matches(&["*.example.com"]),
+            not_hosts: string_matches(&["a.example.com"]),
             ports: vec![80],
             not_ports: vec![81],
-            methods: texts(&["GET"]),
-            not_methods: texts(&["PUT"]),
+            methods: string_matches(&["GET"]),
+            not_methods: string_matches(&["PUT"]),
             paths: vec![text("/a/*"), template("/b/{*}/c"), text("*.css")],
             not_paths: vec![template("/d/{**}")],
         }]
@@ -166,7 +166,7 @@ fn conditions() {
     ] {
         for (values, not_values) in [(vec![value], vec![]), (vec![], vec![value])] {
             let when = json!({ "key": key, "values": values, "notValues": not_values });
-            let read = rule(json!({ "when": [when] }));
+            let read = parse_rule(json!({ "when": [when] }));
             let of = |given: Vec<&str>| given.iter().map(|_| expected.clone()).collect();
             let expected = HttpCondition {
                 attribute: attribute.clone(),
@@ -183,13 +183,13 @@ fn what_is_not_supported_denies_what_it_might_concern() {
     let not_supported =
         [json!({ "when": [{ "key": "experimental.envoy.filters.x", "notValues": ["b"] }] })];
     for spec in not_supported {
-        let (allow, notes) = read(json!({ "rules": [spec, {}] }));
+        let (allow, notes) = parse_policy(json!({ "rules": [spec, {}] }));
         assert_eq!(allow.rules, [HttpRule::default()]);
         assert!(
             notes[0].contains("not supported: this rule allows nothing"),
             "{notes:?}"
         );
-        let (deny, notes) = read(json!({ "action": "DENY", "rules": [spec] }));
+        let (deny, notes) = parse_policy(json!({ "action": "DENY", "rules": [spec] }));
         assert_eq!(notes.len(), 1);
         // Of every caller, under all conditions.
         let anybody = deny.rules[0]
@@ -203,14 +203,14 @@ fn what_is_not_supported_denies_what_it_might_concern() {
         "to": [{ "operation": { "paths": ["/admin"] } }],
         "when": [{ "key": "experimental.x", "values": ["b"] }],
     });
-    let (deny, _) = read(json!({ "action": "DENY", "rules": [mixed] }));
-    assert_eq!(deny.rules[0].sources[0].namespaces, texts(&["a"]));
+    let (deny, _) = parse_policy(json!({ "action": "DENY", "rules": [mixed] }));
+    assert_eq!(deny.rules[0].sources[0].namespaces, string_matches(&["a"]));
     assert_eq!(deny.rules[0].operations.len(), 1);
 }
 
 #[test]
 fn tokens_are_required_by_principal_and_claims() {
-    let (policy, notes) = read(json!({ "rules": [{
+    let (policy, notes) = parse_policy(json!({ "rules": [{
         "from": [{ "source": {
             "requestPrincipals": ["https://i/*"], "notRequestPrincipals": ["https://i/mallory"],
         } }],
@@ -223,8 +223,11 @@ fn tokens_are_required_by_principal_and_claims() {
     }] }));
     assert_eq!(notes, [] as [String; 0]);
     let source = &policy.rules[0].sources[0];
-    assert_eq!(source.request_principals, texts(&["https://i/*"]));
-    assert_eq!(source.not_request_principals, texts(&["https://i/mallory"]));
+    assert_eq!(source.request_principals, string_matches(&["https://i/*"]));
+    assert_eq!(
+        source.not_request_principals,
+        string_matches(&["https://i/mallory"])
+    );
     let attributes = policy.rules[0]
         .conditions
         .iter()
@@ -255,7 +258,7 @@ fn tokens_are_required_by_principal_and_claims() {
 fn only_custom_policies_name_providers() {
     let to = json!({ "to": [{ "operation": { "paths": ["/admin"] } }] });
     let asks = json!({ "action": "CUSTOM", "provider": { "name": "x" }, "rules": [to] });
-    let (read, notes) = read(asks.clone());
+    let (read, notes) = parse_policy(asks.clone());
     assert_eq!((read.action, read.rules.len()), (HttpAction::Custom, 1));
     assert!(notes.is_empty(), "{notes:?}");
     assert_eq!(provider(&policy(asks)), Ok(Some("x".into())));
@@ -336,7 +339,7 @@ fn a_bad_value_is_an_error_that_names_its_place() {
             "spec.rules[0].when[0]",
         ),
     ] {
-        let error = error(spec);
+        let error = parse_error(spec);
         assert!(error.starts_with(&format!("{place}: ")), "{place}: {error}");
     }
 }
@@ -350,13 +353,14 @@ fn what_matches_less_than_it_seems_is_noted() {
         (json!({ "methods": ["GET", "get"] }), "methods[1]"),
         (json!({ "notHosts": ["a.*.com"] }), "notHosts[0]"),
     ] {
-        let (policy, notes) = read(json!({ "rules": [{ "to": [{ "operation": operation }] }] }));
+        let (policy, notes) =
+            parse_policy(json!({ "rules": [{ "to": [{ "operation": operation }] }] }));
         assert_eq!(policy.rules.len(), 1);
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains(place), "{notes:?}");
     }
     let from = json!({ "from": [{ "source": { "principals": ["spiffe://td/ns/a/sa/b"] } }] });
-    assert_eq!(read(json!({ "rules": [from] })).1.len(), 1);
+    assert_eq!(parse_policy(json!({ "rules": [from] })).1.len(), 1);
 }
 
 #[test]

@@ -24,14 +24,14 @@ use crate::{
         route::{
             backends::BackendInput,
             filters::FilterInput,
-            hosts::HostScope,
+            hosts::VirtualServiceScope,
             input::{RouteInput, RouteRules},
             mirrors::MirrorInput,
             object::namespace,
             reader::RuleReader,
             references::ServiceReference,
             retries,
-            rules::{MatchScope, RuleInput},
+            rules::{MatchScope, RouteRuleInput},
         },
         share,
     },
@@ -47,9 +47,12 @@ pub(crate) fn read(
     config: &MeshConfig,
 ) -> Result<Parsed<RouteInput>, FieldError> {
     let mut notes = Vec::new();
-    let mut scope = scope(from, config, &mut notes);
+    let mut scope = parse_scope(from, config, &mut notes);
     if !scope.is_for_mesh {
-        return Ok(Parsed::new(Some(route(from, scope, Vec::new())), notes));
+        return Ok(Parsed::new(
+            Some(build_route(from, scope, Vec::new())),
+            notes,
+        ));
     }
     for name in STREAM_FIELDS
         .into_iter()
@@ -65,7 +68,7 @@ pub(crate) fn read(
     let mut reader = RuleReader::with_text_prefixes(&mut notes);
     let unknown = from.spec.unknown.keys();
     for name in unknown.filter(|name| !STREAM_FIELDS.contains(&name.as_str())) {
-        reader.unsupported(format!("spec.{name}"), "is not supported");
+        reader.mark_unsupported(format!("spec.{name}"), "is not supported");
     }
     let of_all = reader.take_unsupported();
     let mut work = VirtualRuleReader {
@@ -76,18 +79,18 @@ pub(crate) fn read(
     let mut rules = Vec::new();
     for (number, rule) in http.iter().enumerate() {
         work.reader.begin_rule(of_all.as_ref());
-        rules.extend(work.rule(RouteRule::from_http_rule(number, rule))?);
+        rules.extend(work.convert_rule(RouteRule::from_http_rule(number, rule))?);
     }
-    scope.has_catch_all = rules.iter().any(is_catch_all);
-    Ok(Parsed::new(Some(route(from, scope, rules)), notes))
+    scope.has_catch_all_rule = rules.iter().any(is_catch_all);
+    Ok(Parsed::new(Some(build_route(from, scope, rules)), notes))
 }
 
 /// Returns the hosts, namespaces and proxies that a VirtualService applies to. Invalid hosts are noted.
-pub(crate) fn scope(
+pub(crate) fn parse_scope(
     from: &VirtualService,
     config: &MeshConfig,
     notes: &mut Vec<Note>,
-) -> HostScope {
+) -> VirtualServiceScope {
     let spec = &from.spec;
     let namespace = namespace(&from.metadata);
     let mut hosts = Vec::new();
@@ -102,16 +105,20 @@ pub(crate) fn scope(
     }
     hosts.sort_unstable();
     hosts.dedup();
-    HostScope {
+    VirtualServiceScope {
         hosts,
-        exported: parse_export_to(&spec.export_to, namespace),
+        export_to: parse_export_to(&spec.export_to, namespace),
         is_for_mesh: is_for_mesh(&spec.gateways),
-        has_catch_all: false,
+        has_catch_all_rule: false,
     }
 }
 
 /// Builds the route of a VirtualService from its parsed parts.
-pub(crate) fn route(from: &VirtualService, scope: HostScope, rules: Vec<RuleInput>) -> RouteInput {
+pub(crate) fn build_route(
+    from: &VirtualService,
+    scope: VirtualServiceScope,
+    rules: Vec<RouteRuleInput>,
+) -> RouteInput {
     let metadata = &from.metadata;
     RouteInput {
         kind: Kind::VirtualService,
@@ -128,7 +135,7 @@ pub(crate) fn route(from: &VirtualService, scope: HostScope, rules: Vec<RuleInpu
 }
 
 /// Whether a rule matches all requests.
-fn is_catch_all(rule: &RuleInput) -> bool {
+fn is_catch_all(rule: &RouteRuleInput) -> bool {
     let everything = |(of, scope): (&Match, &MatchScope)| {
         let is_any_path = match &of.path {
             None => true,
@@ -141,10 +148,10 @@ fn is_catch_all(rule: &RuleInput) -> bool {
         };
         is_any_path && rest == Match::default() && *scope == MatchScope::default()
     };
-    rule.matches.is_empty() || rule.matches.iter().zip(&rule.scopes).any(everything)
+    rule.matches.is_empty() || rule.matches.iter().zip(&rule.match_scopes).any(everything)
 }
 
-/// Context for parsing the rules of one VirtualService.
+/// Parser of the rules of one VirtualService.
 struct VirtualRuleReader<'a> {
     reader: RuleReader<'a>,
     namespace: &'a str,
@@ -153,7 +160,7 @@ struct VirtualRuleReader<'a> {
 
 impl VirtualRuleReader<'_> {
     /// Parses one rule; `None` if it applies to gateways alone.
-    fn rule(&mut self, from: RouteRule) -> Result<Option<RuleInput>, FieldError> {
+    fn convert_rule(&mut self, from: RouteRule) -> Result<Option<RouteRuleInput>, FieldError> {
         let at = format!("spec.{}", from.field_path);
         let mut matches = Vec::new();
         let mut scopes = Vec::new();
@@ -164,7 +171,7 @@ impl VirtualRuleReader<'_> {
                     .add_note(format!("spec.{}.gateways", one.field_path), message);
                 continue;
             }
-            matches.push(self.one_match(one)?);
+            matches.push(self.convert_match(one)?);
             scopes.push(MatchScope {
                 port: one.port,
                 namespace: one.source_namespace.as_deref().map(ArcStr::from),
@@ -174,36 +181,37 @@ impl VirtualRuleReader<'_> {
             return Ok(None);
         }
         for FieldRemark { field, message } in &from.unsupported {
-            self.reader.unsupported(format!("spec.{field}"), message);
+            self.reader
+                .mark_unsupported(format!("spec.{field}"), message);
         }
         for FieldRemark { field, message } in &from.notes {
             self.reader
                 .add_note(format!("spec.{field}"), message.as_str());
         }
-        let filters = self.filters(&at, &from)?;
+        let filters = self.convert_filters(&at, &from)?;
         let retry = from.retry.as_ref();
-        let retry = retry.map(|retry| self.retry(&format!("{at}.retries"), retry));
-        let mut rule = RuleInput {
+        let retry = retry.map(|retry| self.convert_retry(&format!("{at}.retries"), retry));
+        let mut rule = RouteRuleInput {
             name: Some(match from.name {
                 Some(name) => name.into(),
                 None => from.field_path.as_str().into(),
             }),
             matches,
-            scopes,
+            match_scopes: scopes,
             filters,
-            timeouts: self.reader.timeouts(&at, Some(&from.timeouts))?,
+            timeouts: self.reader.parse_timeouts(&at, Some(&from.timeouts))?,
             retry: retry.transpose()?,
-            ..RuleInput::default()
+            ..RouteRuleInput::default()
         };
         for to in &from.destinations {
-            rule.backends.push(self.destination(&at, to)?);
+            rule.backends.push(self.convert_destination(&at, to)?);
         }
         match_root_by_default(&mut rule);
-        rule.unsupported = self.reader.take_unsupported();
+        rule.unsupported_part = self.reader.take_unsupported();
         Ok(Some(rule))
     }
 
-    fn one_match(&mut self, from: &RuleMatch) -> Result<Match, FieldError> {
+    fn convert_match(&mut self, from: &RuleMatch) -> Result<Match, FieldError> {
         let at = format!("spec.{}", from.field_path);
         let without = HttpRouteMatch {
             headers: from.without_headers.clone(),
@@ -211,13 +219,13 @@ impl VirtualRuleReader<'_> {
         };
         let mut request = from.request.clone();
         let path = match request.path.take() {
-            Some(path) => self.reader.path(&path, &format!("{at}.uri"))?,
+            Some(path) => self.reader.parse_path_match(&path, &format!("{at}.uri"))?,
             None => None,
         };
-        let request = self.reader.one_match(&request, &at)?;
+        let request = self.reader.parse_match(&request, &at)?;
         let without = self
             .reader
-            .one_match(&without, &format!("{at}.withoutHeaders"))?;
+            .parse_match(&without, &format!("{at}.withoutHeaders"))?;
         Ok(Match {
             path,
             without_headers: without.headers,
@@ -225,44 +233,52 @@ impl VirtualRuleReader<'_> {
         })
     }
 
-    fn filters(&mut self, at: &str, from: &RouteRule) -> Result<Vec<FilterInput>, FieldError> {
-        let mut filters = self.reader.filters(at, &from.filters, self.namespace)?;
+    fn convert_filters(
+        &mut self,
+        at: &str,
+        from: &RouteRule,
+    ) -> Result<Vec<FilterInput>, FieldError> {
+        let mut filters = self
+            .reader
+            .parse_filters(at, &from.filters, self.namespace)?;
         if let Some(fault) = &from.fault {
             match http_fault::parse_fault(fault, &format!("{at}.fault")) {
                 Ok(fault) => filters.push(FilterInput::WithoutReferences(HttpFilter::Fault(fault))),
-                Err(FieldError { field, message }) => self.reader.unsupported(field, &message),
+                Err(FieldError { field, message }) => self.reader.mark_unsupported(field, &message),
             }
         }
         for mirror in &from.mirrors {
-            filters.push(FilterInput::Mirror(self.mirror(mirror)?));
+            filters.push(FilterInput::Mirror(self.convert_mirror(mirror)?));
         }
         Ok(filters)
     }
 
-    fn mirror(&mut self, from: &RuleMirror) -> Result<MirrorInput, FieldError> {
-        let at = format!("spec.{}", from.to.field_path);
+    fn convert_mirror(&mut self, from: &RuleMirror) -> Result<MirrorInput, FieldError> {
+        let at = format!("spec.{}", from.target.field_path);
         Ok(MirrorInput {
-            to: self.reference(&from.to, "nothing is mirrored there"),
+            service: self.convert_reference(&from.target, "nothing is mirrored there"),
             share: share::read(from.percent, from.fraction.as_ref(), &at)?,
         })
     }
 
-    fn destination(
+    fn convert_destination(
         &mut self,
         at: &str,
         from: &RuleDestination,
     ) -> Result<BackendInput, FieldError> {
         let refused = "its share of requests is answered with an error";
         Ok(BackendInput {
-            to: self.reference(&from.to, refused),
-            subset: from.to.subset.as_deref().map(ArcStr::from),
+            service: self.convert_reference(&from.target, refused),
+            subset: from.target.subset.as_deref().map(ArcStr::from),
             weight: from.weight,
-            filters: self.reader.filters(at, &from.filters, self.namespace)?,
+            filters: self
+                .reader
+                .parse_filters(at, &from.filters, self.namespace)?,
         })
     }
 
     /// Returns the reference to a destination's service. An invalid host is noted, with its consequence.
-    fn reference(&mut self, to: &DestinationTarget, otherwise: &str) -> ServiceReference {
+    fn convert_reference(&mut self, to: &DestinationTarget, otherwise: &str) -> ServiceReference {
         let name = fully_qualified_name(&to.host, self.namespace, &self.config.cluster_domain);
         let host = name.map(ArcStr::from).ok_or_else(|| {
             let message = format!("{:?} is no name of a service: {otherwise}", to.host);
@@ -274,7 +290,7 @@ impl VirtualRuleReader<'_> {
     }
 
     /// Parses the retry policy. In a VirtualService, zero attempts disable retries.
-    fn retry(&mut self, at: &str, from: &HttpRouteRetry) -> Result<HttpRetry, FieldError> {
+    fn convert_retry(&mut self, at: &str, from: &HttpRouteRetry) -> Result<HttpRetry, FieldError> {
         if from.attempts == Some(0) {
             return Ok(HttpRetry::default());
         }
@@ -284,7 +300,7 @@ impl VirtualRuleReader<'_> {
 
 /// Sets the path condition `/` on matches without one in a rule that rewrites the path prefix, so that the rewrite
 /// replaces the root.
-fn match_root_by_default(rule: &mut RuleInput) {
+fn match_root_by_default(rule: &mut RouteRuleInput) {
     let replaces = |filter: &FilterInput| {
         let FilterInput::WithoutReferences(HttpFilter::Rewrite(rewrite)) = filter else {
             return false;
@@ -296,7 +312,7 @@ fn match_root_by_default(rule: &mut RuleInput) {
     }
     if rule.matches.is_empty() {
         rule.matches.push(Match::default());
-        rule.scopes.push(MatchScope::default());
+        rule.match_scopes.push(MatchScope::default());
     }
     for one in &mut rule.matches {
         let root = || Path::TextPrefix(arcstr::literal!("/"));

@@ -22,7 +22,7 @@ fn mirror(of: &str, numerator: u32, denominator: u32) -> HttpMirror {
 }
 
 /// Returns one filter of each type, whose values name its owner (rule or backend).
-fn each(of: &str) -> [HttpFilter; 6] {
+fn filters_of_all_types(of: &str) -> [HttpFilter; 6] {
     let headers = |name: &str| HeaderChanges {
         set: vec![(name.into(), of.into())],
         add: vec![("x-both".into(), of.into())],
@@ -49,14 +49,14 @@ fn each(of: &str) -> [HttpFilter; 6] {
     ]
 }
 
-fn chosen(of: &str, which: u32) -> Vec<HttpFilter> {
-    let all = each(of).into_iter().enumerate();
+fn filters_in_mask(of: &str, which: u32) -> Vec<HttpFilter> {
+    let all = filters_of_all_types(of).into_iter().enumerate();
     let all = all.filter(|(index, _)| which >> index & 1 == 1);
     all.map(|(_, filter)| filter).collect()
 }
 
 /// Returns the owner whose filter applies: the backend if it has the filter, else the rule.
-fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
+fn effective_owner<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
     let has = |which: u32| which >> index & 1 == 1;
     match (has(rule), has(backend)) {
         (_, true) => Some(BACKEND),
@@ -73,7 +73,7 @@ fn every_combination_applies_each_filter() {
     for rule in 0..64 {
         for backend in 0..64 {
             let filters = [(RULE, rule), (BACKEND, backend)].map(|(of, which)| {
-                let made = Filters::new(&chosen(of, which));
+                let made = Filters::new(&filters_in_mask(of, which));
                 assert_eq!(made.is_err(), contradicts(which), "{of} {which:b}");
                 made.ok()
             });
@@ -88,11 +88,11 @@ fn every_combination_applies_each_filter() {
             check_headers(applied, rule, backend, &case);
             let to = applied.redirect().map(|to| to.host().unwrap().to_string());
             // The rule's redirect comes first: its requests reach no backend.
-            let expected =
-                last(2, backend, rule).map(|of| if of == BACKEND { RULE } else { BACKEND });
+            let expected = effective_owner(2, backend, rule)
+                .map(|of| if of == BACKEND { RULE } else { BACKEND });
             assert_eq!(to.as_deref(), expected, "{case}");
             let path = applied.rewrite().and_then(|rewrite| rewrite.path);
-            let expected = last(3, rule, backend);
+            let expected = effective_owner(3, rule, backend);
             let expected = expected.map(|of| PathChange::Full(format!("/{of}").into()));
             assert_eq!(path, expected, "{case}");
             let host = applied.rewrite().and_then(|rewrite| rewrite.hostname);
@@ -110,7 +110,7 @@ fn check_headers(applied: EffectiveFilters<'_>, rule: u32, backend: u32, case: &
     applied.change_response(&mut response);
     for (index, name, headers) in [(0, "x-request", &request), (1, "x-response", &response)] {
         let value = headers.get(name).map(|value| value.to_str().unwrap());
-        assert_eq!(value, last(index, rule, backend), "{case}");
+        assert_eq!(value, effective_owner(index, rule, backend), "{case}");
         let both = headers.get_all("x-both").iter().count();
         let count = (rule >> index & 1) + (backend >> index & 1);
         assert_eq!(u32::try_from(both), Ok(count), "{case}");
@@ -130,7 +130,7 @@ fn check_headers(applied: EffectiveFilters<'_>, rule: u32, backend: u32, case: &
         assert_ne!(of[0], of[1], "{case}");
         if of[0] { RULE } else { BACKEND }
     });
-    assert_eq!(whose, last(5, rule, backend), "{case}");
+    assert_eq!(whose, effective_owner(5, rule, backend), "{case}");
 }
 
 #[test]

@@ -26,8 +26,12 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// Applies a filter to an application's response with these CORS headers, and returns the resulting headers.
-fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
+/// Applies a CORS filter to a response that has the CORS headers `upstream`, and returns the resulting headers.
+fn filtered_response_headers(
+    cors: &Cors,
+    request: &CorsRequest,
+    upstream: &[(&'static str, &str)],
+) -> Vec<String> {
     let mut answer = headers(upstream);
     cors.change_response(request, &mut answer);
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -42,11 +46,11 @@ fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)])
     lines
 }
 
-fn simple(origin: &str) -> CorsRequest {
+fn simple_request(origin: &str) -> CorsRequest {
     CorsRequest::from_request(&Method::GET, &headers(&[("origin", origin)]))
 }
 
-fn preflight(origin: &str) -> CorsRequest {
+fn preflight_request(origin: &str) -> CorsRequest {
     let headers = headers(&[
         ("origin", origin),
         ("access-control-request-method", "PUT"),
@@ -84,7 +88,7 @@ fn origins_match_by_scheme_host_and_port() {
         ("http://*:8080", "http://a", false),
     ] {
         let is_allowed = cors(&[pattern], |_| ())
-            .matching_origin(&simple(origin))
+            .matching_origin(&simple_request(origin))
             .is_some();
         assert_eq!(is_allowed, expected, "{pattern} {origin}");
     }
@@ -117,7 +121,7 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
     });
     let upstream = [("access-control-allow-origin", "*"), ("x-other", "1")];
     assert_eq!(
-        answer(&some, &simple("https://a"), &upstream),
+        filtered_response_headers(&some, &simple_request("https://a"), &upstream),
         [
             "allow-credentials: true",
             "allow-origin: https://a",
@@ -127,7 +131,7 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
         ]
     );
     assert_eq!(
-        answer(&some, &preflight("https://a"), &[]),
+        filtered_response_headers(&some, &preflight_request("https://a"), &[]),
         [
             "allow-credentials: true",
             "allow-headers: x-a, x-b",
@@ -139,16 +143,16 @@ fn allowed_origin_gets_the_headers_of_the_rule() {
         ]
     );
     // Headers of the application allow nothing.
-    for request in [simple("https://b"), preflight("https://b")] {
+    for request in [simple_request("https://b"), preflight_request("https://b")] {
         assert_eq!(
-            answer(&some, &request, &upstream),
+            filtered_response_headers(&some, &request, &upstream),
             ["vary: origin", "x-other: 1"]
         );
     }
     let two = headers(&[("origin", "https://a"), ("origin", "https://b")]);
     let two = CorsRequest::from_request(&Method::GET, &two);
     assert_eq!(
-        answer(&some, &two, &upstream),
+        filtered_response_headers(&some, &two, &upstream),
         ["vary: origin", "x-other: 1"]
     );
 }
@@ -164,7 +168,7 @@ fn star_means_all_only_without_credentials() {
         })
     };
     assert_eq!(
-        answer(&all(false), &preflight("https://a"), &[]),
+        filtered_response_headers(&all(false), &preflight_request("https://a"), &[]),
         [
             "allow-headers: *",
             "allow-methods: *",
@@ -174,7 +178,7 @@ fn star_means_all_only_without_credentials() {
         ]
     );
     assert_eq!(
-        answer(&all(true), &preflight("https://a"), &[]),
+        filtered_response_headers(&all(true), &preflight_request("https://a"), &[]),
         [
             "allow-credentials: true",
             "allow-headers: x-a, x-b",
@@ -188,7 +192,7 @@ fn star_means_all_only_without_credentials() {
 
 #[test]
 fn preflights_have_origin_and_method() {
-    assert!(preflight("https://a").is_preflight());
+    assert!(preflight_request("https://a").is_preflight());
     let lines = [
         ("origin", "https://a"),
         ("access-control-request-method", "PUT"),
@@ -210,7 +214,7 @@ proptest! {
     #[test]
     fn origin_patterns_match_the_host_and_its_subdomains_only(origin in "(https://)?[a-c.:@/#\\\\%*\\[\\] ]{0,10}(\\.?a\\.b)?(:443)?") {
         let wild = cors(&["https://*.a.b"], |_| ());
-        if wild.matching_origin(&simple(&origin)).is_some() {
+        if wild.matching_origin(&simple_request(&origin)).is_some() {
             let host = origin.strip_prefix("https://").unwrap();
             let host = host.strip_suffix(":443").unwrap_or(host);
             prop_assert!(host.ends_with(".a.b") && host.len() > 4, "{origin}");

@@ -1,11 +1,12 @@
-//! Applies a provider's changes to the headers and the query of a request, within limits.
+//! Applies an authorization provider's changes to the headers and the query of a request, within limits.
 
 use ambit_wire::ext_authz::{HeaderAction, HeaderMutation};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
 use crate::headers::{is_mutable_header, join_cookies};
 
-/// Maximum number of header lines of a request, and their total size in bytes, after a provider's changes.
+/// Maximum number of header lines of a request, and their total size in bytes, after an authorization provider's
+/// changes.
 const MAX_HEADERS: usize = 200;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -14,8 +15,8 @@ fn parse_mutable_header(text: &str) -> Option<HeaderName> {
     name.filter(is_mutable_header)
 }
 
-/// Sets headers as a provider requests. Returns the number of rejected changes: of headers that providers may not set,
-/// or with invalid names or values.
+/// Applies header changes of an authorization provider. Returns the number of rejected changes: of headers that
+/// providers may not set, or with invalid names or values.
 pub(in crate::http) fn apply_header_changes(
     headers: &mut HeaderMap,
     changes: &[HeaderMutation],
@@ -42,7 +43,7 @@ pub(in crate::http) fn apply_header_changes(
     refused
 }
 
-/// Removes headers as a provider requests. Returns the number of rejected removals.
+/// Removes headers that an authorization provider names. Returns the number of rejected removals.
 pub(super) fn remove_headers(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {
@@ -55,7 +56,7 @@ pub(super) fn remove_headers(headers: &mut HeaderMap, names: &[String]) -> u64 {
 }
 
 /// Whether the headers of a changed request are within [`MAX_HEADERS`] and [`MAX_HEADER_BYTES`].
-pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
+pub(super) fn is_within_limits(headers: &HeaderMap) -> bool {
     let bytes = headers
         .iter()
         .map(|(name, value)| name.as_str().len() + value.len());
@@ -113,7 +114,7 @@ fn percent_encode(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn option(name: &str, value: &str, action: HeaderAction) -> HeaderMutation {
+    fn header_mutation(name: &str, value: &str, action: HeaderAction) -> HeaderMutation {
         HeaderMutation {
             name: name.to_owned(),
             value: value.as_bytes().to_vec(),
@@ -125,7 +126,7 @@ mod tests {
     fn appended_cookie_is_joined_to_the_header() {
         let mut headers = HeaderMap::new();
         headers.insert("cookie", HeaderValue::from_static("a=1"));
-        let appended = option("cookie", "b=2", HeaderAction::Append);
+        let appended = header_mutation("cookie", "b=2", HeaderAction::Append);
         assert_eq!(apply_header_changes(&mut headers, &[appended]), 0);
         let lines: Vec<_> = headers.get_all("cookie").iter().collect();
         assert_eq!(lines, ["a=1; b=2"]);
@@ -157,7 +158,10 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             assert_eq!(
-                apply_header_changes(&mut headers, &[option(name, "x", HeaderAction::Set)]),
+                apply_header_changes(
+                    &mut headers,
+                    &[header_mutation(name, "x", HeaderAction::Set)]
+                ),
                 1,
                 "{name}"
             );
@@ -170,7 +174,10 @@ mod tests {
         }
         let mut headers = HeaderMap::new();
         assert_eq!(
-            apply_header_changes(&mut headers, &[option("x", "a\nb", HeaderAction::Set)]),
+            apply_header_changes(
+                &mut headers,
+                &[header_mutation("x", "a\nb", HeaderAction::Set)]
+            ),
             1
         );
     }
@@ -179,12 +186,12 @@ mod tests {
     fn headers_are_set_by_their_append_action() {
         let mut headers = HeaderMap::new();
         let changes = [
-            option("A", "1", HeaderAction::Set),
-            option("a", "2", HeaderAction::Append),
-            option("b", "1", HeaderAction::AddIfAbsent),
-            option("b", "2", HeaderAction::AddIfAbsent),
-            option("c", "1", HeaderAction::SetIfPresent),
-            option("b", "3", HeaderAction::SetIfPresent),
+            header_mutation("A", "1", HeaderAction::Set),
+            header_mutation("a", "2", HeaderAction::Append),
+            header_mutation("b", "1", HeaderAction::AddIfAbsent),
+            header_mutation("b", "2", HeaderAction::AddIfAbsent),
+            header_mutation("c", "1", HeaderAction::SetIfPresent),
+            header_mutation("b", "3", HeaderAction::SetIfPresent),
         ];
         assert_eq!(apply_header_changes(&mut headers, &changes), 0);
         let of = |name| headers.get_all(name).iter().collect::<Vec<_>>();
@@ -214,11 +221,11 @@ mod tests {
     #[test]
     fn provider_headers_are_bounded() {
         let mut headers = HeaderMap::new();
-        assert!(is_bounded(&headers));
+        assert!(is_within_limits(&headers));
         headers.insert(
             "x",
             HeaderValue::from_str(&"a".repeat(MAX_HEADER_BYTES)).unwrap(),
         );
-        assert!(!is_bounded(&headers));
+        assert!(!is_within_limits(&headers));
     }
 }

@@ -1,4 +1,4 @@
-//! Copies to mirrors that keep up, and to mirrors that do not.
+//! Tests of copying bodies to mirrors that keep up, and to mirrors that lag.
 
 use http::{HeaderMap, HeaderValue};
 use http_body_util::StreamBody;
@@ -12,7 +12,7 @@ fn memory() -> ConnectionMemory {
     memory.connection(None, [10, 0, 0, 1].into())
 }
 
-/// Creates a body that streams the frames of the returned sender.
+/// Creates a body with a sender of its frames.
 fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));

@@ -19,13 +19,13 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// Parses client frames in pieces of this size, and returns the resulting state.
-fn after(bytes: &[u8], piece: usize) -> (HeaderBlockTracker, FrameParser) {
+/// Parses the bytes of a client in pieces of this size. Returns the resulting tracker and parser.
+fn parse_in_pieces(bytes: &[u8], piece: usize) -> (HeaderBlockTracker, FrameParser) {
     let mut blocks = HeaderBlockTracker {
-        most: MAX_SECTION_BYTES,
+        max_section_bytes: MAX_SECTION_BYTES,
         ..HeaderBlockTracker::default()
     };
-    let mut frames = FrameParser::skipping(3);
+    let mut frames = FrameParser::with_skipped_bytes(3);
     for piece in [&b"pre"[..], bytes].concat().chunks(piece) {
         frames.advance(piece, |event| blocks.on_client_frame(event));
     }
@@ -40,7 +40,7 @@ fn block_is_open_until_the_last_byte_of_its_last_frame() {
     let more = frame(CONTINUATION, 0, 1, 50);
     let last = frame(CONTINUATION, END_HEADERS, 1, 10);
     for piece in [1, 2, 7, 9, 10, 1000] {
-        let open = |parts: &[&[u8]]| after(&parts.concat(), piece).0.open;
+        let open = |parts: &[&[u8]]| parse_in_pieces(&parts.concat(), piece).0.open_block;
         assert!(open(&[&frame(6, 0, 0, 8)]).is_none());
         assert!(open(&[&begun[..8]]).is_none());
         assert!(open(&[&begun[..9]]).is_some());
@@ -55,7 +55,7 @@ fn block_is_open_until_the_last_byte_of_its_last_frame() {
 
 #[test]
 fn open_block_is_charged_for_its_decoded_size() {
-    let bytes = |parts: &[&[u8]]| after(&parts.concat(), 13).0.bytes();
+    let bytes = |parts: &[&[u8]]| parse_in_pieces(&parts.concat(), 13).0.max_total_bytes();
     assert_eq!(
         bytes(&[&frame(HEADERS, 0, 1, 100)]),
         100 * FIELD_OVERHEAD_BYTES
@@ -70,9 +70,9 @@ fn trailers_are_charged_until_their_request_ends() {
     let open = frame(HEADERS, END_HEADERS, 1, 10);
     let trailers = frame(HEADERS, WHOLE, 1, 1000);
     let both = [&open[..], &frame(HEADERS, END_HEADERS, 3, 10), &trailers].concat();
-    let (mut blocks, mut frames) = after(&both, 5);
-    assert_eq!(blocks.bytes(), 1000 * FIELD_OVERHEAD_BYTES);
-    let mut sent = FrameParser::skipping(0);
+    let (mut blocks, mut frames) = parse_in_pieces(&both, 5);
+    assert_eq!(blocks.max_total_bytes(), 1000 * FIELD_OVERHEAD_BYTES);
+    let mut sent = FrameParser::with_skipped_bytes(0);
     let mut answer = |bytes: &[u8], blocks: &mut HeaderBlockTracker| {
         sent.advance(bytes, |event| blocks.on_waypoint_frame(event))
     };
@@ -80,28 +80,28 @@ fn trailers_are_charged_until_their_request_ends() {
     answer(&frame(HEADERS, END_HEADERS, 1, 10), &mut blocks);
     answer(&frame(0, END_STREAM, 3, 10), &mut blocks);
     answer(&frame(4, 1, 1, 0), &mut blocks);
-    assert_eq!(blocks.bytes(), 1000 * FIELD_OVERHEAD_BYTES);
+    assert_eq!(blocks.max_total_bytes(), 1000 * FIELD_OVERHEAD_BYTES);
     for (kind, flags, length) in [(HEADERS, WHOLE, 10), (0, END_STREAM, 0), (RST_STREAM, 0, 4)] {
         frames.advance(&trailers, |event| blocks.on_client_frame(event));
-        assert!(blocks.bytes() > 0);
+        assert!(blocks.max_total_bytes() > 0);
         answer(&frame(kind, flags, 1, length), &mut blocks);
-        assert_eq!(blocks.bytes(), 0, "{kind}");
+        assert_eq!(blocks.max_total_bytes(), 0, "{kind}");
     }
     frames.advance(&trailers, |event| blocks.on_client_frame(event));
     frames.advance(&frame(RST_STREAM, 0, 1, 4), |event| {
         blocks.on_client_frame(event)
     });
-    assert_eq!(blocks.bytes(), 0);
+    assert_eq!(blocks.max_total_bytes(), 0);
     // Trailers of gRPC and checksums are small.
     frames.advance(
         &frame(HEADERS, WHOLE, 1, MAX_UNCHARGED_TRAILERS_BYTES),
         |event| blocks.on_client_frame(event),
     );
-    assert_eq!(blocks.bytes(), 0);
+    assert_eq!(blocks.max_total_bytes(), 0);
 }
 
-/// Reads a connection to its end, and returns the size of each read; `None` where the task yielded.
-fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
+/// Reads a connection with this input to its end. Returns the size of each read; `None` where the task yielded.
+fn read_sizes(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
     let mut io = HeaderBlockIo::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
@@ -127,7 +127,7 @@ fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
 async fn header_blocks_are_read_in_small_parts_between_other_tasks() {
     let preface = [b'p'; PREFACE_BYTES];
     let blocks = frame(HEADERS, WHOLE, 1, 1500).repeat(20);
-    let reads_of = |parts: &[&[u8]]| reads(&parts.concat());
+    let reads_of = |parts: &[&[u8]]| read_sizes(&parts.concat());
     let dense = reads_of(&[&preface, &blocks]);
     for turn in dense.split(Option::is_none) {
         let bytes: usize = turn.iter().flatten().sum();

@@ -84,6 +84,15 @@ pub fn options() -> Options {
     }
 }
 
+/// Returns the options of a lab for tests of names that the node proxy resolves. With BPF programs as the backend, rules
+/// capture its pods.
+pub fn options_with_dns_capture() -> Options {
+    let mut options = options();
+    let capture = ("AMBIENT_DNS_CAPTURE".into(), "true".into());
+    options.env.extend([capture]);
+    options
+}
+
 /// Environment variable with the redirection backend of all tests' labs that name none: `bpf`, for instance.
 const BACKEND: &str = "AMBIT_TEST_BACKEND";
 

@@ -1,5 +1,7 @@
 //! Tests pods that BPF programs capture, with the real agent and proxy, and those that get rules instead.
 
+use std::net::SocketAddr;
+
 use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, Options, assert_only_tls, options, wait_until};
 
 const DNS_CAPTURING: &str = "---
@@ -48,6 +50,10 @@ fn programs_capture_pods_whose_traffic_is_encrypted() {
     for _ in 0..3 {
         assert!(mesh.get("shop/client", &url).succeeded());
     }
+    // Other tests' connections are opened so.
+    let echo = SocketAddr::new(mesh.ip("shop/server"), 9000);
+    let mut connection = mesh.dial("shop/client", echo).unwrap();
+    connection.exchange_line("plain-marker").unwrap();
     let ends = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     assert_only_tls(&wire.finish(), &ends);
     // From outside, by plaintext through the proxy.

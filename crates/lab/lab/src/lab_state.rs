@@ -274,6 +274,7 @@ impl LabState {
             binds: etc_bind_mounts(&dir),
             working_dir: None,
             cgroup: self.cgroup_of(plan),
+            socket: None,
             command: Vec::new(),
         }
     }

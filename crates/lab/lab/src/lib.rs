@@ -42,6 +42,8 @@ mod launch;
 #[cfg(target_os = "linux")]
 mod mesh;
 #[cfg(target_os = "linux")]
+mod pod_socket;
+#[cfg(target_os = "linux")]
 mod pods;
 #[cfg(target_os = "linux")]
 mod probes;

@@ -229,6 +229,7 @@ fn control_daemon(board: &LabState, control: &[IpAddr]) -> io::Result<Daemon> {
         binds: etc_bind_mounts(&dir),
         working_dir: None,
         cgroup: None,
+        socket: None,
         command,
     };
     Ok(Daemon {
@@ -325,6 +326,7 @@ fn node_daemon(
             binds: etc_bind_mounts(&node.dir),
             working_dir: None,
             cgroup: None,
+            socket: None,
             command,
         },
         env: environment(board, variables),

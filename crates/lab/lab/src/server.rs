@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
@@ -23,6 +23,7 @@ use crate::{
     LabNetns, LogSource,
     containers::{self, exit_code},
     lab_state::{LabState, ReplaceCommand},
+    pod_socket,
     protocol::{self, Replacement, Reply, Request},
 };
 
@@ -87,20 +88,14 @@ fn handle_connection(
             Ok(()) => protocol::send(stream, &Reply::Done, &[]),
             Err(text) => error(text),
         },
-        Request::Dial { place, address } => {
-            match in_netns(board, &place, || {
-                TcpStream::connect_timeout(&address, DIAL_TIMEOUT)
-            }) {
-                Ok(connection) => protocol::send(stream, &Reply::Done, &[connection.as_fd()]),
-                Err(why) => error(format!("cannot connect to {address} from there: {why}")),
-            }
-        }
-        Request::Listen { place, address } => {
-            match in_netns(board, &place, || TcpListener::bind(address)) {
-                Ok(listener) => protocol::send(stream, &Reply::Done, &[listener.as_fd()]),
-                Err(why) => error(format!("cannot listen at {address} there: {why}")),
-            }
-        }
+        Request::Dial { place, address } => match dial(board, &place, address) {
+            Ok(connection) => protocol::send(stream, &Reply::Done, &[connection.as_fd()]),
+            Err(why) => error(format!("cannot connect to {address} from there: {why}")),
+        },
+        Request::Listen { place, address } => match listen(board, &place, address) {
+            Ok(listener) => protocol::send(stream, &Reply::Done, &[listener.as_fd()]),
+            Err(why) => error(format!("cannot listen at {address} there: {why}")),
+        },
         Request::Bind { place, address } => {
             match in_netns(board, &place, || UdpSocket::bind(address)) {
                 Ok(socket) => protocol::send(stream, &Reply::Done, &[socket.as_fd()]),
@@ -130,6 +125,27 @@ fn handle_connection(
             let _it_goes_already = down.blocking_send(());
             Ok(())
         }
+    }
+}
+
+fn dial(board: &Arc<LabState>, place: &LabNetns, address: SocketAddr) -> Result<TcpStream, String> {
+    match pod_socket::create(board, place, address)? {
+        Some(socket) => pod_socket::connect_within(socket, address, DIAL_TIMEOUT)
+            .map_err(|error| error.to_string()),
+        None => in_netns(board, place, || {
+            TcpStream::connect_timeout(&address, DIAL_TIMEOUT)
+        }),
+    }
+}
+
+fn listen(
+    board: &Arc<LabState>,
+    place: &LabNetns,
+    address: SocketAddr,
+) -> Result<TcpListener, String> {
+    match pod_socket::create(board, place, address)? {
+        Some(socket) => pod_socket::listen_at(socket, address).map_err(|error| error.to_string()),
+        None => in_netns(board, place, || TcpListener::bind(address)),
     }
 }
 

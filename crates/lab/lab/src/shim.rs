@@ -6,18 +6,25 @@
 
 use std::{
     fs, io,
-    os::unix::process::CommandExt,
+    os::{
+        fd::AsFd as _,
+        unix::{net::UnixStream, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
 use rustix::{
     mount::{MountFlags, MountPropagationFlags},
+    net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with},
     thread::UnshareFlags,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::LAB_TOOL;
+use crate::{
+    LAB_TOOL,
+    protocol::{self, Reply},
+};
 
 /// Steps of the shim, and the command that it executes afterwards; passed to the shim as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,8 +35,32 @@ pub(crate) struct Shim {
     pub(crate) working_dir: Option<PathBuf>,
     /// Directory of the pod's cgroup, which the process enters.
     pub(crate) cgroup: Option<PathBuf>,
+    /// Order to create a socket, which takes the place of the command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) socket: Option<SocketOrder>,
     /// Command to execute; if empty, the shim waits for ever and so keeps the namespaces alive.
     pub(crate) command: Vec<String>,
+}
+
+/// Order to the shim to create a TCP socket, and to send it over its standard input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SocketOrder {
+    /// Whether the socket is of IPv6.
+    pub(crate) is_ipv6: bool,
+}
+
+impl SocketOrder {
+    /// Creates the socket and sends it.
+    fn carry_out(self) -> io::Result<()> {
+        let family = match self.is_ipv6 {
+            true => AddressFamily::INET6,
+            false => AddressFamily::INET,
+        };
+        let (kind, protocol) = (SocketType::STREAM, Some(ipproto::TCP));
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?;
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        protocol::send(&stream, &Reply::Done, &[socket.as_fd()])
+    }
 }
 
 impl Shim {
@@ -45,7 +76,8 @@ impl Shim {
     }
 }
 
-/// Runs the shim with its steps as JSON; called by a hidden subcommand. Returns only if it fails.
+/// Runs the shim with its steps as JSON; called by a hidden subcommand. Returns only if it fails, or was ordered to create
+/// a socket.
 #[expect(clippy::print_stderr, reason = "standard error is the pod's log")]
 pub fn run_shim(text: &str) -> ExitCode {
     let shim: Shim = match serde_json::from_str(text) {
@@ -58,6 +90,13 @@ pub fn run_shim(text: &str) -> ExitCode {
     if let Err(error) = prepare(&shim) {
         eprintln!("ambit lab shim: cannot prepare the process: {error}");
         return ExitCode::from(125);
+    }
+    if let Some(order) = shim.socket {
+        if let Err(error) = order.carry_out() {
+            eprintln!("ambit lab shim: cannot create the socket: {error}");
+            return ExitCode::from(125);
+        }
+        return ExitCode::SUCCESS;
     }
     let Some((program, args)) = shim.command.split_first() else {
         loop {

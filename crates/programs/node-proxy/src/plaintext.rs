@@ -80,7 +80,7 @@ async fn open_connection(
     } = accepted;
     let pod = &shard.pod;
     let dst = original_dst(pod, &stream, peer)?;
-    if let Err(error) = separate(&stream) {
+    if let Err(error) = separate(pod, &stream) {
         let local = pod.local_workload.current_pod(None);
         let error = format_error_chain(&error);
         flow::report_denied(
@@ -165,19 +165,31 @@ fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<Socke
     }
 }
 
-/// Error of binding a connection to its interface.
+/// Error of separating a connection from the proxy's own.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot bind the connection to the interface it arrived by")]
-struct SeparationError(#[source] io::Error);
+enum SeparationError {
+    /// The connection cannot be bound to its interface.
+    #[error("cannot bind the connection to the interface it arrived by")]
+    Bind(#[source] io::Error),
+    /// BPF programs capture the pod, and the proxy does not see them.
+    #[error(
+        "BPF programs capture the pod, and this proxy sees no map of them below AMBIT_BPF_DIR: its call of the \
+         application would come back to it"
+    )]
+    NoMap,
+}
 
 /// Separates a connection that BPF programs gave to the proxy from the proxy's own connections to the application, which
 /// may have the same addresses and ports on loopback. Translated ones arrive at the proxy's port.
-fn separate(stream: &TcpStream) -> Result<(), SeparationError> {
-    let local = stream.local_addr().map_err(SeparationError)?;
+fn separate(pod: &Pod, stream: &TcpStream) -> Result<(), SeparationError> {
+    let local = stream.local_addr().map_err(SeparationError::Bind)?;
     if local.port() == INBOUND_PLAINTEXT_PORT {
         return Ok(());
     }
-    socket::bind_to_arrival_interface(stream).map_err(SeparationError)
+    if !pod.bpf.is_prepared() {
+        return Err(SeparationError::NoMap);
+    }
+    socket::bind_to_arrival_interface(stream).map_err(SeparationError::Bind)
 }
 
 /// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.

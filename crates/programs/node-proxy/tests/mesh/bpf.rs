@@ -89,10 +89,9 @@ impl Place {
         apply(&self.bpf(), &spec()).unwrap();
     }
 
+    /// Calls the first time to replace the programs, and the second time to remove them.
     fn capture_by_rules(&self) {
-        for _ in 0..2 {
-            apply_rules(&self.netns, &self.pins, &spec()).unwrap();
-        }
+        apply_rules(&self.netns, &self.pins, &spec()).unwrap();
     }
 }
 
@@ -260,8 +259,19 @@ async fn no_request_fails_while_the_backend_changes() {
     let mut lasting = client.connect(to).await.unwrap();
     assert_eq!(read_line(&mut lasting).await.unwrap(), "10.9.0.1");
     let places = [&client, &server].map(|pod| Arc::clone(&pod.place));
+    let count = Arc::new(AtomicU32::new(0));
+    let answered = Arc::clone(&count);
     let changing = tokio::task::spawn_blocking(move || {
         for _ in 0..5 {
+            for place in &places {
+                place.capture_by_rules();
+            }
+            // The agent removes the programs half a minute later, when the proxy has seen the openings before.
+            let before = answered.load(Ordering::Relaxed);
+            let until = Instant::now() + OPERATION_TIMEOUT;
+            while answered.load(Ordering::Relaxed) < before + 2 && Instant::now() < until {
+                std::thread::yield_now();
+            }
             for place in &places {
                 place.capture_by_rules();
             }
@@ -270,17 +280,36 @@ async fn no_request_fails_while_the_backend_changes() {
             }
         }
     });
-    let mut count = 0;
     while !changing.is_finished() {
         converse(client.connect(to).await.unwrap(), &client.host).await;
         converse(outside.connect(to).await.unwrap(), &outside).await;
-        count += 1;
+        count.fetch_add(1, Ordering::Relaxed);
     }
     changing.await.unwrap();
-    assert!(count > 0);
+    assert!(count.load(Ordering::Relaxed) >= 10);
     lasting.write_all(b"hello\n").await.unwrap();
     lasting.shutdown().await.unwrap();
     assert_eq!(read_until_end(&mut lasting).await.unwrap(), b"hello\n");
+}
+
+/// The proxy's call of the application would be given to the proxy again, without end.
+#[tokio::test]
+async fn plaintext_connections_are_refused_by_a_proxy_that_sees_no_map() {
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
+    let outside = mesh.pod("outside", "10.9.0.3").await;
+    server.host.serve_echo(8080);
+    let to = SocketAddr::new(server.host.ip, 8080);
+    converse(outside.connect(to).await.unwrap(), &outside).await;
+    fs::remove_file(server.place.pins.join("LISTENERS")).unwrap();
+    let mut stream = outside.connect(to).await.unwrap();
+    assert!(read_line(&mut stream).await.is_err());
+    let metrics = mesh.nodes[0].metrics();
+    assert!(
+        metrics.contains("istio_tcp_connections_failed"),
+        "{metrics}"
+    );
 }
 
 /// Fail closed: neither the pod nor those who call it get around a proxy that is not there.

@@ -90,6 +90,10 @@ impl KernelActions {
 
     /// Removes the pins of pods that are gone.
     pub(super) fn sweep_pins(&self) {
+        // There are none where the agent never prepared a pod, or cannot see the node's file system.
+        if !self.pins.root().exists() {
+            return;
+        }
         match self.pins.sweep() {
             Ok(0) => {}
             Ok(count) => tracing::debug!(count, "removed the BPF programs of pods that are gone"),

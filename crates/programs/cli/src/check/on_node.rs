@@ -21,6 +21,13 @@ const KERNEL_MODULES: &[(&str, &str)] = &[
 /// Default directory of CNI network configurations.
 const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
+/// Oldest kernel whose BPF programs can refuse a connection with a reason.
+const MIN_BPF_KERNEL: (u64, u64) = (5, 18);
+/// Directories of a cgroup hierarchy of version 2, alone or beside version 1.
+const CGROUP_ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Directory of the file system that keeps BPF programs.
+const BPF_DIRECTORY: &str = "/sys/fs/bpf";
+
 /// Facts about this machine that the checks evaluate.
 #[derive(Clone, Debug, Default)]
 struct NodeState {
@@ -31,6 +38,10 @@ struct NodeState {
     cni: Option<Vec<ConfFile>>,
     plugin: bool,
     inotify_instances: Option<u64>,
+    /// Whether there is a cgroup hierarchy of version 2.
+    has_cgroup_v2: bool,
+    /// Whether a BPF file system is mounted where the agent keeps programs.
+    has_bpffs: bool,
 }
 
 pub(super) fn findings() -> Vec<Finding> {
@@ -65,6 +76,13 @@ fn read_node_state() -> NodeState {
             .trim()
             .parse()
             .ok(),
+        has_cgroup_v2: CGROUP_ROOTS
+            .iter()
+            .any(|root| Path::new(root).join("cgroup.controllers").exists()),
+        has_bpffs: read("/proc/mounts").lines().any(|line| {
+            let mut fields = line.split(' ').skip(1);
+            fields.next() == Some(BPF_DIRECTORY) && fields.next() == Some("bpf")
+        }),
     }
 }
 
@@ -111,6 +129,7 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
             "",
         ));
     }
+    findings.push(check_backends(node));
     match &node.cni {
         None => findings.push(Finding::new(
             FindingLevel::Warning,
@@ -132,6 +151,49 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
         ));
     }
     findings
+}
+
+/// Names the backend of rules that captures pods here, and whether BPF programs can.
+fn check_backends(node: &NodeState) -> Finding {
+    let kernel = parse_version(&node.kernel);
+    let is_older = |oldest: (u64, u64)| kernel.is_some_and(|found| found < oldest);
+    let has = |module: &str| {
+        node.modules
+            .as_ref()
+            .is_none_or(|known| known.iter().any(|name| name == module))
+    };
+    let nftables = !is_older((5, 2)) && KERNEL_MODULES.iter().all(|(module, _)| has(*module));
+    let rules = if nftables { "nftables" } else { "iptables" };
+    let mut obstacles = Vec::new();
+    if is_older(MIN_BPF_KERNEL) {
+        let (major, minor) = MIN_BPF_KERNEL;
+        obstacles.push(format!(
+            "the kernel is {}, older than {major}.{minor}",
+            node.kernel
+        ));
+    }
+    if !node.has_cgroup_v2 {
+        obstacles.push(format!(
+            "no cgroups of version 2 at {}",
+            CGROUP_ROOTS.join(" or ")
+        ));
+    }
+    if !node.has_bpffs {
+        obstacles.push(format!("no BPF file system at {BPF_DIRECTORY}"));
+    }
+    let (can, advice) = if obstacles.is_empty() {
+        let advice =
+            "cni.redirectionBackend=bpf sets it; pods with DNS capture get rules all the same";
+        ("BPF programs can too".to_owned(), advice)
+    } else {
+        (format!("BPF programs cannot: {}", obstacles.join("; ")), "")
+    };
+    Finding::new(
+        FindingLevel::Info,
+        "redirection",
+        format!("{rules} can capture pods; {can}"),
+        advice,
+    )
 }
 
 fn check_cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
@@ -196,6 +258,8 @@ mod tests {
             )]),
             plugin: false,
             inotify_instances: Some(128),
+            has_cgroup_v2: true,
+            has_bpffs: true,
         }
     }
 
@@ -204,8 +268,39 @@ mod tests {
         change(&mut node);
         check_node_state(&node)
             .into_iter()
+            .filter(|finding| finding.about != "redirection")
             .map(|finding| (finding.level, finding.about))
             .collect()
+    }
+
+    #[test]
+    fn backends_are_named_with_obstacles_to_bpf() {
+        let found = |change: fn(&mut NodeState)| {
+            let mut node = healthy_node();
+            change(&mut node);
+            check_backends(&node).finding
+        };
+        assert_eq!(
+            found(|_| {}),
+            "nftables can capture pods; BPF programs can too"
+        );
+        assert_eq!(
+            found(|node| node.modules = None),
+            "nftables can capture pods; BPF programs can too"
+        );
+        assert_eq!(
+            found(|node| node.kernel = "5.1.0".into()),
+            "iptables can capture pods; BPF programs cannot: the kernel is 5.1.0, older than 5.18"
+        );
+        assert_eq!(
+            found(|node| node.modules.as_mut().unwrap().truncate(1)),
+            "iptables can capture pods; BPF programs can too"
+        );
+        assert_eq!(
+            found(|node| (node.has_cgroup_v2, node.has_bpffs) = (false, false)),
+            "nftables can capture pods; BPF programs cannot: no cgroups of version 2 at /sys/fs/cgroup or \
+             /sys/fs/cgroup/unified; no BPF file system at /sys/fs/bpf"
+        );
     }
 
     #[test]

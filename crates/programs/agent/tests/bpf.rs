@@ -208,3 +208,20 @@ async fn released_pod_is_not_captured_by_programs() {
     assert!(capture.is_paused().unwrap());
     assert_eq!(node.rules(), "");
 }
+
+#[tokio::test]
+async fn pod_with_more_addresses_than_a_map_holds_gets_rules() {
+    let node = Node::new().await;
+    let listen = |port| TcpListener::bind(("0.0.0.0", port)).unwrap();
+    let listeners = [15001, 15006].map(|port| node.pod.run(|| listen(port)).unwrap());
+    let script = "seq 257 | while read i; do echo address add 10.7.$((i / 200)).$((i % 200))/32 dev lo; done | ip -batch -";
+    let add = || Command::new("sh").args(["-ec", script]).status();
+    assert!(node.pod.run(add).unwrap().unwrap().success());
+    node.prepare();
+    node.enter(&listeners);
+    node.assert_rules(node.apply(&ACKNOWLEDGED), "has room for 256");
+    // The agent does not try again.
+    let refused = node.actions.prepare_bpf(&node.target(UID), &spec());
+    let reason = refused.unwrap_err().to_string();
+    assert!(reason.contains("has room for 256"), "{reason}");
+}

@@ -276,6 +276,35 @@ fn process_that_entered_the_namespace_is_refused() {
     nobody(&pod.proxy.outbound);
 }
 
+/// Programs see sockets that connect, and raw sockets do not.
+#[test]
+fn openings_of_raw_sockets_do_not_leave_the_pod() {
+    let pod = Pod::new();
+    sh(
+        &pod.world.peer,
+        "nft add table inet seen; nft add chain inet seen input '{ type filter hook input priority 0; }'; \
+         nft add rule inet seen input tcp dport 80 counter",
+    );
+    let later = listen(&pod.world.peer, 81);
+    let count_after_openings = || {
+        for (own, peer) in FAMILIES {
+            let opening = Segment::new(address(own, 40_000), address(peer, 80), SYN);
+            pod.at_application(|| {
+                Sender::new(&pod.world.pod, opening.to.is_ipv4()).send(&opening, ip(peer));
+            });
+            // What is sent later is received later.
+            drop(connect_marked(&pod.world.pod, address(peer, 81)).unwrap());
+            drop(accept(&later));
+        }
+        let table = sh(&pod.world.peer, "nft list table inet seen");
+        let count = table.split("packets ").nth(1).unwrap();
+        count.split(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    assert_eq!(count_after_openings(), 2, "not captured");
+    pod.apply();
+    assert_eq!(count_after_openings(), 2);
+}
+
 /// Neither an opening nor what follows leaves in plaintext while the routes are missing.
 #[test]
 fn marked_sockets_never_leave_the_pod() {

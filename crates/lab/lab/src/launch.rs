@@ -112,12 +112,10 @@ pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
 fn check_binaries(options: &Options) -> Result<(), String> {
     let mut needed = Vec::new();
     if options.mesh {
-        needed.extend([
-            "ambit-control",
-            "ambit-agent",
-            "ambit-cni",
-            "ambit-waypoint",
-        ]);
+        needed.extend(["ambit-control", "ambit-agent", "ambit-cni"]);
+        if options.requires_waypoint {
+            needed.push("ambit-waypoint");
+        }
         let ours = (1..=options.nodes)
             .any(|number| !options.node_proxies.contains_key(&format!("node-{number}")));
         if ours {

@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<()> {
         "build the programs of layer 4",
         &mut build(&LAYER_4_PROGRAMS),
     )?;
-    let ambit = shell::target_dir().join("debug/ambit");
+    let ambit = shell::target_dir().join("demo/ambit");
     eprintln!("==> the mesh at work");
     let mut demo = Command::new(ambit)
         .args(["lab", "demo", "--await-waypoint"])
@@ -46,10 +46,10 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns a command that builds these programs, unoptimised, which takes half the time. Whatever the programs, the same
-/// packages are selected: dependencies have the features of all, so that no later build repeats one.
+/// Returns a command that builds these programs. Whatever the programs, the same packages are selected: dependencies have
+/// the features of all, so that no later build repeats one.
 fn build(programs: &[&str]) -> Command {
-    let mut cargo = shell::cargo(&["build"]);
+    let mut cargo = shell::cargo(&["build", "--profile", "demo"]);
     for package in images::PACKAGES.iter().chain(&images::STATIC_PROGRAMS) {
         cargo.args(["--package", package]);
     }

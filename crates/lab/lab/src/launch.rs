@@ -312,3 +312,31 @@ fn mount_private_filesystems(layout: &Layout) -> Result<(), LaunchError> {
     .map_err(failed("mount the lab's private directory"))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{IpFamily, options};
+
+    #[test]
+    fn waypoint_program_is_required_unless_it_is_added_later() {
+        let directory = tempfile::tempdir().unwrap();
+        for program in [
+            "ambit-control",
+            "ambit-agent",
+            "ambit-cni",
+            "ambit-node-proxy",
+        ] {
+            fs::write(directory.path().join(program), "").unwrap();
+        }
+        let mut options = options::for_tests(1, IpFamily::Ipv4);
+        options.bin_dir = directory.path().to_owned();
+        let error = check_binaries(&options).unwrap_err();
+        assert!(error.contains("has no ambit-waypoint:"), "{error}");
+        options.requires_waypoint = false;
+        assert_eq!(check_binaries(&options), Ok(()));
+        fs::remove_file(directory.path().join("ambit-cni")).unwrap();
+        let error = check_binaries(&options).unwrap_err();
+        assert!(error.contains("has no ambit-cni:"), "{error}");
+    }
+}

@@ -190,7 +190,7 @@ fn run_steps(demo: &Demo, manifests: &Path, await_waypoint: bool) -> Result<usiz
     demo.wait_for_proxies(&joined)?;
     faults += demo.run_calls(&joined, &CALLS_AFTER_POLICIES)?;
     if await_waypoint {
-        print_line("\nThe waypoint's program is still being built.")?;
+        print_line("\nWaiting until the waypoint's program is built.")?;
         io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| {
             CliError::new(ErrorKind::Failed, "cannot read the standard input").with_source(error)
         })?;

@@ -6,27 +6,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{images, setup, shell};
 
-/// Programs of the demonstration's first part, which shows the mesh at layer 4.
-const LAYER_4_PROGRAMS: [&str; 6] = [
-    "ambit",
-    "ambit-agent",
-    "ambit-cni",
-    "ambit-control",
-    "ambit-lab-tool",
-    "ambit-node-proxy",
-];
 /// Program of the demonstration's last part.
 const WAYPOINT_PROGRAM: &str = "ambit-waypoint";
 
 /// Builds the programs and runs the demonstration. The waypoint is built while the mesh is shown at layer 4, since its
-/// Wasm compiler takes about a third of the build.
+/// Wasm compiler takes about a fifth of the build.
 pub(crate) fn run() -> Result<()> {
     setup::ensure(setup::Purpose::Demo)?;
-    shell::run(
-        "build the programs of layer 4",
-        &mut build(&LAYER_4_PROGRAMS),
-    )?;
-    let ambit = shell::target_dir().join("debug/ambit");
+    let layer_4 = ambit_images::program_names()
+        .chain(["ambit-cni"])
+        .filter(|name| *name != WAYPOINT_PROGRAM);
+    shell::run("build the programs of layer 4", &mut build(layer_4))?;
+    let ambit = shell::target_dir().join("demo/ambit");
     eprintln!("==> the mesh at work");
     let mut demo = Command::new(ambit)
         .args(["lab", "demo", "--await-waypoint"])
@@ -36,7 +27,7 @@ pub(crate) fn run() -> Result<()> {
         .context("cannot start the demonstration")?;
     let waypoint = shell::run(
         "build the waypoint",
-        shell::nice(&build(&[WAYPOINT_PROGRAM])).arg("--quiet"),
+        shell::nice(&build([WAYPOINT_PROGRAM])).arg("--quiet"),
     );
     // The end of its standard input lets the demonstration go on.
     drop(demo.stdin.take());
@@ -46,10 +37,10 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns a command that builds these programs, unoptimised, which takes half the time. Whatever the programs, the same
-/// packages are selected: dependencies have the features of all, so that no later build repeats one.
-fn build(programs: &[&str]) -> Command {
-    let mut cargo = shell::cargo(&["build"]);
+/// Returns a command that builds these programs. Whatever the programs, the same packages are selected: dependencies have
+/// the features of all, so that no later build repeats one.
+fn build(programs: impl IntoIterator<Item = &'static str>) -> Command {
+    let mut cargo = shell::cargo(&["build", "--profile", "demo"]);
     for package in images::PACKAGES.iter().chain(&images::STATIC_PROGRAMS) {
         cargo.args(["--package", package]);
     }

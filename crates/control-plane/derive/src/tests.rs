@@ -267,7 +267,7 @@ spec:
   ports: [{name: http-web, port: 80, targetPort: web}]
 "#;
 
-/// Returns the manifest `CART` with some texts replaced.
+/// Returns the manifest `CART_POD` with some texts replaced.
 pub(crate) fn cart_pod(replacements: &[(&str, &str)]) -> String {
     let mut text = CART_POD.to_owned();
     for (from, to) in replacements {

@@ -56,12 +56,12 @@ pub enum AffectedWorkloads {
 }
 
 impl AffectedWorkloads {
-    /// Whether a workload is affected.
+    /// Whether the changed policy may apply to a workload.
     pub fn includes(&self, workload: &Workload) -> bool {
         self.includes_any(&workload.namespace, &workload.authorization_policies)
     }
 
-    /// Whether a workload in this namespace, whose record names these policies, is affected.
+    /// Whether the changed policy may apply to a workload in this namespace whose record names these policies.
     pub fn includes_any(&self, namespace: &str, policies: &[ArcStr]) -> bool {
         match self {
             Self::None => false,

@@ -6,7 +6,7 @@
 //! headers that override the request's own attributes ([`ReadingMode::DenialException`]). So no spelling escapes a denial
 //! that applies to the plain request, nor is allowed where the plain request is not.
 //!
-//! | compared | `AnyReading` | `AllReadings` | `Exception` |
+//! | compared | `AnyReading` | `AllReadings` | `DenialException` |
 //! |---|---|---|---|
 //! | method | in any case; values of `X-HTTP-Method-Override` and similar headers | as received | as received, and all values of such headers |
 //! | host | in any case; with any port, or the called one; without trailing dots; hosts in `X-Forwarded-Host` and `Forwarded` | the same, without the called port and without such headers | as `AllReadings`, and all hosts in such headers |

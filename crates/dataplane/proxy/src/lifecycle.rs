@@ -16,7 +16,7 @@ const UNLIMITED_DRAIN: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub struct Lifecycle {
     connections: ConnectionTable,
     drain: Drain,
-    /// Sender whose drop tells background tasks that the instance has ended, without keeping the instance alive.
+    /// Sender whose drop ends the background tasks of the instance, which do not keep it alive.
     alive: watch::Sender<()>,
 }
 

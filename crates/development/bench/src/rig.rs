@@ -50,6 +50,7 @@ impl BenchLab {
             ambit: bin_dir.join("ambit"),
             bin_dir: bin_dir.to_owned(),
             mesh: true,
+            requires_waypoint: true,
             primary_cni: PrimaryCni::Lab,
             cni_dir: "/usr/lib/cni".into(),
             user_namespace: false,

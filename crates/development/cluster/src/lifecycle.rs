@@ -71,7 +71,7 @@ impl Cluster {
     }
 
     /// Returns the path of the Gateway API's conformance tests, built if they are outdated. No cluster needs to run.
-    pub fn conformance_tests(places: &ClusterPaths, sources: &Path) -> Result<PathBuf> {
+    pub fn build_conformance_tests(places: &ClusterPaths, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         // Not under the lock of the cluster's programs: a cluster may be built and started
         // meanwhile.

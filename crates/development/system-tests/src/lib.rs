@@ -77,6 +77,7 @@ pub fn options() -> Options {
             .to_path_buf(),
         ambit,
         mesh: true,
+        requires_waypoint: true,
         primary_cni: PrimaryCni::Lab,
         cni_dir: "/usr/lib/cni".into(),
         user_namespace: false,

@@ -364,7 +364,7 @@ spec:
             stream.write_all(request).is_ok() && stream.read_to_string(&mut answer).is_ok();
         is_whole && answer.contains("upstream connect error")
     });
-    wait_until("that is told", || {
+    wait_until("the failure is counted", || {
         has_metric(&mesh, "istio_requests_total", &["response_flags=\"UF\""])
     });
 }

@@ -222,14 +222,14 @@ spec:
 #[test]
 fn oversized_or_later_records_keep_the_last_good_route() {
     let (mesh, address) = with_bank();
-    let leads = |to: &str| {
+    let routed_to = |to: &str| {
         format!(
             "{{filters: [{{type: RequestRedirect, requestRedirect: {{path: {{type: ReplaceFullPath, replaceFullPath: /{to}}}}}}}]}}"
         )
     };
     let until_led = |to: &str| {
         let location = format!("location: http://server/{to}\r\n");
-        wait_until(&format!("requests are led to {to}"), || {
+        wait_until(&format!("requests are routed to {to}"), || {
             ask(&mesh, "shop/client", address, "/x").contains(&location)
         });
     };
@@ -237,7 +237,7 @@ fn oversized_or_later_records_keep_the_last_good_route() {
         wait_until(&format!("{what:?} is named"), || mesh.logs().contains(what));
         until_led("good");
     };
-    mesh.apply("route", &route_with_rule("v1", &leads("good")));
+    mesh.apply("route", &route_with_rule("v1", &routed_to("good")));
     until_led("good");
     let many = "{path: {value: /x}}, ".repeat(20_000);
     mesh.apply(
@@ -249,11 +249,11 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     mesh.apply("route", &later);
     until_named("rules[0].matches");
     // A rule with an unknown field is not applied without the field.
-    let unknown = format!("{{onlyOnSundays: true, {}", &leads("sunday")[1..]);
+    let unknown = format!("{{onlyOnSundays: true, {}", &routed_to("sunday")[1..]);
     mesh.apply("route", &route_with_rule("v1", &unknown));
     wait_for_status(&mesh, "shop/client", address, "/x", "500");
     wait_until("it is named", || mesh.logs().contains("onlyOnSundays"));
-    mesh.apply("route", &route_with_rule("v2", &leads("later")));
+    mesh.apply("route", &route_with_rule("v2", &routed_to("later")));
     until_led("later");
 }
 
@@ -285,15 +285,15 @@ fn thousand_routes_of_one_service_all_apply() {
             .map(|number| redirection(number, to(number)))
             .collect()
     };
-    let leads = |number: usize, to: &str| {
+    let routed_to = |number: usize, to: &str| {
         let path = format!("/route-{number}");
         let location = format!("location: http://server/{to}-{number}\r\n");
-        wait_until(&format!("{path} leads to {to}-{number}"), || {
+        wait_until(&format!("{path} is routed to {to}-{number}"), || {
             ask(&mesh, "shop/client", address, &path).contains(&location)
         });
     };
     mesh.apply("thousand", &routes(LAST + 1));
-    leads(LAST, "to");
+    routed_to(LAST, "to");
     // One route is in force, so all are.
     for number in (0..LAST).step_by(37) {
         let answer = ask(&mesh, "shop/client", address, &format!("/route-{number}"));
@@ -302,8 +302,8 @@ fn thousand_routes_of_one_service_all_apply() {
     }
     wait_for_status(&mesh, "shop/client", address, "/route-1000", "404");
     mesh.apply("thousand", &routes(500));
-    leads(500, "changed");
-    leads(LAST, "to");
+    routed_to(500, "changed");
+    routed_to(LAST, "to");
     mesh.remove("thousand");
     wait_for_status(&mesh, "shop/client", address, "/route-500", "200");
 }

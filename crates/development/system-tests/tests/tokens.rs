@@ -466,7 +466,7 @@ spec:
     }
     assert!(!metrics.contains(signed), "{metrics}");
     let exported = || String::from_utf8_lossy(&spans.lock().unwrap()).into_owned();
-    wait_until("spans are told", || {
+    wait_until("spans are exported", || {
         ["/private/forwarded", "/open/c", "x=1"]
             .iter()
             .all(|text| exported().contains(text))

@@ -229,7 +229,7 @@ fn route_forwards_requests_to_another_service() {
     wait_until("the open connection is routed anew", || {
         ask().contains("other-text")
     });
-    wait_until("the route leads to the other service", || {
+    wait_until("the route forwards to the other service", || {
         mesh.get("shop/client", "http://server.shop/")
             .body
             .contains("other-text")
@@ -242,7 +242,7 @@ fn route_forwards_requests_to_another_service() {
             .contains("plain-marker")
     );
     mesh.remove("other");
-    wait_until("the service leads to itself again", || {
+    wait_until("requests reach the service itself again", || {
         mesh.get("shop/client", "http://server.shop/")
             .body
             .contains("plain-marker")

@@ -78,7 +78,7 @@ struct ReviewHandler(Box<dyn Fn(&Value) -> Value + Send>);
 
 impl fmt::Debug for ReviewHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Review")
+        f.write_str("ReviewHandler")
     }
 }
 

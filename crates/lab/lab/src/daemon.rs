@@ -92,8 +92,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a new process in place of `child`, terminates the old process before the start or after readiness, as
-    /// `how` says, and waits until the new process is ready.
+    /// Starts a new process in place of `child`, terminates the old process before the start or after readiness, by
+    /// `order`, and waits until the new process is ready.
     async fn replace(
         &self,
         board: &LabState,

@@ -113,12 +113,10 @@ pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
 fn check_binaries(options: &Options) -> Result<(), String> {
     let mut needed = Vec::new();
     if options.mesh {
-        needed.extend([
-            "ambit-control",
-            "ambit-agent",
-            "ambit-cni",
-            "ambit-waypoint",
-        ]);
+        needed.extend(["ambit-control", "ambit-agent", "ambit-cni"]);
+        if options.requires_waypoint {
+            needed.push("ambit-waypoint");
+        }
         let ours = (1..=options.nodes)
             .any(|number| !options.node_proxies.contains_key(&format!("node-{number}")));
         if ours {
@@ -321,4 +319,32 @@ fn mount_private_filesystems(layout: &Layout) -> Result<(), LaunchError> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     let _not_vital = rustix::mount::mount("bpf", layout.bpffs(), "bpf", flags, Some(c"mode=0700"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{IpFamily, options};
+
+    #[test]
+    fn waypoint_program_is_required_unless_it_is_added_later() {
+        let directory = tempfile::tempdir().unwrap();
+        for program in [
+            "ambit-control",
+            "ambit-agent",
+            "ambit-cni",
+            "ambit-node-proxy",
+        ] {
+            fs::write(directory.path().join(program), "").unwrap();
+        }
+        let mut options = options::for_tests(1, IpFamily::Ipv4);
+        options.bin_dir = directory.path().to_owned();
+        let error = check_binaries(&options).unwrap_err();
+        assert!(error.contains("has no ambit-waypoint:"), "{error}");
+        options.requires_waypoint = false;
+        assert_eq!(check_binaries(&options), Ok(()));
+        fs::remove_file(directory.path().join("ambit-cni")).unwrap();
+        let error = check_binaries(&options).unwrap_err();
+        assert!(error.contains("has no ambit-cni:"), "{error}");
+    }
 }

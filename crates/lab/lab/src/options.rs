@@ -91,6 +91,8 @@ pub struct Options {
     pub ambit: PathBuf,
     /// Whether the lab runs the mesh: control plane, agents, node proxies and the chained CNI plugin.
     pub mesh: bool,
+    /// Whether the waypoint's program must exist when the mesh starts; otherwise it may be added later.
+    pub requires_waypoint: bool,
     /// Primary CNI plugin, which sets up pods' networks.
     pub primary_cni: PrimaryCni,
     /// Directory of the CNI plugins other than Ambit's.
@@ -138,6 +140,7 @@ pub(crate) fn for_tests(nodes: u8, ip_family: IpFamily) -> Options {
         bin_dir: "/bin".into(),
         ambit: "/bin/ambit".into(),
         mesh: true,
+        requires_waypoint: true,
         primary_cni: PrimaryCni::Lab,
         cni_dir: "/usr/lib/cni".into(),
         user_namespace: false,

@@ -61,7 +61,7 @@ pub enum AcceptCommand {
     /// The worker accepts connections at once.
     Now,
     /// The worker accepts connections once it is ready; until then its predecessor accepts them.
-    WhenReady,
+    OnceReady,
     /// The worker accepts no connections, since its successor does.
     Paused,
 }
@@ -109,7 +109,7 @@ impl Record {
             Self::UpdateMetadata { key, about } => item(b'W', key, &[about]),
             Self::RemoveItem { key } => item(b'R', key, &[]),
             Self::Accept(AcceptCommand::Now) => vec![b'A', b'n'],
-            Self::Accept(AcceptCommand::WhenReady) => vec![b'A', b'r'],
+            Self::Accept(AcceptCommand::OnceReady) => vec![b'A', b'r'],
             Self::Accept(AcceptCommand::Paused) => vec![b'A', b'p'],
             Self::WorkerStarted => vec![b'B'],
             Self::Accepting => vec![b'C'],
@@ -155,7 +155,7 @@ impl Record {
             },
             b'A' => match rest.first().ok_or(RecordError::Truncated)? {
                 b'n' => Self::Accept(AcceptCommand::Now),
-                b'r' => Self::Accept(AcceptCommand::WhenReady),
+                b'r' => Self::Accept(AcceptCommand::OnceReady),
                 b'p' => Self::Accept(AcceptCommand::Paused),
                 _ => return Ok(None),
             },
@@ -382,7 +382,7 @@ mod tests {
             },
             release_record("a"),
             Record::Accept(AcceptCommand::Now),
-            Record::Accept(AcceptCommand::WhenReady),
+            Record::Accept(AcceptCommand::OnceReady),
             Record::Accept(AcceptCommand::Paused),
             Record::WorkerStarted,
             Record::Accepting,

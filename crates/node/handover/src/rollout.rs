@@ -43,7 +43,7 @@ impl AcceptControl {
                     self.gate.set_open(false);
                     tracing::info!("the successor takes the connections");
                 }
-                AcceptCommand::WhenReady => tokio::select! {
+                AcceptCommand::OnceReady => tokio::select! {
                     () = prepared() => self.start_accepting(),
                     Ok(()) = accept.changed() => continue,
                 },

@@ -208,7 +208,7 @@ impl<F: Clone> State<F> {
                 let records = self.handover.records().into_iter();
                 effects.extend(records.map(|(record, fd)| Effect::ToSuccessor(record, fd)));
                 effects.push(Effect::ToSuccessor(
-                    Record::Accept(AcceptCommand::WhenReady),
+                    Record::Accept(AcceptCommand::OnceReady),
                     None,
                 ));
                 self.cancel_succession(&mut effects);
@@ -281,7 +281,7 @@ impl<F: Clone> State<F> {
         let accept = if self.is_superseded {
             AcceptCommand::Paused
         } else if self.predecessor_accepts {
-            AcceptCommand::WhenReady
+            AcceptCommand::OnceReady
         } else {
             AcceptCommand::Now
         };

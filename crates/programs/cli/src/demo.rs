@@ -58,7 +58,7 @@ pub(crate) fn run(
         name.to_owned()
     };
     let directory = ManifestDir::prepare(manifests)?;
-    let options = lab_options(&name, &directory.0, ip_family)?;
+    let options = lab_options(&name, &directory.0, ip_family, await_waypoint)?;
     let client = readiness::launch_lab(&options)?;
     let shown = run_steps(
         &Demo {
@@ -123,7 +123,12 @@ impl Drop for ManifestDir {
     }
 }
 
-fn lab_options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options, CliError> {
+fn lab_options(
+    name: &str,
+    manifests: &Path,
+    ip_family: IpFamily,
+    await_waypoint: bool,
+) -> Result<Options, CliError> {
     let ambit = std::env::current_exe().map_err(|error| {
         CliError::new(ErrorKind::Failed, "cannot find this binary").with_source(error)
     })?;
@@ -142,6 +147,7 @@ fn lab_options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Opti
         bin_dir,
         ambit,
         mesh: true,
+        requires_waypoint: !await_waypoint,
         primary_cni: PrimaryCni::Lab,
         cni_dir: "/usr/lib/cni".into(),
         user_namespace: false,
@@ -184,7 +190,7 @@ fn run_steps(demo: &Demo, manifests: &Path, await_waypoint: bool) -> Result<usiz
     demo.wait_for_proxies(&joined)?;
     faults += demo.run_calls(&joined, &CALLS_AFTER_POLICIES)?;
     if await_waypoint {
-        print_line("\nThe waypoint's program is still being built.")?;
+        print_line("\nWaiting until the waypoint's program is built.")?;
         io::copy(&mut io::stdin(), &mut io::sink()).map_err(|error| {
             CliError::new(ErrorKind::Failed, "cannot read the standard input").with_source(error)
         })?;

@@ -142,6 +142,7 @@ fn lab_options(name: &str, args: UpArgs) -> Result<Options, CliError> {
         bin_dir: absolute(args.bin_dir.unwrap_or_else(beside))?,
         ambit,
         mesh: !args.no_mesh,
+        requires_waypoint: true,
         primary_cni: args.primary_cni,
         cni_dir: args.cni_dir,
         user_namespace: args.user_namespace,

@@ -43,13 +43,13 @@ pub(crate) async fn query_pod(
     namespace: &str,
     pod: &str,
     port: u16,
-    method: Method,
+    http_method: Method,
     path: &str,
 ) -> Result<http::HttpResponse, CliError> {
     send_to_pod(
         cluster,
         (namespace, pod, port),
-        (method, path),
+        (http_method, path),
         Bytes::new(),
     )
     .await
@@ -59,7 +59,7 @@ pub(crate) async fn query_pod(
 pub(crate) async fn send_to_pod(
     cluster: &ClusterApi,
     (namespace, pod, port): (&str, &str, u16),
-    (method, path): (Method, &str),
+    (http_method, path): (Method, &str),
     body: Bytes,
 ) -> Result<http::HttpResponse, CliError> {
     let unanswered = |error: Box<dyn std::error::Error + Send + Sync>| {
@@ -68,7 +68,7 @@ pub(crate) async fn send_to_pod(
     };
     let forwarded = forward::open_port_forward(&cluster.client(), namespace, pod, port).await;
     let (stream, refused) = forwarded.map_err(|error| unanswered(error.into()))?;
-    match http::send(stream, method, ("localhost", path), body).await {
+    match http::send(stream, http_method, ("localhost", path), body).await {
         Ok(answer) => Ok(answer),
         // Where the port is closed, only the kubelet reports it.
         Err(error) => Err(match refused.await {

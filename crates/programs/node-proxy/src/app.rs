@@ -209,7 +209,7 @@ async fn run_with(
         metrics: config.stats_port,
         readiness: config.readiness_port,
         ipv6: config.ipv6_enabled,
-        wait_for_ports: *supervisor.accept_commands().borrow() == AcceptCommand::WhenReady,
+        wait_for_ports: *supervisor.accept_commands().borrow() == AcceptCommand::OnceReady,
     };
     admin::serve(admin, registry, readiness, ports, &watcher).await?;
     supervisor.report_started();

@@ -171,13 +171,14 @@ fn record_denied_connection(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), 
 }
 
 async fn serve_tunnel(client: Arc<TunnelClient>, incoming: IncomingRequest, open: OpenWork) {
-    let Some(mut connection) = Box::pin(open_tunnel(client, incoming, open)).await else {
+    let Some(mut connection) = Box::pin(establish_tunnel(client, incoming, open)).await else {
         return;
     };
     connection.relay().await;
 }
 
-async fn open_tunnel(
+/// Authorizes the connection that a tunnel carries and opens it to the pod; `None` if the tunnel was rejected.
+async fn establish_tunnel(
     client: Arc<TunnelClient>,
     mut incoming: IncomingRequest,
     open: OpenWork,

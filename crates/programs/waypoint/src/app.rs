@@ -47,8 +47,8 @@ use ambit_waypoint_engine::{
 /// with the missing prerequisite as the reason.
 const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
 
-/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves
-/// requests.
+/// Grace period at shutdown, from the last accepted connection on, in which requests may still finish if no other pod
+/// of the waypoint serves requests.
 const LAST_REQUEST_GRACE: Duration = Duration::from_secs(5);
 
 /// Multiple of [`Config::linger`] for which a terminating pod continues to serve while the waypoint has no other

@@ -48,8 +48,8 @@ pub fn is_mesh_header(name: &str) -> bool {
             && beginnings.any(|begin| folded.starts_with(begin))
 }
 
-/// Whether routes must not change this header. Underscores count as hyphens, since CGI-style applications cannot tell
-/// them apart.
+/// Whether routes must not change this header. Underscores count as hyphens, since CGI-style applications do not
+/// distinguish them.
 pub fn is_reserved_header(name: &str) -> bool {
     let folded = name.replace('_', "-");
     let mut reserved = RESERVED_HEADERS.iter();

@@ -137,7 +137,8 @@ enum AgentLink {
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, ServedPod<N>>,
     agent_link: AgentLink,
-    /// Generation of the starting instance whose outcome will be acknowledged to the agent.
+    /// Generation of the pod's proxy instance that is starting: the agent gets its acknowledgement when the start succeeds
+    /// or fails.
     awaited_start: Option<Generation>,
     next_generation: u64,
 }

@@ -44,7 +44,7 @@ pub(crate) struct GatewayInput {
     pub(crate) created: String,
     /// Traffic that the waypoint serves, by the label `istio.io/waypoint-for`; `None` if the label is unset.
     pub(crate) served_traffic: Option<ServedTraffic>,
-    /// Service account whose pods the Gateway attaches without labels, instead of all pods of its namespace.
+    /// Service account whose pods use the waypoint although no label names it; `None` if all pods of its namespace do.
     pub(crate) attached_service_account: Option<ArcStr>,
     pub(crate) allowed_namespaces: AllowedNamespaces,
     /// Address in the Gateway's status, for Gateways of other controllers. Our waypoints are reached by the name of

@@ -128,8 +128,8 @@ fn next_read_size(chunk: usize, read: usize) -> usize {
 /// Error of sending on a stream that the peer has closed.
 pub(super) struct StreamClosed;
 
-/// Returns how this direction ends after the peer has closed the stream. `answered` tells whether the opposite
-/// direction has ended; a stream that closes with NO_ERROR after that is no error.
+/// Returns how this direction ends after the peer has closed the stream. `answered` is whether the opposite direction
+/// has ended; a stream that closes with NO_ERROR after that is no error.
 pub(super) fn poll_closed_stream(
     cx: &mut Context<'_>,
     send: &mut SendStream<SendChunk>,

@@ -32,8 +32,8 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     }
 }
 
-/// Returns the events that lead from one set of local identities to another. The value of a set tells whether a
-/// captured workload uses the identity.
+/// Returns the events for the difference between two sets of local identities, each with whether a captured workload
+/// uses it.
 fn identity_events(
     before: &BTreeMap<Identity, bool>,
     now: &BTreeMap<Identity, bool>,

@@ -41,7 +41,7 @@ pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
     /// Plugins that have not run yet, in reverse order: the next one is last.
-    pending_plugins: Vec<Arc<Plugin>>,
+    remaining_plugins: Vec<Arc<Plugin>>,
     stream_contexts: Vec<Arc<StreamContext>>,
     local_reply: Arc<LocalReply>,
     /// Number of waypoints that the request has passed.
@@ -72,7 +72,7 @@ impl RequestPlugins {
             Box::new(Self {
                 session: session.clone(),
                 is_grpc,
-                pending_plugins: waiting,
+                remaining_plugins: waiting,
                 stream_contexts: Vec::new(),
                 local_reply: Arc::default(),
                 hops: session.hops,
@@ -95,7 +95,7 @@ impl RequestPlugins {
     ) -> Result<PluginsOutcome, Reply> {
         let mut seen = PluginsOutcome::Unchanged;
         while let Some(plugin) = self
-            .pending_plugins
+            .remaining_plugins
             .pop_if(|next| next.config.phase <= upto)
         {
             match self.run_plugin(&plugin, request, normalized).await {

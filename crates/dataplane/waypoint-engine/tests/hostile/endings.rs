@@ -130,9 +130,9 @@ async fn bytes_after_a_response_never_answer_another_request() {
 async fn endless_headers_and_interim_responses_are_bounded() {
     let world = World::new().await;
     let ended = Arc::new(Notify::new());
-    let telemetry = ended.clone();
+    let writer_ended = ended.clone();
     let (interim, _) = run_scripted_server(move |_, mut stream| {
-        let telemetry = telemetry.clone();
+        let writer_ended = writer_ended.clone();
         async move {
             read_request_head(&mut stream).await;
             while stream
@@ -140,7 +140,7 @@ async fn endless_headers_and_interim_responses_are_bounded() {
                 .await
                 .is_ok()
             {}
-            telemetry.notify_one();
+            writer_ended.notify_one();
         }
     })
     .await;

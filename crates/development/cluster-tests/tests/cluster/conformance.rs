@@ -28,8 +28,8 @@ const SUITE_TIMEOUT: &str = "15m";
 fn the_mesh_passes_the_gateway_apis_conformance_tests() {
     let places = ClusterPaths::in_target(&target_directory(), Slot::TESTS);
     // Before the mesh is taken: it takes minutes when they are built from nothing.
-    let tests =
-        Cluster::conformance_tests(&places, &sources()).unwrap_or_else(|error| panic!("{error:#}"));
+    let tests = Cluster::build_conformance_tests(&places, &sources())
+        .unwrap_or_else(|error| panic!("{error:#}"));
     let out = target_directory().join("conformance");
     fs::create_dir_all(&out).unwrap();
     let mesh = Mesh::shared();

@@ -60,7 +60,7 @@ impl<'a> WaypointFixture<'a> {
     /// Waits until requests of the pod `client` in a namespace reach the server from its waypoint.
     #[track_caller]
     fn wait_until_via_waypoint(&self, from: &TestNamespace<'_>, url: &str) {
-        ambit_cluster_tests::wait_until(&format!("{url} leads through the waypoint"), || {
+        ambit_cluster_tests::wait_until(&format!("{url} is routed through the waypoint"), || {
             let answer = from.get("client", &format!("{url}/"));
             let caller = answer
                 .ok()

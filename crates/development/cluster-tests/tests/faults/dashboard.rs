@@ -89,7 +89,7 @@ fn dashboard_outlives_an_outage_of_the_api_server() {
     assert!(health["rollout"].is_object(), "{health}");
 
     mesh.cluster().stop_api_server().unwrap();
-    wait_until("the page says that the cluster is away", || {
+    wait_until("the page reports the unreachable cluster", || {
         let mesh = dashboard.mesh();
         mesh["error"].is_string() && has_workload(&mesh, "server")
     });

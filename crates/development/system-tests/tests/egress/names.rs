@@ -131,7 +131,7 @@ fn resolved_addresses_are_checked_each_time() {
     let wild = |text: &str| wait_for_response(&mesh, "shop/client", 2, "api.outside.example", text);
     let exact = |text: &str| wait_for_response(&mesh, "shop/client", 3, "one.example", text);
     let log_says = |why: &str| {
-        wait_until(&format!("the log says {why}"), || {
+        wait_until(&format!("the log has {why}"), || {
             waypoint_access_log(&mesh).contains(why)
         })
     };

@@ -54,7 +54,7 @@ fn unknown_destinations_are_rejected_also_after_a_restart() {
     // The server runs, and an uncaptured pod reaches it.
     assert_eq!(ask(&mesh, "legacy/client", &direct), "outside");
     assert_eq!(ask(&mesh, "shop/client", &direct), "");
-    wait_until("the access log says why", || {
+    wait_until("the access log has the reason", || {
         let why = "outboundTrafficPolicy is REGISTRY_ONLY";
         mesh.access_log().contains(why)
     });

@@ -59,7 +59,7 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
         until_answered(pod, 4, "bank.outside.example", "outside");
     }
     // A namespace that the Gateway does not allow cannot call out through it, nor bypass it.
-    wait_until("it is said", || {
+    wait_until("the pods are ready and the call is rejected", || {
         let status = mesh.client().status().unwrap();
         status.pods.iter().all(|pod| pod.ready)
             && send_request(&mesh, "shop/client", 5, "legacy.outside.example").is_empty()

@@ -77,7 +77,7 @@ fn server_certificates_are_verified_by_the_rule() {
         answer.ends_with("tls api.outside.example http/1.1 host api.outside.example\n"),
         "{answer}"
     );
-    wait_until("the log says who has answered", || {
+    wait_until("the log names the server", || {
         waypoint_access_log(&mesh)
             .contains("remote=\"api.outside.example\" remote_identity=\"api.outside.example\"")
     });
@@ -104,7 +104,7 @@ fn server_certificates_are_verified_by_the_rule() {
     ] {
         mesh.apply("rule", &rule(tls));
         until_answered("503");
-        wait_until(&format!("the log says {why}"), || {
+        wait_until(&format!("the log has {why}"), || {
             send_request(&mesh, "shop/client", 1, "api.outside.example");
             waypoint_access_log(&mesh).contains(why)
         });

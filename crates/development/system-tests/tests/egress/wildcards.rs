@@ -125,7 +125,7 @@ fn only_the_named_host_is_called() {
         ("nowhere.outside.example", "cannot resolve"),
     ] {
         until_answered(host, "503");
-        wait_until(&format!("the log says {why} of {host}"), || {
+        wait_until(&format!("the log has {why} for {host}"), || {
             waypoint_access_log(&mesh)
                 .lines()
                 .any(|line| line.contains(host) && line.contains(why))

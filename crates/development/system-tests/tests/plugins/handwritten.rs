@@ -213,7 +213,7 @@ fn plugin_resource_limits_are_settings() {
     scene.apply_plugin("hostile", "");
     scene.wait_for_responses("the plugin runs", "", |answer| answer.contains(" 200 "));
     scene.wait_for_responses("a callback takes too long", "x-spin: 1\r\n", refused);
-    wait_until("its time is said", || {
+    wait_until("the log has the time limit", || {
         let expected = "more than 70ms in proxy_on_request_headers";
         scene.waypoint_log().contains(expected)
     });

@@ -143,7 +143,7 @@ impl AuthorizerFixture {
             };
             self.mesh.client().log_text(source).unwrap_or_default()
         };
-        wait_until(&format!("{parts:?} is told"), || {
+        wait_until(&format!("{parts:?} is logged"), || {
             log()
                 .lines()
                 .any(|line| parts.iter().all(|part| line.contains(part)))

@@ -284,7 +284,7 @@ fn connections_are_split_by_weight_or_rejected_without_backend() {
     });
     mesh.remove("policy");
     mesh.remove("route");
-    wait_until("the service leads to itself", || {
+    wait_until("requests reach the service itself", || {
         greeted_port(&mesh, front).as_deref() == Some("8091")
     });
 }

@@ -133,23 +133,30 @@ impl RateLimitFixture {
     fn expect_grpc_rejection(&self, user: &str) {
         let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
         let answer = self.ask_from("shop/client", &headers);
-        for says in [
+        for expected_header in [
             "http/1.1 200 ",
             "grpc-status: 14\r\n",
             "retry-after: 1800\r\n",
         ] {
-            assert!(answer.contains(says), "{says}: {answer}");
+            assert!(
+                answer.contains(expected_header),
+                "{expected_header}: {answer}"
+            );
         }
     }
 
     /// Applies an object, and waits until new users get a response with this status and text.
-    fn apply_and_wait(&self, object: &str, status: &str, says: &str) {
+    fn apply_and_wait(&self, object: &str, status: &str, expected_header: &str) {
         self.mesh.apply("limit", object);
-        wait_until(&format!("answers with {status} that say {says:?}"), || {
-            let number = self.user_count.fetch_add(1, SeqCst);
-            let answer = self.ask(&format!("new-{number}"));
-            answer.starts_with(&format!("http/1.1 {status} ")) && answer.contains(says)
-        });
+        wait_until(
+            &format!("responses with {status} and {expected_header:?}"),
+            || {
+                let number = self.user_count.fetch_add(1, SeqCst);
+                let answer = self.ask(&format!("new-{number}"));
+                answer.starts_with(&format!("http/1.1 {status} "))
+                    && answer.contains(expected_header)
+            },
+        );
     }
 
     fn log(&self, pod: &str) -> String {
@@ -206,12 +213,15 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
     let last = scene.expect_status("a", "200");
     assert!(last.contains("x-ratelimit-remaining: 0\r\n"), "{last}");
     let refused = scene.expect_status("a", "429");
-    for says in [
+    for expected_header in [
         "retry-after: 1800\r\n",
         "x-ratelimit-remaining: 0\r\n",
         "x-envoy-ratelimited: true\r\n",
     ] {
-        assert!(refused.contains(says), "{says}: {refused}");
+        assert!(
+            refused.contains(expected_header),
+            "{expected_header}: {refused}"
+        );
     }
     scene.expect_grpc_rejection("a");
     scene.expect_status("b", "200");
@@ -252,8 +262,8 @@ fn local_limits_reject_excess_requests_and_bound_keys() {
     // The caller's identity, which no header changes.
     let by_caller = "  tellClients: true
   local: [{requests: 1, per: 3h, by: [{source: Principal}]}]";
-    let says = "x-ratelimit-limit: 1, 1;w=10800\r\n";
-    scene.apply_and_wait(&local_rate_limit(by_caller), "429", says);
+    let expected_header = "x-ratelimit-limit: 1, 1;w=10800\r\n";
+    scene.apply_and_wait(&local_rate_limit(by_caller), "429", expected_header);
     let forged = "x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/a/sa/b\r\n";
     let refused = scene.ask_from("shop/client", forged);
     assert!(refused.starts_with("http/1.1 429 "), "{refused}");
@@ -278,14 +288,17 @@ fn rate_limit_service_decides() {
     scene.expect_status("a", "200");
     scene.expect_status("a", "200");
     let refused = scene.expect_status("a", "429");
-    for says in [
+    for expected_header in [
         "x-limited-by: shop;user=a;part=shop\r\n",
         "x-ratelimit-limit: 2, 2;w=3600\r\n",
         "x-ratelimit-reset: 1800\r\n",
         "retry-after: 1800\r\n",
         "\r\n\r\nslow down",
     ] {
-        assert!(refused.contains(says), "{says}: {refused}");
+        assert!(
+            refused.contains(expected_header),
+            "{expected_header}: {refused}"
+        );
     }
     scene.expect_grpc_rejection("a");
     assert!(scene.has_counted("global", "refused") && scene.has_counted("global", "passed"));

@@ -54,7 +54,7 @@ fn waypoint_follows_valid_overlays_only() {
         ),
     ] {
         mesh.apply("manifests", &manifests(bad));
-        mesh.wait_for_status("it is said", |status| {
+        mesh.wait_for_status("the problem is reported", |status| {
             status
                 .problems
                 .iter()

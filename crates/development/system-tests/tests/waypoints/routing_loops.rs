@@ -118,7 +118,7 @@ fn routing_loops_between_waypoints_end() {
 
     // A route to a service of another waypoint: that one delivers.
     mesh.apply("routes", &route("near", "far"));
-    wait_until("the route leads through both waypoints", || {
+    wait_until("the route passes both waypoints", || {
         let answer = mesh.get("shop/client", "http://near.shop/");
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });
@@ -152,7 +152,7 @@ fn routing_loops_between_waypoints_end() {
     let tcp = |from: &str, to: &str| route_of("TCPRoute", 90, from, to);
     wait_until_via_waypoint(&mesh, &near, "shop/client", "http://near.shop:90/");
     mesh.apply("routes", &tcp("near", "far"));
-    wait_until("the route leads through both waypoints", || {
+    wait_until("the route passes both waypoints", || {
         let answer = mesh.get("shop/client", "http://near.shop:90/");
         answer.body.contains("far-text") && answer.body.contains(&format!("called by {yonder}"))
     });

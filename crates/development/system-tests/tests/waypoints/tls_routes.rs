@@ -126,11 +126,11 @@ fn tls_clients_reach_the_application_of_their_server_name() {
     let front = mesh.service_address("front.shop.svc", 443);
     let both = [&rustls::version::TLS12, &rustls::version::TLS13];
     let ask = |name, version| routed_name(&mesh, front, name, (&roots, version));
-    wait_until("the service leads to itself", || {
+    wait_until("connections reach the service itself", || {
         ask("front.example", both[1]).as_deref() == Some("8443 as front.example")
     });
     mesh.apply("route", ROUTE);
-    wait_until("the name leads to the next", || {
+    wait_until("the name is routed to the next", || {
         ask("next.example", both[1]).as_deref() == Some("8444 as next.example")
     });
     for version in both {
@@ -160,7 +160,7 @@ fn route_without_names_matches_every_name_on_a_tcp_port() {
     let plain = mesh.service_address("plain.shop.svc", 9443);
     let ask = |name| routed_name(&mesh, plain, name, (&roots, &rustls::version::TLS13));
     for name in ["any.example", "other.example"] {
-        wait_until("every name leads to the route's backend", || {
+        wait_until("every name is routed to the route's backend", || {
             ask(name) == Some(format!("8444 as {name}"))
         });
     }

@@ -277,7 +277,7 @@ fn policies_and_routes_apply_to_websocket_over_http_2() {
     serve_http2(&mesh, 8082, true);
     let front = mesh.service_address("sockets.shop.svc", 80);
     mesh.apply("route", ROUTE);
-    wait_until("the route leads to the application of HTTP/2", || {
+    wait_until("the route forwards to the application of HTTP/2", || {
         runtime().block_on(async {
             let client = client(&mesh, front).await;
             open(&client, "/routed", "websocket").await.version == "2"

@@ -151,7 +151,7 @@ fn files_go_to_the_next_worker_until_workers_crash_repeatedly() {
     assert_eq!(
         successor,
         [Effect::ToSuccessor(
-            Record::Accept(AcceptCommand::WhenReady),
+            Record::Accept(AcceptCommand::OnceReady),
             None
         )]
     );
@@ -231,7 +231,7 @@ fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
     assert_eq!(
         sent.pop(),
         Some(Effect::ToSuccessor(
-            Record::Accept(AcceptCommand::WhenReady),
+            Record::Accept(AcceptCommand::OnceReady),
             None
         ))
     );
@@ -241,15 +241,15 @@ fn old_proxy_stops_accepting_once_the_new_one_is_ready() {
         };
         assert_eq!(new.handle_event(Event::FromPredecessor(record, fd)), []);
     }
-    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::WhenReady), None);
+    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::OnceReady), None);
     assert_eq!(
         new.handle_event(end),
-        start_effects(1, AcceptCommand::WhenReady)
+        start_effects(1, AcceptCommand::OnceReady)
     );
     new.handle_event(Event::FromWorker(Record::WorkerStarted, None));
     // Its worker dies before it is ready: the old one still accepts the connections.
     let effects = new.handle_event(Event::WorkerExited(WorkerExit::Signal(9)));
-    assert_eq!(effects[1..], start_effects(1, AcceptCommand::WhenReady));
+    assert_eq!(effects[1..], start_effects(1, AcceptCommand::OnceReady));
     assert_eq!(
         new.handle_event(Event::FromWorker(Record::Accepting, None)),
         [Effect::ToPredecessor(Record::Accepting)]
@@ -305,7 +305,7 @@ fn dead_or_silent_predecessor_is_not_waited_for() {
     assert_eq!(new.advance_to_deadline(), ITEMS_TIMEOUT);
     assert_eq!(
         new.handle_event(Event::Tick),
-        start_effects(0, AcceptCommand::WhenReady)
+        start_effects(0, AcceptCommand::OnceReady)
     );
     // If it dies later, the new one has the connections.
     assert_eq!(
@@ -410,8 +410,8 @@ fn standby_takes_over_from_a_serving_successor() {
     for (record, fd) in pod_item_records(1) {
         assert_eq!(world.handle_event(Event::FromPredecessor(record, fd)), []);
     }
-    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::WhenReady), None);
-    let mut expected = start_effects(2, AcceptCommand::WhenReady);
+    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::OnceReady), None);
+    let mut expected = start_effects(2, AcceptCommand::OnceReady);
     expected.drain(1..4);
     assert_eq!(world.handle_event(end), expected);
 }
@@ -434,10 +434,10 @@ fn third_generation_takes_over_from_one_still_preparing() {
     for (record, fd) in pod_item_records(0) {
         middle.handle_event(Event::FromPredecessor(record, fd));
     }
-    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::WhenReady), None);
+    let end = Event::FromPredecessor(Record::Accept(AcceptCommand::OnceReady), None);
     assert_eq!(
         middle.handle_event(end),
-        start_effects(1, AcceptCommand::WhenReady)
+        start_effects(1, AcceptCommand::OnceReady)
     );
     assert_eq!(middle.handle_event(Event::SuccessorConnected).len(), 4);
     let effects = middle.handle_event(Event::FromSuccessor(Record::Accepting));

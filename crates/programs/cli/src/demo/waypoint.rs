@@ -32,7 +32,8 @@ const WAYPOINT_SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "ca
 
 /// Request to the waypoint's namespace, with the result that the manifests imply.
 struct ExpectedRequest {
-    from: (&'static str, &'static str),
+    /// Namespace and Deployment of the client.
+    client: (&'static str, &'static str),
     path: &'static str,
     /// Deployment that responds; `None` if the waypoint rejects the request.
     server: Option<&'static str>,
@@ -47,11 +48,15 @@ const REQUESTS: [ExpectedRequest; 5] = [
 ];
 
 const fn expected_request(
-    from: (&'static str, &'static str),
+    client: (&'static str, &'static str),
     path: &'static str,
     server: Option<&'static str>,
 ) -> ExpectedRequest {
-    ExpectedRequest { from, path, server }
+    ExpectedRequest {
+        client,
+        path,
+        server,
+    }
 }
 
 /// Applies the waypoint's manifests, makes the requests, and returns the number of unexpected results.
@@ -95,7 +100,7 @@ impl Demo {
         self.with_packet_capture(status, &header, &REQUESTS, |request, faults| {
             let before = self.read_access_log(status)?.len();
             let HttpResponse { code, text } = self.send_request(status, request)?;
-            let name = format!("{}/{}", request.from.0, request.from.1);
+            let name = format!("{}/{}", request.client.0, request.client.1);
             let what = format!("GET http://catalog.store{}", request.path);
             let expected = match request.server {
                 Some(server) => text.starts_with(&format!("200 {server} in ")),
@@ -128,7 +133,7 @@ impl Demo {
         status: &Status,
         request: &ExpectedRequest,
     ) -> Result<HttpResponse, CliError> {
-        let client = pod(status, request.from)?;
+        let client = pod(status, request.client)?;
         let url = format!("http://catalog.store{}{PLAINTEXT_MARKER}", request.path);
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {

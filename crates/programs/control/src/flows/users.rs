@@ -77,7 +77,7 @@ pub struct UserAuthorizer {
 
 impl std::fmt::Debug for UserAuthorizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Users").finish_non_exhaustive()
+        f.debug_struct("UserAuthorizer").finish_non_exhaustive()
     }
 }
 

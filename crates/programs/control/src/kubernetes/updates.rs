@@ -28,7 +28,7 @@ pub(super) struct UpdateSender {
 
 impl fmt::Debug for UpdateSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Updates")
+        f.write_str("UpdateSender")
     }
 }
 

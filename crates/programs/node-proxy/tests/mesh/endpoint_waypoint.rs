@@ -785,13 +785,13 @@ async fn direct_connections_continue_during_the_grace_period() {
     read_line(&mut stream).await.unwrap();
     scene.enforce_at_server();
     let (server, client) = (&scene.server, &scene.client);
-    let mut led = client.connect(socket_addr(SERVER)).await.unwrap();
+    let mut hairpinned = client.connect(socket_addr(SERVER)).await.unwrap();
     let waypoint = &mut scene.replicas[0];
     let asked = waypoint.next_hairpin(server, Some("client"), client).await;
     waypoint.deliver(asked, server).await;
-    read_line(&mut led).await.unwrap();
+    read_line(&mut hairpinned).await.unwrap();
     scene.mesh.publish_workload(direct_record());
-    for stream in [&mut stream, &mut led] {
+    for stream in [&mut stream, &mut hairpinned] {
         stream.write_all(b"goes on\n").await.unwrap();
         assert_eq!(read_line(stream).await.unwrap(), "goes on");
     }
@@ -813,6 +813,6 @@ async fn direct_connections_continue_during_the_grace_period() {
         scene.server.pod.as_ref().unwrap().connections().len() == 2
     })
     .await;
-    led.write_all(b"goes on\n").await.unwrap();
-    assert_eq!(read_line(&mut led).await.unwrap(), "goes on");
+    hairpinned.write_all(b"goes on\n").await.unwrap();
+    assert_eq!(read_line(&mut hairpinned).await.unwrap(), "goes on");
 }

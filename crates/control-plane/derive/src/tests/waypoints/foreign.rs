@@ -348,12 +348,13 @@ fn service_record_has_readiness_of_a_foreign_waypoint() {
         &service_labelled(USE_WP),
         &starting,
     ]));
-    let says = |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
-    assert_eq!(says(&mesh), "false NoReadyWaypoint");
+    let service_condition =
+        |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
+    assert_eq!(service_condition(&mesh), "false NoReadyWaypoint");
     mesh.apply(&own);
-    assert_eq!(says(&mesh), "true WaypointAccepted");
+    assert_eq!(service_condition(&mesh), "true WaypointAccepted");
     mesh.apply(&starting);
-    assert_eq!(says(&mesh), "false NoReadyWaypoint");
+    assert_eq!(service_condition(&mesh), "false NoReadyWaypoint");
 }
 
 #[test]

@@ -10,7 +10,7 @@ const OTHER_FOREIGN_SERVICE: &str = "{group: '', kind: Service, name: vault, nam
 
 /// Builds a mesh with the Services `shop/cart`, `bank/till` and `bank/vault`, a waypoint in each namespace, and a route
 /// of `shop`.
-fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
+fn mesh_with_route(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
     let of_bank = |text: String| text.replace("namespace: shop", "namespace: bank");
     let route = format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: r, namespace: shop}}\n\
@@ -104,7 +104,7 @@ fn a_parent_is_a_backend_without_a_grant_for_its_own_requests_alone() {
                 ],
             ] {
                 let rule = format!("{{backendRefs: [{backend}]}}");
-                let mut mesh = mesh(kind, parents, &rule);
+                let mut mesh = mesh_with_route(kind, parents, &rule);
                 let what = format!("{kind} to {backend} of {parents:?}");
                 let till = Some(format!("bank/{TILL_HOST}"));
                 assert_eq!(backends_of(&mesh, kind, CART_HOST), [None], "{what}");
@@ -139,7 +139,7 @@ fn a_foreign_parent_does_not_lead_to_its_neighbours() {
                 &[OTHER_FOREIGN_SERVICE, OWN_SERVICE, FOREIGN_SERVICE],
             ] {
                 let rule = format!("{{backendRefs: [{backend}]}}");
-                let mesh = mesh(kind, parents, &rule);
+                let mesh = mesh_with_route(kind, parents, &rule);
                 assert_eq!(
                     backends_of(&mesh, kind, TILL_HOST),
                     [None],
@@ -171,7 +171,7 @@ fn mirrors_need_the_grant_that_backends_need() {
                 format!("{{{mirror}, backendRefs: [{{name: cart, port: 80}}]}}"),
                 format!("{{backendRefs: [{{name: cart, port: 80, {mirror}}}]}}"),
             ] {
-                let mut mesh = mesh(kind, &[OWN_SERVICE, FOREIGN_SERVICE], &rule);
+                let mut mesh = mesh_with_route(kind, &[OWN_SERVICE, FOREIGN_SERVICE], &rule);
                 assert_eq!(mirrors(&mesh, CART_HOST), 0, "{kind} {rule}");
                 assert_eq!(mirrors(&mesh, TILL_HOST), 1, "{kind} {rule}");
                 mesh.apply(&grant(kind, "till"));
@@ -183,7 +183,7 @@ fn mirrors_need_the_grant_that_backends_need() {
 
 #[test]
 fn each_parent_has_its_own_condition() {
-    let mesh = mesh(
+    let mesh = mesh_with_route(
         "HTTPRoute",
         &[OWN_SERVICE, FOREIGN_SERVICE],
         "{backendRefs: [{name: till, namespace: bank, port: 80}]}",

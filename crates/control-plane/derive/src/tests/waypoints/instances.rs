@@ -211,26 +211,27 @@ fn service_record_has_readiness_of_its_waypoint() {
             waypoint_attachment: attachment,
             ..MeshConfig::default()
         });
-        let says = |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
+        let service_condition =
+            |mesh: &TestMesh| waypoint_condition(mesh, Kind::Service, "shop", "cart");
         mesh.apply(&join_documents(&[
             service,
             cart,
             &for_all,
             &waypoint_service(),
         ]));
-        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        assert_eq!(service_condition(&mesh), "false NoReadyWaypoint", "{what}");
         mesh.apply(&starting);
-        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        assert_eq!(service_condition(&mesh), "false NoReadyWaypoint", "{what}");
         let records = mesh.apply(&own);
-        assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
+        assert_eq!(service_condition(&mesh), "true WaypointAccepted", "{what}");
         // Only the pod itself is news to proxies.
         assert_eq!(records, ["c1//Pod/shop/wp-1"], "{what}");
         // One that only claims it does not count.
         mesh.apply(&pod("evil", GATEWAY_NAME_LABEL, "evil", "10.1.2.66"));
         mesh.delete(Kind::Pod, "shop", "wp-1");
-        assert_eq!(says(&mesh), "false NoReadyWaypoint", "{what}");
+        assert_eq!(service_condition(&mesh), "false NoReadyWaypoint", "{what}");
         mesh.apply(&own);
-        assert_eq!(says(&mesh), "true WaypointAccepted", "{what}");
+        assert_eq!(service_condition(&mesh), "true WaypointAccepted", "{what}");
     }
 }
 

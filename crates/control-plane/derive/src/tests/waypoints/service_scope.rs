@@ -42,8 +42,8 @@ fn policies_of_services_say_that_they_leave_out_pods() {
             scope == ServicePolicyScope::ServiceOnly
         );
         let message = condition_message(&mesh);
-        let says = message.contains("global.waypoint.servicePolicyScope");
-        assert_eq!(says, leaves_out, "{scope:?} {target}: {message}");
+        let names_setting = message.contains("global.waypoint.servicePolicyScope");
+        assert_eq!(names_setting, leaves_out, "{scope:?} {target}: {message}");
     }
 }
 
@@ -129,16 +129,20 @@ fn policies_of_services_say_that_their_waypoint_takes_no_pods() {
         let policy = POLICY.replace("TARGET", target);
         let mut mesh =
             TestMesh::from_yaml(&join_documents(&[service, CART_POD, &gateway, &policy]));
-        let says = |mesh: &TestMesh| {
+        let excludes_pod_addresses = |mesh: &TestMesh| {
             condition_message(mesh).contains("not for requests to the pods' own addresses")
         };
         assert_eq!(
-            says(&mesh),
+            excludes_pod_addresses(&mesh),
             leaves_out,
             "{gateway} {target}: {}",
             condition_message(&mesh)
         );
         mesh.apply(&served("all"));
-        assert!(!says(&mesh), "{}", condition_message(&mesh));
+        assert!(
+            !excludes_pod_addresses(&mesh),
+            "{}",
+            condition_message(&mesh)
+        );
     }
 }

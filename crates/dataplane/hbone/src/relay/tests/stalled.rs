@@ -16,7 +16,7 @@ const STALLED_STREAMS: usize = 99;
 const RELAYED_BYTES: usize = 24 << 20;
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Opens `STALLED` tunnels and one more on a connection; returns client and server side of each.
+/// Opens `STALLED_STREAMS` tunnels and one more on a connection; returns client and server side of each.
 async fn open_hundred_tunnels() -> Vec<(Tunnel, Tunnel)> {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (accepted, mut tunnels) = mpsc::unbounded_channel();

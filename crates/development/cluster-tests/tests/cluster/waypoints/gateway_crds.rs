@@ -17,7 +17,7 @@ fn missing_and_unknown_definitions_are_reported() {
         condition(&ours["status"], kind)
     };
     let until_says = |kind: &str, expected: &str| {
-        wait_until(&format!("the class says {expected}"), || {
+        wait_until(&format!("the status of the class is {expected}"), || {
             class(kind).as_deref() == Some(expected)
         });
     };

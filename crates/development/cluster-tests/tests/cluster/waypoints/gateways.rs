@@ -43,7 +43,7 @@ fn a_gateway_that_gets_another_class_loses_its_waypoint() {
     wait_until("nothing is left of it", || {
         covered.waypoint.generated_objects().is_empty() && covered.waypoint.pods().is_empty()
     });
-    wait_until("its status says nothing of a waypoint", || {
+    wait_until("its status has no condition of a waypoint", || {
         let status = covered.waypoint.gateway()["status"].clone();
         status["addresses"].is_null()
             && condition(&status, "Programmed") != expected_condition("True Programmed")
@@ -134,7 +134,7 @@ fn gateway_condition(space: &TestNamespace<'_>, gateway: &str, kind: &str) -> Op
 fn wait_until_direct(space: &TestNamespace<'_>, covered: &WaypointFixture<'_>) {
     let client = address(&space.pods("client")[0]);
     for url in &covered.urls {
-        wait_until(&format!("{url} leads straight to the server"), || {
+        wait_until(&format!("{url} is routed directly to the server"), || {
             let answer = space.get("client", &format!("{url}/"));
             answer
                 .ok()

@@ -52,13 +52,13 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
 
     // The same for who scaled it by hand, lets the Gateway say the number, and then nobody.
     waypoint.scale(3);
-    let says = |number: serde_json::Value| {
+    let annotate_replicas = |number: serde_json::Value| {
         let number = json!({"ambit.io/waypoint-replicas": number});
         waypoint.patch(&json!({"metadata": {"annotations": number}}));
     };
-    says(json!("4"));
+    annotate_replicas(json!("4"));
     waypoint.wait_until_ready(4);
-    says(json!(null));
+    annotate_replicas(json!(null));
     waypoint.wait_until_ready(2);
     for url in &covered.urls {
         covered.wait_until_via_waypoint(&space, url);

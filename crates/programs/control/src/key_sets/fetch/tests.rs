@@ -91,14 +91,18 @@ async fn issuer_metadata_yields_key_url_and_issuer() {
     let keys = server(vec![ok(KEY)]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let issuer = format!("http://{}", listener.local_addr().unwrap());
-    let says = |issuer: &str| {
+    let discovery_document = |issuer: &str| {
         ok(&format!(
             r#"{{"issuer":"{issuer}","jwks_uri":"http://{keys}/k"}}"#
         ))
     };
     serve(
         listener,
-        vec![says(&issuer), says("http://other"), ok("{}")],
+        vec![
+            discovery_document(&issuer),
+            discovery_document("http://other"),
+            ok("{}"),
+        ],
     );
     let fetcher = fetcher();
     let of_issuer = source(issuer, KeyFormat::Issuer);

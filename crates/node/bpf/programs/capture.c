@@ -37,6 +37,8 @@ typedef __u64 u64;
 
 #define CAPTURE_OUTBOUND 1
 #define CAPTURE_INBOUND 2
+// Openings to port 53 are not marked, since rules redirect them.
+#define EXEMPT_DNS 4
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
 static long (*assign)(void *context, void *socket, u64 flags) = (void *)BPF_FUNC_sk_assign;
@@ -144,7 +146,8 @@ ALWAYS_INLINE int connecting(struct bpf_sock_addr *context, struct address *to) 
     u32 ours = mark & s->mark_mask;
     if (ours == s->proxy_mark)
         return PERMIT;
-    if (!(s->flags & CAPTURE_OUTBOUND) || is_loopback(to) || is_own(to)) {
+    int is_dns = context->user_port == __builtin_bswap16(53) && s->flags & EXEMPT_DNS;
+    if (!(s->flags & CAPTURE_OUTBOUND) || is_dns || is_loopback(to) || is_own(to)) {
         // The socket may have been marked by an earlier call, to another destination.
         if (ours != s->outbound_mark)
             return PERMIT;

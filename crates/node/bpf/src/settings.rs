@@ -16,6 +16,7 @@ const MAX_PROBES: usize = 4096;
 
 const CAPTURE_OUTBOUND: u32 = 1;
 const CAPTURE_INBOUND: u32 = 2;
+const EXEMPT_DNS: u32 = 4;
 
 /// Settings of a pod's programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Settings {
     pub outbound: bool,
     /// Whether openings from outside are given to the proxy.
     pub inbound: bool,
+    /// Whether sockets that connect to port 53 are not marked, because rules redirect them.
+    pub exempt_dns: bool,
     /// Packet marks of the pod's rules.
     pub marks: Marks,
     /// Port of the proxy's tunnels, whose openings are not given to the plaintext listener.
@@ -81,7 +84,9 @@ impl Settings {
         let high = u32::try_from(self.netns.0 >> 32).unwrap_or_default();
         let mut settings = [0; WORDS];
         let values = [
-            flag(self.outbound, CAPTURE_OUTBOUND) | flag(self.inbound, CAPTURE_INBOUND),
+            flag(self.outbound, CAPTURE_OUTBOUND)
+                | flag(self.inbound, CAPTURE_INBOUND)
+                | flag(self.exempt_dns, EXEMPT_DNS),
             object,
             low,
             high,

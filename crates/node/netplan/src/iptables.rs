@@ -325,6 +325,7 @@ fn render_action(action: Action) -> String {
             "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff".into()
         }
         Action::OriginalZone(zone) => format!("-j CT --zone-orig {zone}"),
+        Action::NoTrack => "-j CT --notrack".into(),
         // iptables counts every rule by itself.
         Action::Refuse => "-j REJECT --reject-with tcp-reset".into(),
         Action::Drop => "-j DROP".into(),

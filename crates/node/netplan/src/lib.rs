@@ -16,7 +16,10 @@ mod plan;
 mod ruleset;
 mod spec;
 
-pub use plan::{bpf_guards, host_ruleset, plan, plan_by_bpf, plan_capturing, plan_released};
+pub use plan::{
+    Translated, bpf_guards, host_ruleset, plan, plan_by_bpf, plan_capturing, plan_released,
+    plan_released_by_bpf,
+};
 pub use ruleset::{
     Action, Chain, ChainKind, Family, InboundGuard, Match, PolicyRouting, Rule, Ruleset,
     outbound_routing, policy_routing,

@@ -136,6 +136,8 @@ pub enum Expr {
     SetCtMark,
     /// Sets the conntrack zone from the register, for the original direction only.
     SetOriginalZone,
+    /// Excludes the packet from connection tracking.
+    NoTrack,
     /// Loads constant data into the register.
     Data(Vec<u8>),
     /// Accepts the packet and ends the evaluation of the chain.

@@ -135,6 +135,7 @@ fn render_action(action: Action) -> String {
         }
         Action::RestoreMark => "meta mark set ct mark".into(),
         Action::OriginalZone(zone) => format!("ct original zone set {zone}"),
+        Action::NoTrack => "notrack".into(),
         Action::Refuse => "counter reject with tcp reset".into(),
         Action::Drop => "counter drop".into(),
     }

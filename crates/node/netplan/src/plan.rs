@@ -47,33 +47,83 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, AcceptedNonSyn::All)
 }
 
-/// Returns the guards of a pod with these `addresses` whose TCP is captured by BPF programs (the crate `bpf`): nothing
-/// that needs connection tracking or translates addresses. Openings from outside need no guard, since the program
-/// for openings gives them to the proxy, or refuses them; so does it with packets that only pretend to belong to a
-/// connection.
+/// Returns the rules of a pod with these `addresses` whose TCP is captured by BPF programs (the crate `bpf`): guards,
+/// for which nothing is tracked or translated. Openings from outside need no guard, since the program for openings gives
+/// them to the proxy, or refuses them; so does it with packets that only pretend to belong to a connection.
 ///
-/// `translated`: the pod was captured by rules before, and connections that they have translated are still open. They
-/// need what [`plan_released`] returns, until they end.
+/// With DNS capture, rules redirect queries as in [`plan`], over UDP and TCP, and connection tracking sees only them
+/// and UDP. They are few, unlike other openings: a connection's packets pass three tests that do not match.
 ///
 /// # Errors
 /// When the specification itself is invalid, or asks for what only translation can do.
 pub fn plan_by_bpf(
     spec: &RedirectionSpec,
     addresses: &[IpAddr],
-    translated: bool,
+    translated: Translated,
 ) -> Result<Ruleset, SpecError> {
     spec.validate()?;
-    if spec.dns_capture {
-        return Err(SpecError::NeedsTranslation("DNS capture"));
-    }
     if !spec.virtual_interfaces.is_empty() {
         return Err(SpecError::NeedsTranslation("capture of virtual interfaces"));
     }
-    let mut guards = bpf_guards(spec, addresses);
-    if translated {
-        guards.chains.extend(plan_released().chains);
-    }
-    Ok(guards)
+    let chains = match (translated, spec.dns_capture) {
+        (Translated::Nothing, false) => vec![],
+        (Translated::Nothing | Translated::Dns, true) => translate_dns(dns_redirects().into()),
+        (Translated::Dns, false) => plan_released_by_bpf().chains,
+        (Translated::Connections, _) => keep_translated(spec),
+    };
+    let mut rules = bpf_guards(spec, addresses);
+    rules
+        .chains
+        .extend(ruleset(spec.ipv4, spec.ipv6, chains).chains);
+    Ok(rules)
+}
+
+/// Connections and queries that earlier rules have translated, and that are open while BPF programs capture the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Translated {
+    /// There are none.
+    Nothing,
+    /// Queries of DNS capture, which need [`plan_released_by_bpf`].
+    Dns,
+    /// Connections of a pod that rules captured before. They need what [`plan_released`] returns, until they end.
+    Connections,
+}
+
+/// Returns the rules of a pod whose DNS was captured beside BPF programs, after it was unenrolled: translation of open
+/// queries continues.
+pub fn plan_released_by_bpf() -> Ruleset {
+    let keep = rule([Match::Established], [Action::Exempt]);
+    ruleset(true, true, translate_dns(vec![keep]))
+}
+
+/// Returns the chains that track UDP and TCP to port 53, and nothing else of TCP, and translate it by `rules`.
+fn translate_dns(rules: Vec<Rule>) -> Vec<Chain> {
+    let not_tracked = rule([Match::Tcp, Match::NotSourcePort(53)], [Action::NoTrack]);
+    // What arrives over loopback was tracked, or not, as it was sent.
+    let arriving = Chain {
+        kind: ChainKind::RawPrerouting,
+        rules: vec![not_tracked],
+    };
+    let leaving = Chain {
+        kind: ChainKind::RawOutput,
+        rules: vec![
+            rule(
+                [
+                    Match::Tcp,
+                    Match::NotDestinationPort(53),
+                    Match::NotSourcePort(DNS_PORT),
+                ],
+                [Action::NoTrack],
+            ),
+            rule([Match::NotMark(PROXY_MARK)], [Action::Exempt]),
+            query_zone(),
+        ],
+    };
+    let translating = Chain {
+        kind: ChainKind::NatOutput,
+        rules: exempt_own().into_iter().chain(rules).collect(),
+    };
+    vec![arriving, leaving, translating]
 }
 
 /// Returns the guards of [`plan_by_bpf`]. Redirects may be in place beside them.
@@ -135,12 +185,22 @@ fn plan_with(
 /// still be routed back to the proxy, also those of connections that it opens from now on: tunnels reach
 /// it until all other nodes know that the pod has left.
 pub fn plan_released() -> Ruleset {
+    ruleset(true, true, keep_translated(&RedirectionSpec::default()))
+}
+
+/// Returns the chains of [`plan_released`]; they also redirect queries if DNS is captured.
+fn keep_translated(spec: &RedirectionSpec) -> Vec<Chain> {
+    let mut rules = vec![mark_spoofed()];
+    if spec.dns_capture {
+        rules.extend(exempt_own());
+        rules.extend(dns_redirects());
+    }
+    rules.push(rule([Match::Established], [Action::Exempt]));
     let keep = Chain {
         kind: ChainKind::NatOutput,
-        rules: vec![mark_spoofed(), rule([Match::Established], [Action::Exempt])],
+        rules,
     };
-    let spec = RedirectionSpec::default();
-    ruleset(true, true, vec![raw_output(&spec), route_output(), keep])
+    vec![raw_output(spec), route_output(), keep]
 }
 
 /// Returns the rules of the node's namespace, one family at a time: connections of kubelet to the
@@ -321,17 +381,21 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
         ),
     ];
     if spec.dns_capture {
-        // The zone also for queries to the upstream resolver: the application's own query from the
-        // same port to the same resolver is redirected, and outlives the application's socket.
-        rules.push(rule(
-            [Match::Udp, Match::DestinationPort(53)],
-            [Action::OriginalZone(marks::ZONE)],
-        ));
+        rules.push(query_zone());
     }
     Chain {
         kind: ChainKind::RawOutput,
         rules,
     }
+}
+
+/// Returns the rule with the zone of `raw_output` for the proxy's queries to the upstream resolver: the application's
+/// own query from the same port to the same resolver is redirected, and outlives the application's socket.
+fn query_zone() -> Rule {
+    rule(
+        [Match::Udp, Match::DestinationPort(53)],
+        [Action::OriginalZone(marks::ZONE)],
+    )
 }
 
 /// Returns the chain that routes the application's replies to a spoofed source to loopback instead of the wire. Only
@@ -392,27 +456,33 @@ fn nat_prerouting(spec: &RedirectionSpec) -> Chain {
 }
 
 fn nat_output(spec: &RedirectionSpec) -> Chain {
-    let mut rules = vec![
-        mark_spoofed(),
-        // Connections of the pod to itself: 127.0.0.1, ::1 and its own address.
-        rule([Match::OutLoopback], [Action::Exempt]),
-        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
-    ];
+    let mut rules = vec![mark_spoofed()];
+    rules.extend(exempt_own());
     if spec.dns_capture {
-        rules.push(rule(
-            [Match::Udp, Match::DestinationPort(53)],
-            [Action::Redirect(DNS_PORT)],
-        ));
-        rules.push(rule(
-            [Match::TcpOpening, Match::DestinationPort(53)],
-            [Action::Redirect(DNS_PORT)],
-        ));
+        rules.extend(dns_redirects());
     }
     rules.push(rule([Match::TcpOpening], [Action::Redirect(OUTBOUND_PORT)]));
     Chain {
         kind: ChainKind::NatOutput,
         rules,
     }
+}
+
+/// Returns the rules that exempt connections of the pod to itself (127.0.0.1, ::1 and its own address), and the proxy's.
+fn exempt_own() -> [Rule; 2] {
+    [
+        rule([Match::OutLoopback], [Action::Exempt]),
+        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
+    ]
+}
+
+fn dns_redirects() -> [Rule; 2] {
+    [Match::Udp, Match::TcpOpening].map(|protocol| {
+        rule(
+            [protocol, Match::DestinationPort(53)],
+            [Action::Redirect(DNS_PORT)],
+        )
+    })
 }
 
 fn refuse_tcp() -> Rule {

@@ -25,7 +25,7 @@ impl std::fmt::Display for Family {
 /// Kind of a chain: its hook and table, in the order in which packets traverse them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
-    /// Arriving packets, before connection tracking (the node's namespace only).
+    /// Arriving packets, before connection tracking.
     RawPrerouting,
     /// Local packets, before connection tracking.
     RawOutput,
@@ -149,6 +149,8 @@ pub enum Action {
     RestoreMark,
     /// Sets the conntrack zone of the packet, for its connection's original direction only.
     OriginalZone(u16),
+    /// Excludes the packet from connection tracking, if it does not know the packet yet (before it only).
+    NoTrack,
     /// Counts the packet, drops it, and answers it with a TCP reset (TCP only, and not before routing).
     Refuse,
     /// Counts the packet and drops it.

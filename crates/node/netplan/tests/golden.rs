@@ -8,8 +8,9 @@
 )]
 
 use ambit_netplan::{
-    Cgroup, Family, HostMember, HostSpec, ProbePorts, RedirectionSpec, SpecError, host_ruleset,
-    iptables, nft::bridge_table, nft_text, plan, plan_by_bpf, plan_released,
+    Cgroup, Family, HostMember, HostSpec, ProbePorts, RedirectionSpec, SpecError, Translated,
+    host_ruleset, iptables, nft::bridge_table, nft_text, plan, plan_by_bpf, plan_released,
+    plan_released_by_bpf,
 };
 
 fn ordinary() -> RedirectionSpec {
@@ -74,34 +75,37 @@ fn an_ingress_of_one_family() {
 #[test]
 fn a_pod_captured_by_bpf() {
     let addresses = ["10.9.0.2", "fd00:9::2"].map(|ip| ip.parse().unwrap());
-    let ruleset = plan_by_bpf(&ordinary(), &addresses, false).unwrap();
+    let plan =
+        |spec: &RedirectionSpec, translated| plan_by_bpf(spec, &addresses, translated).unwrap();
+    let ruleset = plan(&ordinary(), Translated::Nothing);
     insta::assert_snapshot!("bpf", nft_text::render("ambit", &ruleset));
-    let changing = plan_by_bpf(&ordinary(), &addresses, true).unwrap();
-    let chains = [ruleset.chains, plan_released().chains].concat();
-    assert_eq!(changing.chains, chains);
+    let with_dns = RedirectionSpec {
+        dns_capture: true,
+        ..ordinary()
+    };
+    let dns = plan(&with_dns, Translated::Nothing);
+    insta::assert_snapshot!("bpf_dns", nft_text::render("ambit", &dns));
+    assert_eq!(plan(&with_dns, Translated::Dns), dns);
+    let changing = plan(&with_dns, Translated::Connections);
+    insta::assert_snapshot!("bpf_dns_translated", nft_text::render("ambit", &changing));
+    for (translated, released) in [
+        (Translated::Connections, plan_released()),
+        (Translated::Dns, plan_released_by_bpf()),
+    ] {
+        let chains = [ruleset.chains.clone(), released.chains].concat();
+        assert_eq!(plan(&ordinary(), translated).chains, chains);
+    }
 }
 
 #[test]
 fn bpf_plan_refuses_settings_that_need_translation() {
-    for (spec, what) in [
-        (
-            RedirectionSpec {
-                dns_capture: true,
-                ..ordinary()
-            },
-            "DNS capture",
-        ),
-        (
-            RedirectionSpec {
-                virtual_interfaces: vec!["docker0".into()],
-                ..ordinary()
-            },
-            "capture of virtual interfaces",
-        ),
-    ] {
-        let refused = plan_by_bpf(&spec, &[], false);
-        assert_eq!(refused, Err(SpecError::NeedsTranslation(what)));
-    }
+    let spec = RedirectionSpec {
+        virtual_interfaces: vec!["docker0".into()],
+        ..ordinary()
+    };
+    let refused = plan_by_bpf(&spec, &[], Translated::Nothing);
+    let what = "capture of virtual interfaces";
+    assert_eq!(refused, Err(SpecError::NeedsTranslation(what)));
 }
 
 #[test]

@@ -10,8 +10,8 @@
 use std::net::IpAddr;
 
 use ambit_netplan::{
-    Action, ChainKind, Family, Match, ProbePorts, RedirectionSpec, Rule, Ruleset, plan,
-    plan_by_bpf, plan_capturing, plan_released,
+    Action, ChainKind, Family, Match, ProbePorts, RedirectionSpec, Rule, Ruleset, Translated, plan,
+    plan_by_bpf, plan_capturing, plan_released, plan_released_by_bpf,
 };
 use proptest::prelude::*;
 
@@ -114,19 +114,36 @@ fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     None
 }
 
-/// Returns the packet's mark after the chain `raw-output`.
-fn marked(ruleset: &Ruleset, p: &Packet) -> u32 {
-    let chain = ruleset
+/// Returns the actions of the chain's rules that apply to a packet, without regard to those that end the chain.
+fn actions<'a>(
+    ruleset: &'a Ruleset,
+    kind: ChainKind,
+    p: &'a Packet,
+) -> impl Iterator<Item = &'a Action> {
+    let chains = ruleset
         .chains
         .iter()
-        .find(|chain| chain.kind == ChainKind::RawOutput)
-        .unwrap();
-    for action in chain
-        .rules
-        .iter()
+        .filter(move |chain| chain.kind == kind);
+    let rules = chains.flat_map(|chain| &chain.rules);
+    rules
         .filter(|rule| applies(rule, p))
-        .flat_map(|r| &r.actions)
-    {
+        .flat_map(|rule| &rule.actions)
+}
+
+/// Whether connection tracking sees a packet, which no chain has excluded from it.
+fn is_tracked(ruleset: &Ruleset, p: &Packet) -> bool {
+    let kind = match p.output {
+        Some(_) => ChainKind::RawOutput,
+        None => ChainKind::RawPrerouting,
+    };
+    let mut until_exempt =
+        actions(ruleset, kind, p).take_while(|action| **action != Action::Exempt);
+    !until_exempt.any(|action| *action == Action::NoTrack)
+}
+
+/// Returns the packet's mark after the chain `raw-output`.
+fn marked(ruleset: &Ruleset, p: &Packet) -> u32 {
+    for action in actions(ruleset, ChainKind::RawOutput, p) {
         match action {
             Action::SetMark(mark) => return p.mark & !0xfff | mark,
             Action::Exempt => return p.mark,
@@ -240,6 +257,14 @@ fn spec() -> impl Strategy<Value = RedirectionSpec> {
             ..RedirectionSpec::default()
         }
     })
+}
+
+fn translated() -> impl Strategy<Value = Translated> {
+    prop_oneof![
+        Just(Translated::Nothing),
+        Just(Translated::Dns),
+        Just(Translated::Connections),
+    ]
 }
 
 fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
@@ -399,14 +424,12 @@ proptest! {
         mut spec in spec(),
         p in packet(),
         own in ip(),
-        translated: bool,
+        translated in translated(),
     ) {
-        spec.dns_capture = false;
         spec.virtual_interfaces.clear();
         let ruleset = plan_by_bpf(&spec, &[own], translated).unwrap();
-        let rules = ruleset.chains.iter().flat_map(|chain| &chain.rules);
-        let mut actions = rules.flat_map(|rule| &rule.actions);
-        prop_assert!(!actions.any(|action| matches!(action, Action::Redirect(_))));
+        let is_query = expected(&spec, &p) == Some(15053);
+        prop_assert_eq!(through(&ruleset, &p), is_query.then_some(15053));
         let kinds: &[_] = if p.output.is_some() {
             &[ChainKind::GuardOutput]
         } else {
@@ -418,12 +441,31 @@ proptest! {
         }
     }
 
+    /// Checks that DNS capture beside BPF programs tracks the connections that it translates, in both directions, and
+    /// no other TCP.
+    #[test]
+    fn only_dns_is_tracked_beside_bpf(mut spec in spec(), p in packet(), released: bool) {
+        spec.virtual_interfaces.clear();
+        spec.dns_capture = true;
+        let ruleset = if released {
+            plan_released_by_bpf()
+        } else {
+            plan_by_bpf(&spec, &[], Translated::Nothing).unwrap()
+        };
+        let is_dns = match p.output {
+            Some(_) => p.dport == 53 || p.sport == 15053,
+            None => p.sport == 53,
+        };
+        let family = released || if p.is_v4() { spec.ipv4 } else { spec.ipv6 };
+        prop_assert_eq!(is_tracked(&ruleset, &p), !p.tcp || is_dns || !family);
+    }
+
     /// Checks that no rule of capture by BPF needs connection tracking, which even one of them would load.
     #[test]
     fn rules_of_bpf_know_nothing_of_connections(mut spec in spec(), own in ip()) {
         spec.dns_capture = false;
         spec.virtual_interfaces.clear();
-        let ruleset = plan_by_bpf(&spec, &[own], false).unwrap();
+        let ruleset = plan_by_bpf(&spec, &[own], Translated::Nothing).unwrap();
         for rule in ruleset.chains.iter().flat_map(|chain| &chain.rules) {
             let stateless = rule.matches.iter().all(|one| !matches!(
                 one,
@@ -452,5 +494,6 @@ proptest! {
     #[test]
     fn a_released_pod_redirects_nothing(p in packet()) {
         prop_assert_eq!(through(&plan_released(), &p), None);
+        prop_assert_eq!(through(&plan_released_by_bpf(), &p), None);
     }
 }

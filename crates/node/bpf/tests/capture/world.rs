@@ -72,6 +72,7 @@ impl World {
                 netns: cookie,
                 outbound: true,
                 inbound: true,
+                exempt_dns: false,
                 marks: MARKS,
                 tunnel_port: 15008,
                 addresses: [POD4, POD6].map(|ip| ip.parse().unwrap()).into(),

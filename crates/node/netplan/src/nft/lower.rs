@@ -425,6 +425,7 @@ fn lower_action(action: Action, out: &mut Vec<Expr>) {
         Action::OriginalZone(zone) => {
             out.extend([Expr::Data(zone.to_ne_bytes().into()), Expr::SetOriginalZone]);
         }
+        Action::NoTrack => out.push(Expr::NoTrack),
         Action::Refuse => out.extend([Expr::Counter, Expr::Reset]),
         Action::Drop => out.extend([Expr::Counter, Expr::Drop]),
     }

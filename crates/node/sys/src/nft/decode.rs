@@ -228,6 +228,7 @@ fn expression(name: &str, data: &[u8]) -> Option<Expr> {
                 _ => None,
             }
         }
+        "notrack" => Some(Expr::NoTrack),
         "counter" => Some(Expr::Counter),
         "reject" => (number(1)? == TCP_RESET).then_some(Expr::Reset),
         "fib" => {

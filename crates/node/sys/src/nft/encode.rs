@@ -204,6 +204,7 @@ pub(super) fn expression(expr: &Expr) -> (&str, Attrs) {
         Expr::Ct(key) => ("ct", new().u32_be(2, key.number()).u32_be(1, REGISTER)),
         Expr::SetCtMark => ("ct", new().u32_be(2, 3).u32_be(4, REGISTER)),
         Expr::SetOriginalZone => ("ct", new().u32_be(2, 17).bytes(3, &[0]).u32_be(4, REGISTER)),
+        Expr::NoTrack => ("notrack", new()),
         Expr::Data(value) => ("immediate", new().u32_be(1, REGISTER).nest(2, &data(value))),
         Expr::Accept => ("immediate", verdict(ACCEPT)),
         Expr::Drop => ("immediate", verdict(DROP)),

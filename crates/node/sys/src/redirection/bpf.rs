@@ -1,8 +1,8 @@
 //! Captures a pod's TCP by BPF programs (the crate `bpf`) instead of rules that translate addresses: without
-//! connection tracking, and so without its cost for each packet.
+//! connection tracking, and so without its cost for each packet. Only captured DNS queries are translated by rules.
 //!
-//! Differences from the other backends that callers must know: DNS capture and virtual interfaces are not possible
-//! ([`plan_by_bpf`] refuses them). The proxy enters its listeners into the programs' map, and calls the application from
+//! Differences from the other backends that callers must know: capture of virtual interfaces is not possible
+//! ([`plan_by_bpf`] refuses it). The proxy enters its listeners into the programs' map, and calls the application from
 //! sockets that are bound to loopback and have the mark [`marks::SPOOFED`]. A process that has entered the pod's
 //! network namespace from a cgroup that is not the pod's is refused by a guard instead of captured.
 //!
@@ -21,9 +21,9 @@ use std::{
 use ambit_bpf::{Capture, Marks, NetnsCookie, Probe, Settings};
 use ambit_model::{HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK};
 use ambit_netplan::{
-    Backend, ChainKind, Family, PolicyRouting, RedirectionSpec, Ruleset, marks,
+    Backend, ChainKind, Family, PolicyRouting, RedirectionSpec, Ruleset, Translated, marks,
     nft::{self, POD_TABLE, Table, chain_name},
-    outbound_routing, plan_by_bpf, policy_routing,
+    outbound_routing, plan_by_bpf, plan_released_by_bpf, policy_routing,
 };
 use socket2::{Domain, Socket, Type};
 
@@ -133,16 +133,21 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
             return Err(RedirectionError::AcceptedMarks);
         }
         move_openings(true);
+        let lowered = nft::lower(&desired.rules);
+        let mut redirects = Drift::of_nothing();
+        if spec.dns_capture {
+            // Before the programs exempt these openings.
+            redirects = change_table(POD_TABLE, |table| Some(with_redirects(table, &lowered)))?;
+        }
         let programs = program_drift(pod, &desired.settings)?;
         if !programs.is_empty() {
             capture.install(cgroup, pod.netns, &desired.settings)?;
         }
-        let lowered = nft::lower(&desired.rules);
         let rules = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
         if !rules.is_empty() {
             track_for_the_guards(false);
         }
-        for part in [programs, rules] {
+        for part in [redirects, programs, rules] {
             drift.nothing_found &= part.nothing_found;
             drift.items.extend(part.items);
         }
@@ -218,10 +223,13 @@ pub fn observe(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Drift, Redire
 /// When something could not be removed.
 pub fn release(netns: &Netns, pins: &Path) -> Result<(), RedirectionError> {
     // The guards first: they refuse what the programs no longer capture.
-    if inside(netns, only_guards)? {
-        inside(netns, || change_table(POD_TABLE, |_| None))?;
-    } else {
-        super::release(netns)?;
+    match inside(netns, translated_by_table)? {
+        Translated::Nothing => inside(netns, || change_table(POD_TABLE, |_| None)).map(drop)?,
+        Translated::Dns => {
+            let kept = nft::lower(&plan_released_by_bpf());
+            inside(netns, || change_table(POD_TABLE, |_| Some(kept.clone()))).map(drop)?;
+        }
+        Translated::Connections => super::release(netns)?,
     }
     let capture = Capture::at(pins);
     if capture.is_complete()? {
@@ -268,15 +276,15 @@ fn desired(spec: &RedirectionSpec) -> Result<Desired, RedirectionError> {
     let own = found.into_iter().map(|address| address.ip);
     let own: BTreeSet<IpAddr> = own.filter(|ip| !ip.is_loopback()).collect();
     let addresses: Vec<_> = own.iter().copied().collect();
-    let mut rules = plan_by_bpf(spec, &addresses, false)?;
-    if let Some(table) = Nft::open()?.read(POD_TABLE)?
-        && !has_only_guards(&table)
-    {
-        let translated = plan_by_bpf(spec, &addresses, true)?;
+    let mut rules = plan_by_bpf(spec, &addresses, Translated::Nothing)?;
+    if let Some(table) = Nft::open()?.read(POD_TABLE)? {
+        let translated = translated_by(&table);
+        let kept = plan_by_bpf(spec, &addresses, translated)?;
         // Other chains redirect, and translate connections until they are replaced.
-        let redirects = !has_only_chains_of(&table, &nft::lower(&translated));
-        if redirects || has_translated_connections(&own)? {
-            rules = translated;
+        let redirects = !has_only_chains_of(&table, &nft::lower(&kept));
+        let is_open = translated == Translated::Connections && has_translated_connections(&own)?;
+        if redirects || is_open {
+            rules = kept;
         }
     }
     let families: Vec<_> = rules
@@ -319,6 +327,7 @@ fn settings(
         netns,
         outbound: true,
         inbound: !spec.ingress_bypass,
+        exempt_dns: spec.dns_capture,
         marks: Marks {
             mask: marks::MASK,
             proxy: PROXY_MARK,
@@ -374,14 +383,42 @@ fn captured_by_others() -> Result<(), RedirectionError> {
     Ok(())
 }
 
-/// Whether Ambit's table, if there is one, has only guards: those of this backend.
-fn only_guards() -> Result<bool, RedirectionError> {
+/// Returns what the table translates in the calling thread's namespace.
+fn translated_by_table() -> Result<Translated, RedirectionError> {
     let table = Nft::open()?.read(POD_TABLE)?;
-    Ok(table.is_none_or(|table| has_only_guards(&table)))
+    Ok(table.map_or(Translated::Nothing, |table| translated_by(&table)))
 }
 
-fn has_only_guards(table: &Table) -> bool {
-    table.chains.keys().all(|name| is_guard(name))
+/// Returns what Ambit's table translates. Capture by rules has a chain for the application's replies; capture by BPF
+/// programs translates queries alone, and none without DNS capture.
+fn translated_by(table: &Table) -> Translated {
+    if table
+        .chains
+        .contains_key(chain_name(ChainKind::RouteOutput))
+    {
+        Translated::Connections
+    } else if table.chains.keys().all(|name| is_guard(name)) {
+        Translated::Nothing
+    } else {
+        Translated::Dns
+    }
+}
+
+/// Returns the present table with the chains of `desired`, except guards. Where rules capture, chains that exist stay:
+/// they redirect all openings, queries too.
+fn with_redirects(present: Option<&Table>, desired: &Table) -> Table {
+    let mut table = present.cloned().unwrap_or_default();
+    let is_guarded = table
+        .chains
+        .contains_key(chain_name(ChainKind::GuardOutput));
+    let is_captured_by_rules = is_guarded && !nft::has_bpf_guards(&table);
+    for (name, chain) in &desired.chains {
+        let stays = is_captured_by_rules && table.chains.contains_key(name);
+        if !is_guard(name) && !stays {
+            table.chains.insert(name.clone(), chain.clone());
+        }
+    }
+    table
 }
 
 fn is_guard(chain: &str) -> bool {

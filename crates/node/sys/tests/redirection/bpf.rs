@@ -1,5 +1,7 @@
 //! Tests capture by BPF programs with its routes and guards, on a pod whose application has a cgroup of its own.
 
+mod dns;
+
 use std::{
     fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
@@ -593,11 +595,13 @@ fn pod_with_several_interfaces_is_refused() {
 fn settings_that_need_translation_are_refused_before_anything_is_changed() {
     let pod = Pod::new();
     let spec = RedirectionSpec {
-        dns_capture: true,
+        virtual_interfaces: vec!["docker0".to_owned()],
         ..with(Backend::Auto)
     };
     let refused = apply(&pod.place(), &spec).unwrap_err();
-    let RedirectionError::Spec(SpecError::NeedsTranslation("DNS capture")) = refused else {
+    let RedirectionError::Spec(SpecError::NeedsTranslation("capture of virtual interfaces")) =
+        refused
+    else {
         panic!("{refused}")
     };
     assert!(!Capture::at(&pod.pins).is_complete().unwrap());

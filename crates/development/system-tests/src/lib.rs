@@ -85,27 +85,14 @@ pub fn options() -> Options {
     }
 }
 
-/// Returns the options of a lab for tests of names that the node proxy resolves. With BPF programs as the backend, rules
-/// capture its pods.
-pub fn options_with_dns_capture() -> Options {
-    let mut options = options();
-    let capture = ("AMBIENT_DNS_CAPTURE".into(), "true".into());
-    options.env.extend([capture]);
-    options
-}
-
 /// Environment variable with the redirection backend of all tests' labs that name none: `bpf`, for instance.
 const BACKEND: &str = "AMBIT_TEST_BACKEND";
 
-/// Sets the backend that [`BACKEND`] names. BPF programs capture pods without DNS capture only.
+/// Sets the backend that [`BACKEND`] names.
 fn set_backend(options: &mut Options) {
     let Ok(backend) = std::env::var(BACKEND) else {
         return;
     };
-    if backend == "bpf" {
-        let dns = options.env.entry("AMBIENT_DNS_CAPTURE".into());
-        dns.or_insert_with(|| "false".into());
-    }
     let setting = options.env.entry("REDIRECTION_BACKEND".into());
     setting.or_insert(backend);
 }

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 
 use ambit_system_tests::{CLIENT_AND_SERVER, Mesh, Options, assert_only_tls, options, wait_until};
 
-const DNS_CAPTURING: &str = "---
+const VIRTUAL_INTERFACE: &str = "---
 apiVersion: v1
 kind: Pod
 metadata:
-  name: asks
+  name: host
   namespace: shop
-  annotations: {ambient.istio.io/dns-capture: \"true\"}
+  annotations: {istio.io/reroute-virtual-interfaces: docker0}
 spec:
   nodeName: node-1
   serviceAccountName: client
@@ -19,11 +19,7 @@ spec:
 ";
 
 fn by_bpf() -> Options {
-    let env = [
-        ("REDIRECTION_BACKEND", "bpf"),
-        ("AMBIENT_DNS_CAPTURE", "false"),
-        ("RECONCILE_SECONDS", "1"),
-    ];
+    let env = [("REDIRECTION_BACKEND", "bpf"), ("RECONCILE_SECONDS", "1")];
     Options {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -56,6 +52,8 @@ fn programs_capture_pods_whose_traffic_is_encrypted() {
     connection.exchange_line("plain-marker").unwrap();
     let ends = [mesh.ip("shop/client"), mesh.ip("shop/server")];
     assert_only_tls(&wire.finish(), &ends);
+    // The proxy resolves names.
+    mesh.wait_for_get("shop/client", "http://server.shop/", true);
     // From outside, by plaintext through the proxy.
     assert!(mesh.get("legacy/client", &url).succeeded());
 }
@@ -79,12 +77,12 @@ fn pods_stay_captured_while_agent_and_proxy_restart() {
 }
 
 #[test]
-fn pods_with_dns_capture_get_rules_and_the_reason_is_reported() {
-    let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}{DNS_CAPTURING}"), by_bpf());
-    let report = report(&mesh, "shop/asks");
+fn pods_with_virtual_interfaces_get_rules_and_the_reason_is_reported() {
+    let mesh = Mesh::up_with(&format!("{CLIENT_AND_SERVER}{VIRTUAL_INTERFACE}"), by_bpf());
+    let report = report(&mesh, "shop/host");
     let reason = "captured by rules instead of BPF programs: ";
     assert!(
-        report.contains(reason) && report.contains("DNS capture"),
+        report.contains(reason) && report.contains("capture of virtual interfaces"),
         "{report}"
     );
     let status = mesh.ambit(&["status"]).stdout;
@@ -95,5 +93,5 @@ fn pods_with_dns_capture_get_rules_and_the_reason_is_reported() {
     ] {
         assert!(status.contains(line), "{line:?} is not in {status}");
     }
-    assert!(mesh.get("shop/asks", "http://server.shop/").succeeded());
+    assert!(mesh.get("shop/host", "http://server.shop/").succeeded());
 }

@@ -177,13 +177,16 @@ async fn programs_capture_where_they_can_and_rules_elsewhere() {
     node.prepare();
     node.assert_rules(node.apply(&ACKNOWLEDGED), "has not entered its listeners");
 
-    let dns = RedirectionSpec {
-        dns_capture: true,
+    let virtual_interface = RedirectionSpec {
+        virtual_interfaces: vec!["docker0".to_owned()],
         ..spec()
     };
-    let refused = node.actions.prepare_bpf(&node.target(UID), &dns);
+    let refused = node
+        .actions
+        .prepare_bpf(&node.target(UID), &virtual_interface);
     let reason = ambit_rt::ErrorChain(&refused.unwrap_err()).to_string();
-    assert!(reason.contains("DNS capture is not possible"), "{reason}");
+    let expected = "capture of virtual interfaces is not possible";
+    assert!(reason.contains(expected), "{reason}");
 
     assert_eq!(
         node.apply(&BpfReadiness::NotRequested),

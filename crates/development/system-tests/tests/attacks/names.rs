@@ -1,9 +1,7 @@
 //! Tests that a ServiceEntry of one namespace does not define names of another namespace's Services, and in other
 //! namespaces no names at all unless the mesh's administrator allows it.
 
-use ambit_system_tests::{
-    CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, options_with_dns_capture, wait_until,
-};
+use ambit_system_tests::{CLIENT_AND_SERVER, LAB_TOOL, Mesh, built_binary, wait_until};
 
 /// Address of the attacker's ServiceEntry.
 const ATTACKER_ADDRESS: &str = "240.240.66.1";
@@ -104,7 +102,7 @@ fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
 
 #[test]
 fn names_stay_with_their_namespaces() {
-    let mesh = Mesh::up_with(CLIENT_AND_SERVER, options_with_dns_capture());
+    let mesh = Mesh::up(CLIENT_AND_SERVER);
     mesh.wait_for_get("shop/client", "http://server.shop/", true);
     let answer = resolve(&mesh, "server.shop");
     let mut words = answer.split_whitespace();

@@ -182,8 +182,7 @@ fn check_backends(node: &NodeState) -> Finding {
         obstacles.push(format!("no BPF file system at {BPF_DIRECTORY}"));
     }
     let (can, advice) = if obstacles.is_empty() {
-        let advice =
-            "cni.redirectionBackend=bpf sets it; pods with DNS capture get rules all the same";
+        let advice = "cni.redirectionBackend=bpf sets them";
         ("BPF programs can too".to_owned(), advice)
     } else {
         (format!("BPF programs cannot: {}", obstacles.join("; ")), "")

@@ -159,17 +159,17 @@ fn methods_of_capture_are_counted_with_their_reason() {
         json!({"namespace": "a", "name": name, "state": "captured", "capturedBy": by, "notByBpf": reason,
                "annotation": "enabled", "annotationSeen": "enabled"})
     };
-    let dns = Some("DNS capture is not possible");
+    let interfaces = Some("capture of virtual interfaces is not possible");
     gathered.agents[0].answer = Ok(typed(json!({
         "version": "0.1.0", "wanted": 4, "captured": 4, "proxies": 1,
-        "pods": [pod("b", "bpf", None), pod("c", "rules", dns), pod("d", "rules", dns), pod("e", "rules", None)],
+        "pods": [pod("b", "bpf", None), pod("c", "rules", interfaces), pod("d", "rules", interfaces), pod("e", "rules", None)],
     })));
     let report = report(&gathered);
     assert_eq!(report.problems, Vec::<String>::new());
     let text = format_report(&report);
     for line in [
         "n1: pods captured by BPF programs: 1",
-        "n1: pods captured by rules instead of BPF programs: 2: DNS capture is not possible",
+        "n1: pods captured by rules instead of BPF programs: 2: capture of virtual interfaces is not possible",
     ] {
         assert!(
             text.lines().any(|found| found == line),

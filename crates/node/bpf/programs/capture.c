@@ -239,11 +239,13 @@ SECTION("sk_lookup") int steer(struct bpf_sk_lookup *context) {
     // The pod calls itself; a guard drops packets from outside that pretend to.
     if (is_equal(&from, to.words) || is_own(&from) || is_loopback(&from))
         return SK_PASS;
-    if (!(s->flags & CAPTURE_INBOUND) || context->local_port == s->tunnel_port)
+    if (!(s->flags & CAPTURE_INBOUND))
         return SK_PASS;
     // From outside, to what only the pod itself may reach.
     if (is_loopback(&to))
         return SK_DROP;
+    if (context->local_port == s->tunnel_port)
+        return SK_PASS;
     return is_probe(s, context, &from) ? SK_PASS : give_to(context, ROLE_INBOUND);
 }
 

@@ -258,10 +258,9 @@ impl Capture {
     /// # Errors
     /// When a pin cannot be removed.
     pub fn remove(&self) -> Result<(), CaptureError> {
-        // The kernel detaches programs some time after their pins are gone.
-        if self.path(SETTINGS).exists() {
-            self.pause()?;
-        }
+        // The kernel detaches programs some time after their pins are gone. Where it refuses to open the map, they capture
+        // until then.
+        let _paused = self.pause();
         for program in PROGRAMS.into_iter().rev() {
             let path = self.path(program);
             absent_is_ok(fs::remove_file(&path)).map_err(|error| pin_error(&path, error))?;
@@ -299,9 +298,17 @@ impl Capture {
         }
     }
 
-    /// Returns the path of the pinned program that is attached to the pod's network namespace.
-    pub(crate) fn steering(&self) -> PathBuf {
-        self.path(STEER)
+    /// Returns the pinned programs, of all layouts, that are attached to the pod's network namespace.
+    pub(crate) fn steering(&self) -> Result<Vec<PathBuf>, CaptureError> {
+        let own = [self.directory.join(LAYOUT)].into_iter();
+        let pins = own.chain(self.other_layouts()?).map(|dir| dir.join(STEER));
+        Ok(pins.filter(|pin| pin.exists()).collect())
+    }
+
+    /// Whether a program is pinned, or what another layout may have in its place.
+    pub(crate) fn has_programs(&self) -> Result<bool, CaptureError> {
+        let is_pinned = PROGRAMS.iter().any(|name| self.path(name).exists());
+        Ok(is_pinned || !self.other_layouts()?.is_empty())
     }
 
     /// Pins a link in place of the one that has its name, which is then detached.

@@ -6,7 +6,7 @@ use std::{io, os::fd::AsFd};
 use nix::{libc, sys::socket::getsockopt};
 
 /// Number that the kernel gives a network namespace, and never again to another one until it restarts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NetnsCookie(pub u64);
 
 impl NetnsCookie {

@@ -1,7 +1,7 @@
 //! Directory of all pods' programs on a node's bpffs, which the agent writes and the node proxy reads.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
@@ -64,44 +64,56 @@ impl Pins {
         self.root.join(netns.0.to_string())
     }
 
-    /// Removes the programs of pods whose network namespace does not exist any more, and returns their number. The
-    /// kernel has detached these programs, but keeps what is pinned.
+    /// Removes the pins of pods whose network namespace does not exist any more, whose programs the kernel has detached,
+    /// and the maps of pods that were prepared but have no programs, except those of `preparing`. Returns the number of
+    /// pods.
+    ///
+    /// No pod outside of `preparing` may be prepared meanwhile.
     ///
     /// # Errors
     /// When a directory cannot be read or removed.
-    pub fn sweep(&self) -> Result<usize, CaptureError> {
+    pub fn sweep(&self, preparing: &BTreeSet<NetnsCookie>) -> Result<usize, CaptureError> {
         let error = |error| pin_error(&self.root, error);
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
             Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(0),
             Err(other) => return Err(error(other)),
         };
-        let mut links = Vec::new();
+        let (mut gone, mut captured) = (Vec::new(), Vec::new());
         for entry in entries {
-            let capture = Capture::at(entry.map_err(error)?.path());
-            let path = capture.steering();
-            if !path.exists() {
+            let entry = entry.map_err(error)?;
+            let name = entry.file_name();
+            let Some(netns) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
+            };
+            let capture = self.of(NetnsCookie(netns));
+            if capture.has_programs()? {
+                let links = links_at(&capture.steering()?)?;
+                captured.push((capture, links));
+            } else if !preparing.contains(&NetnsCookie(netns)) {
+                gone.push(capture);
             }
-            let link = PinnedLink::from_pin(&path).map_err(|error| pin_error(&path, error))?;
-            let link = FdLink::from(link);
-            let info = link.info().map_err(|error| pin_error(&path, error))?;
-            links.push((capture, info.id(), link));
         }
-        if links.is_empty() {
-            return Ok(0);
+        if !captured.is_empty() {
+            let namespaces = namespaces_of_links();
+            let is_detached = |(id, _): &(u32, FdLink)| namespaces.get(id) == Some(&0);
+            captured.retain(|(_, links)| !links.is_empty() && links.iter().all(is_detached));
         }
-        let namespaces = namespaces_of_links();
-        let gone = links
-            .into_iter()
-            .filter(|(_, id, _)| namespaces.get(id) == Some(&0));
-        let mut count = 0;
-        for (capture, ..) in gone {
-            capture.remove()?;
-            count += 1;
-        }
-        Ok(count)
+        gone.extend(captured.into_iter().map(|(capture, _)| capture));
+        gone.iter().try_for_each(Capture::remove)?;
+        Ok(gone.len())
     }
+}
+
+/// Opens pinned links, and reads their ids.
+fn links_at(pins: &[PathBuf]) -> Result<Vec<(u32, FdLink)>, CaptureError> {
+    let open = |path: &PathBuf| {
+        let link = PinnedLink::from_pin(path).map_err(|error| pin_error(path, error))?;
+        let link = FdLink::from(link);
+        let info = link.info().map_err(|error| pin_error(path, error))?;
+        Ok((info.id(), link))
+    };
+    pins.iter().map(open).collect()
 }
 
 /// Returns the inode of the network namespace of each link that this process has open, by the link's id: 0 if the

@@ -4,13 +4,12 @@ pub(crate) mod bpf;
 mod cgroup;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
     path::{Path, PathBuf},
 };
 
-use ambit_bpf::Pins;
 use ambit_model::PROXY_MARK;
 use ambit_netplan::{Cgroup, HostMember, HostSpec, ProbePorts, RedirectionSpec, is_interface_name};
 use ambit_rt::ErrorChain;
@@ -24,8 +23,8 @@ use ambit_sys::{
     tcp_sockets::{self, Direction, TcpStateFilter, UnproxiedSocket},
 };
 use ambit_zds::PodUid;
-use parking_lot::Mutex;
 
+pub use self::bpf::NodePrograms;
 use crate::{
     capture::{BpfReadiness, CaptureMethod, CaptureTarget},
     enrolment::ScanTarget,
@@ -59,8 +58,8 @@ pub trait Actions: Send + Sync + 'static {
         spec: &RedirectionSpec,
         bpf: &BpfReadiness,
     ) -> Result<RedirectionOutcome, ActionError>;
-    /// Removes what is left of BPF programs of pods that are gone.
-    fn sweep_bpf(&self);
+    /// Removes what is left of BPF programs of pods that are gone; `pods` are those that exist.
+    fn sweep_bpf(&self, pods: &BTreeSet<PodUid>);
     /// Closes the pre-capture connections of a captured pod, which its proxy does not carry. Kubelet's probes of
     /// `probe_ports`, and connections within the pod, continue.
     ///
@@ -225,10 +224,8 @@ pub struct KernelActions {
     pub host: Option<HostSpec>,
     /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
     pub kubelet_cgroup: Option<String>,
-    /// Directory of the pods' BPF programs.
-    pub pins: Pins,
-    /// Pods whose programs the kernel has refused, with its reason.
-    pub refused: Mutex<BTreeMap<PodUid, String>>,
+    /// BPF programs of the node's pods.
+    pub programs: NodePrograms,
 }
 
 impl KernelActions {
@@ -344,8 +341,8 @@ impl Actions for KernelActions {
         self.prepare_programs(pod, &spec)
     }
 
-    fn sweep_bpf(&self) {
-        self.sweep_pins();
+    fn sweep_bpf(&self, pods: &BTreeSet<PodUid>) {
+        self.sweep_programs(pods);
     }
 
     fn apply_rules(
@@ -506,6 +503,8 @@ impl Actions for KernelActions {
 
 #[cfg(test)]
 mod tests {
+    use ambit_bpf::Pins;
+
     use super::*;
 
     #[test]
@@ -519,8 +518,7 @@ mod tests {
             node_netns: Netns::current().unwrap(),
             host: Some(HostSpec::default()),
             kubelet_cgroup: kubelet_cgroup.map(str::to_owned),
-            pins: Pins::at(proc.path()),
-            refused: Mutex::default(),
+            programs: NodePrograms::at(Pins::at(proc.path())),
         };
         let cgroup = |name| actions(name).host_spec().unwrap().kubelet_cgroup;
         assert_eq!(cgroup(None), None);

@@ -7,10 +7,9 @@ use ambit_k8s_api::enablement::{Enablement, EnablementSelector, SelectorError};
 use ambit_netplan::{Backend, HostSpec, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution};
 use clap::{ArgAction, Parser, ValueEnum};
-use parking_lot::Mutex;
 
 use crate::{
-    actions::{KernelActions, bpf::default_pins},
+    actions::{KernelActions, NodePrograms, bpf::default_pins},
     enrolment::Settings,
     install::options::InstallArgs,
 };
@@ -209,11 +208,10 @@ impl Args {
         };
         let node = Netns::open(&path).map_err(|source| ConfigError::HostNetns { path, source })?;
         Ok(KernelActions {
-            pins: match &self.bpf_dir {
+            programs: NodePrograms::at(match &self.bpf_dir {
                 Some(root) => Pins::at(root),
                 None => default_pins(&proc),
-            },
-            refused: Mutex::default(),
+            }),
             procfs: proc,
             attribution: match self.discover {
                 Discover::Cgroup => Attribution::Cgroup,

@@ -5,7 +5,10 @@
 //! the namespace that it changed. So every order of events ends in the same state: plugin before source, a new sandbox
 //! for the same uid, label on and off while steps run, restarts of agent or proxy.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use ambit_k8s_api::enablement::Enablement;
 use ambit_model::ArcStr;
@@ -95,6 +98,11 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     /// Whether the source has sent all objects that existed at the agent's start, and they were processed.
     pub fn is_ready(&self) -> bool {
         self.scan_schedule.is_initial_scan_done()
+    }
+
+    /// Returns the UIDs of the pods that exist.
+    pub fn uids(&self) -> BTreeSet<PodUid> {
+        self.pods.keys().cloned().collect()
     }
 
     /// Counts the pods by state.

@@ -293,7 +293,7 @@ impl<A: Actions> AgentLoop<A> {
                 Some((call, reply)) = calls.recv() => self.handle_call(call, reply, source.outdated_reason()),
                 _ = reconcile.tick() => {
                     self.handle_event(Event::Reconcile);
-                    self.executor.sweep_bpf();
+                    self.executor.sweep_bpf(self.enrolment.uids());
                 }
                 () = ambit_rt::sleep_until(deadline) => self.handle_event(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {

@@ -7,27 +7,34 @@
 )]
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::TcpListener,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::fs::symlink,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use ambit_agent::{
-    actions::{Actions, KernelActions},
+    actions::{Actions, KernelActions, NodePrograms},
     capture::{BpfReadiness, CaptureMethod, CaptureTarget},
 };
 use ambit_bpf::{Pins, Role};
 use ambit_netlab::Host;
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution, redirection::bpf::cookie_of};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use rustix::{
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+    process::{Resource, Rlimit, setrlimit},
+};
 
 const UID: &str = "2c48913c-b29f-11e7-9350-020968147796";
 const ACKNOWLEDGED: BpfReadiness = BpfReadiness::Prepared { acknowledged: true };
@@ -73,8 +80,7 @@ impl Node {
                 node_netns: Netns::current().unwrap(),
                 host: None,
                 kubelet_cgroup: None,
-                pins: Pins::at(pins),
-                refused: Default::default(),
+                programs: NodePrograms::at(Pins::at(pins)),
             },
             pod: Host::new("pod").await.unwrap(),
             cgroups,
@@ -91,6 +97,17 @@ impl Node {
         }
     }
 
+    /// Returns the listeners of the pod's proxy.
+    fn listen(&self) -> [TcpListener; 2] {
+        let listen = |port| TcpListener::bind(("0.0.0.0", port)).unwrap();
+        [15001, 15006].map(|port| self.pod.run(|| listen(port)).unwrap())
+    }
+
+    fn has_pins(&self) -> bool {
+        let cookie = cookie_of(self.pod.netns()).unwrap();
+        self.actions.programs.pins().path_of(cookie).exists()
+    }
+
     fn prepare(&self) {
         self.actions
             .prepare_bpf(&self.target(UID), &spec())
@@ -100,7 +117,7 @@ impl Node {
     /// Enters listeners as the node proxy does.
     fn enter(&self, listeners: &[TcpListener; 2]) {
         let cookie = cookie_of(self.pod.netns()).unwrap();
-        let mut map = self.actions.pins.of(cookie).listeners().unwrap();
+        let mut map = self.actions.programs.pins().of(cookie).listeners().unwrap();
         map.put(Role::Outbound, 0, &listeners[0]).unwrap();
         map.put(Role::Inbound, 0, &listeners[1]).unwrap();
         map.confirm().unwrap();
@@ -138,6 +155,22 @@ impl Drop for Node {
     }
 }
 
+/// Returns the program of `tests/tools.c` of the crate `bpf`, which the first call compiles.
+fn tools() -> &'static Path {
+    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let program = directory.join("bpf-tools");
+        // Test programs may run at the same time.
+        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../node/bpf/tests/tools.c");
+        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
+        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
+        fs::rename(&own, &program).unwrap();
+        program
+    });
+    &TOOLS
+}
+
 fn spec() -> RedirectionSpec {
     RedirectionSpec {
         backend: Backend::Bpf,
@@ -148,8 +181,7 @@ fn spec() -> RedirectionSpec {
 #[tokio::test]
 async fn programs_capture_where_they_can_and_rules_elsewhere() {
     let node = Node::new().await;
-    let listen = |port| TcpListener::bind(("0.0.0.0", port)).unwrap();
-    let listeners = [15001, 15006].map(|port| node.pod.run(|| listen(port)).unwrap());
+    let listeners = node.listen();
 
     let refused = node.actions.prepare_bpf(&node.target("another"), &spec());
     let reason = refused.unwrap_err().to_string();
@@ -192,20 +224,18 @@ async fn programs_capture_where_they_can_and_rules_elsewhere() {
         node.apply(&BpfReadiness::NotRequested),
         CaptureMethod::Rules
     );
-    let cookie = cookie_of(node.pod.netns()).unwrap();
-    assert!(!node.actions.pins.path_of(cookie).exists());
+    assert!(!node.has_pins());
 }
 
 #[tokio::test]
 async fn released_pod_is_not_captured_by_programs() {
     let node = Node::new().await;
-    let listen = |port| TcpListener::bind(("0.0.0.0", port)).unwrap();
-    let listeners = [15001, 15006].map(|port| node.pod.run(|| listen(port)).unwrap());
+    let listeners = node.listen();
     node.prepare();
     node.enter(&listeners);
     assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
     let cookie = cookie_of(node.pod.netns()).unwrap();
-    let capture = node.actions.pins.of(cookie);
+    let capture = node.actions.programs.pins().of(cookie);
     assert!(!capture.is_paused().unwrap());
     node.actions.release_rules(node.pod.netns()).unwrap();
     assert!(capture.is_paused().unwrap());
@@ -215,8 +245,7 @@ async fn released_pod_is_not_captured_by_programs() {
 #[tokio::test]
 async fn pod_with_more_addresses_than_a_map_holds_gets_rules() {
     let node = Node::new().await;
-    let listen = |port| TcpListener::bind(("0.0.0.0", port)).unwrap();
-    let listeners = [15001, 15006].map(|port| node.pod.run(|| listen(port)).unwrap());
+    let listeners = node.listen();
     let script = "seq 257 | while read i; do echo address add 10.7.$((i / 200)).$((i % 200))/32 dev lo; done | ip -batch -";
     let add = || Command::new("sh").args(["-ec", script]).status();
     assert!(node.pod.run(add).unwrap().unwrap().success());
@@ -227,4 +256,116 @@ async fn pod_with_more_addresses_than_a_map_holds_gets_rules() {
     let refused = node.actions.prepare_bpf(&node.target(UID), &spec());
     let reason = refused.unwrap_err().to_string();
     assert!(reason.contains("has room for 256"), "{reason}");
+}
+
+#[tokio::test]
+async fn pod_with_a_program_that_permits_no_others_gets_rules() {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.enter(&listeners);
+    let cgroup = node.cgroups.join(format!("pod{UID}"));
+    let mut hook = Command::new(tools());
+    hook.arg("hook").arg(cgroup).arg("alone");
+    assert!(hook.status().unwrap().success());
+    let expected = "cannot attach the BPF program connecting_v4";
+    node.assert_rules(node.apply(&ACKNOWLEDGED), expected);
+    assert!(!node.has_pins());
+}
+
+/// Variable with the text that a pod's report must have, in a process whose calls of bpf(2) the kernel refuses.
+const REFUSED: &str = "AMBIT_TEST_REFUSED_BPF";
+
+#[tokio::test]
+async fn pod_gets_rules_where_the_kernel_refuses_bpf() {
+    if let Ok(expected) = std::env::var(REFUSED) {
+        return refused_bpf(&expected).await;
+    }
+    // Commands of bpf(2), of which -1 stands for all.
+    for (command, expected) in [
+        ("-1", "cannot load the BPF programs"),
+        ("0", "cannot load the BPF programs"),
+        ("2", "cannot use the BPF map PROXY"),
+        ("5", "cannot load the BPF programs"),
+        ("6", "cannot load the BPF programs"),
+        ("7", "cannot use the BPF map PROXY"),
+        ("28", "cannot attach the BPF program steer"),
+    ] {
+        let own = std::env::current_exe().unwrap();
+        let mut test = Command::new(tools());
+        test.args(["without", command])
+            .arg(own)
+            .env(REFUSED, expected);
+        test.args(["--exact", "pod_gets_rules_where_the_kernel_refuses_bpf"]);
+        let output = test.output().unwrap();
+        let [out, error] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+        assert!(output.status.success(), "{command}: {out}{error}");
+        assert!(out.contains("1 passed"), "{out}");
+    }
+}
+
+async fn refused_bpf(expected: &str) {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    let readiness = match node.actions.prepare_bpf(&node.target(UID), &spec()) {
+        Ok(()) => {
+            node.enter(&listeners);
+            ACKNOWLEDGED
+        }
+        Err(error) => BpfReadiness::Impossible(ambit_rt::ErrorChain(&error).to_string()),
+    };
+    node.assert_rules(node.apply(&readiness), expected);
+    assert!(!node.has_pins());
+}
+
+#[tokio::test]
+async fn limit_of_locked_memory_does_not_count() {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Memlock, none).unwrap();
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.enter(&listeners);
+    assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
+}
+
+#[tokio::test]
+async fn refusal_is_forgotten_with_the_pod() {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.enter(&listeners);
+    let cgroup = node.cgroups.join(format!("pod{UID}"));
+    let mut hook = Command::new(tools());
+    hook.arg("hook").arg(cgroup).arg("alone");
+    assert!(hook.status().unwrap().success());
+    node.assert_rules(node.apply(&ACKNOWLEDGED), "cannot attach");
+    let prepared = || node.actions.prepare_bpf(&node.target(UID), &spec());
+    node.actions.sweep_bpf(&BTreeSet::from([UID.into()]));
+    let reason = prepared().unwrap_err().to_string();
+    assert!(reason.contains("cannot attach"), "{reason}");
+    node.actions.sweep_bpf(&BTreeSet::new());
+    prepared().unwrap();
+}
+
+#[tokio::test]
+async fn maps_of_a_pod_that_is_being_prepared_are_not_swept() {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.actions.sweep_bpf(&BTreeSet::new());
+    assert!(node.has_pins());
+    node.enter(&listeners);
+    assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
+    // An agent that ended before it applied redirection has left the maps of a pod.
+    let other = Host::new("other").await.unwrap();
+    let cookie = cookie_of(other.netns()).unwrap();
+    let left = node.actions.programs.pins().of(cookie);
+    left.prepare().unwrap();
+    node.actions.sweep_bpf(&BTreeSet::new());
+    assert!(!left.exists() && node.has_pins());
 }

@@ -101,7 +101,8 @@ fn entry_diverts_no_traffic_of_other_namespaces() {
     // Pods are ready before all proxies know all services.
     mesh.wait_for_get("shop/client", by_name, true);
     let tool = built_binary(LAB_TOOL);
-    let resolve = [tool.to_str().unwrap(), "resolve", "server.shop"];
+    let service = "server.shop.svc.cluster.local";
+    let resolve = [tool.to_str().unwrap(), "resolve", service];
     let output = mesh.run("shop/client", &resolve);
     let mut addresses = output
         .split_whitespace()

@@ -1,12 +1,12 @@
 //! Connections of the application, with every way to open one.
 
-use std::{io::Read, net::SocketAddr, os::fd::AsFd};
+use std::{io::Read, net::SocketAddr, os::fd::AsFd, process::Command};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::world::{
     FAR4, FAR6, MARKS, PEER4, POD4, POD6, Place, Proxy, SILENCE, World, accept, address, canonical,
-    connect, connect_within, ip_of, nobody, talk,
+    connect, connect_within, ip_of, nobody, talk, tools,
 };
 
 /// Flag of `sendto` that connects (`MSG_FASTOPEN`).
@@ -95,6 +95,30 @@ fn fast_open_is_captured() {
         let mut early = [0; 5];
         captured.read_exact(&mut early).unwrap();
         assert_eq!(&early, b"early");
+    }
+}
+
+#[test]
+fn connections_of_io_uring_are_captured() {
+    let (world, proxy) = World::captured();
+    // Operations run in the thread that submits them, in a worker of the kernel's, or in a polling one.
+    for mode in ["inline", "worker", "thread"] {
+        for ip in [FAR4, FAR6] {
+            let run = || {
+                Command::new(tools())
+                    .args(["uring", mode, ip, "80"])
+                    .output()
+            };
+            let output = world.at(Place::Pod, run).unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{mode} {ip}: {text}");
+            let (mut captured, _) = accept(&proxy.outbound);
+            let local = canonical(captured.local_addr().unwrap());
+            assert_eq!(local, address(ip, 80), "{mode}");
+            let mut early = [0; 5];
+            captured.read_exact(&mut early).unwrap();
+            assert_eq!(&early, b"early");
+        }
     }
 }
 

@@ -168,16 +168,39 @@ fn programs_are_swept_once_their_namespace_is_gone() {
     capture
         .install(cgroup, &other.pod, &other.settings)
         .unwrap();
-    assert_eq!(pins.sweep().unwrap(), 0);
+    assert_eq!(pins.sweep(&BTreeSet::new()).unwrap(), 0);
     drop(other);
     // The kernel removes namespaces some time after their last user.
     let until = Instant::now() + Duration::from_secs(10);
-    while pins.sweep().unwrap() == 0 {
+    while pins.sweep(&BTreeSet::new()).unwrap() == 0 {
         assert!(Instant::now() < until, "the namespace stays");
         std::thread::yield_now();
     }
     assert!(!capture.is_prepared());
     assert!(one.capture().is_complete().unwrap());
+}
+
+#[test]
+fn maps_without_programs_are_swept_unless_the_pod_is_being_prepared() {
+    let world = World::new();
+    let (pins, capture) = (world.pins(), world.capture());
+    let preparing = BTreeSet::from([world.settings.netns]);
+    let other = pins.root().join("notes");
+    fs::create_dir(&other).unwrap();
+    capture.prepare().unwrap();
+    assert_eq!(pins.sweep(&preparing).unwrap(), 0);
+    assert!(capture.is_prepared());
+    assert_eq!(pins.sweep(&BTreeSet::new()).unwrap(), 1);
+    assert!(!capture.exists() && other.exists());
+    // Programs that lack one, or are another version's, still capture a pod.
+    world.install();
+    fs::remove_file(pins.path_of(world.settings.netns).join("layout-1/steer")).unwrap();
+    assert_eq!(pins.sweep(&BTreeSet::new()).unwrap(), 0);
+    world.install();
+    let directory = pins.path_of(world.settings.netns);
+    fs::rename(directory.join("layout-1"), directory.join("layout-2")).unwrap();
+    assert_eq!(pins.sweep(&BTreeSet::new()).unwrap(), 0);
+    assert!(directory.join("layout-2/steer").exists());
 }
 
 /// The workers of a proxy share a port, and the kernel chooses among them.

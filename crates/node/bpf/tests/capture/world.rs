@@ -5,9 +5,12 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, AsRawFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -255,6 +258,22 @@ pub(crate) struct Proxy {
     pub(crate) outbound: TcpListener,
     pub(crate) inbound: TcpListener,
     pub(crate) tunnel: TcpListener,
+}
+
+/// Returns the program of `tests/tools.c`, which the first call compiles.
+pub(crate) fn tools() -> &'static Path {
+    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let program = directory.join("bpf-tools");
+        // Test programs may run at the same time.
+        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tools.c");
+        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
+        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
+        fs::rename(&own, &program).unwrap();
+        program
+    });
+    &TOOLS
 }
 
 fn at_thread<T: Send>(

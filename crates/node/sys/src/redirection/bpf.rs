@@ -171,9 +171,15 @@ pub fn apply_rules(
 ) -> Result<Applied, RedirectionError> {
     let applied = super::apply(netns, spec)?;
     let capture = Capture::at(pins);
-    if capture.is_complete()? && !capture.is_paused()? {
-        capture.pause()?;
-    } else if capture.exists() {
+    let captures = capture.is_complete().and_then(|complete| {
+        let captures = complete && !capture.is_paused()?;
+        if captures {
+            capture.pause()?;
+        }
+        Ok(captures)
+    });
+    // Pins can be removed also where the kernel refuses to open them.
+    if !matches!(captures, Ok(true)) && capture.exists() {
         capture.remove()?;
     }
     Ok(applied)

@@ -5,50 +5,51 @@ mod dns;
 use std::{
     fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
-    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use ambit_bpf::{Capture, Role};
-use ambit_netplan::{Backend, RedirectionSpec, SpecError, marks};
+use ambit_netplan::{Backend, RedirectionSpec, SpecError};
 use ambit_sys::redirection::{
     self, Applied, RedirectionError,
     bpf::{BpfPod, apply, apply_rules, observe, prepare, purge, release},
 };
-use rustix::{
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    thread::gettid,
-};
+use rustix::thread::gettid;
 
 use super::{
     cookies::{Forge, OPENED_AT, flood},
     packets::{ACK, RST, SYN, Segment, Sender},
+    pods::{call_captured_by_programs, new_bpffs, new_cgroup, remove_cgroup},
     with,
     world::*,
 };
 
 const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
 
-struct Pod {
-    world: World,
-    proxy: Proxy,
-    cgroup: PathBuf,
+pub(crate) struct Pod {
+    pub(crate) world: World,
+    pub(crate) proxy: Proxy,
+    pub(crate) cgroup: PathBuf,
     pins: PathBuf,
     _bpffs: OwnedFd,
 }
 
 impl Pod {
     fn new() -> Self {
+        Self::at_cgroup(new_cgroup())
+    }
+
+    pub(crate) fn at_cgroup(cgroup: PathBuf) -> Self {
         let world = World::new();
         let bpffs = new_bpffs();
         let pins = format!("/proc/{}/fd/{}/pod", std::process::id(), bpffs.as_raw_fd());
         let pod = Self {
             proxy: world.proxy(),
             world,
-            cgroup: new_cgroup(),
+            cgroup,
             pins: pins.into(),
             _bpffs: bpffs,
         };
@@ -75,7 +76,7 @@ impl Pod {
         pod
     }
 
-    fn place(&self) -> BpfPod<'_> {
+    pub(crate) fn place(&self) -> BpfPod<'_> {
         BpfPod {
             netns: &self.world.pod,
             cgroup: &self.cgroup,
@@ -83,7 +84,7 @@ impl Pod {
         }
     }
 
-    fn apply(&self) -> Applied {
+    pub(crate) fn apply(&self) -> Applied {
         apply(&self.place(), &with(Backend::Bpf)).unwrap()
     }
 
@@ -109,21 +110,12 @@ impl Pod {
         })
     }
 
-    fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
+    pub(crate) fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         self.at_application(|| connect(&self.world.pod, to))
     }
 
     fn call_application(&self, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
-        connect_with(&self.world.pod, to, DEADLINE, |socket| {
-            socket.bind_device(Some(b"lo"))?;
-            socket.set_mark(marks::SPOOFED)?;
-            if from.is_ipv4() {
-                socket.set_ip_transparent_v4(true)?;
-            } else {
-                socket.set_ip_transparent_v6(true)?;
-            }
-            socket.bind(&from.into())
-        })
+        call_captured_by_programs(&self.world.pod, from, to)
     }
 
     /// Returns the number of packets that the rule with this text has counted.
@@ -139,44 +131,11 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let until = Instant::now() + DEADLINE;
-        while fs::remove_dir(&self.cgroup).is_err() && Instant::now() < until {
-            thread::yield_now();
-        }
+        remove_cgroup(&self.cgroup);
     }
 }
 
-/// Creates a cgroup of single threads below the process' own.
-fn new_cgroup() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let root = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .find(|fields| fields[2] == "cgroup2")
-        .expect("no cgroup of version 2 is mounted")[1]
-        .to_owned();
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .unwrap();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("ambit-sys-{}-{number}", std::process::id());
-    let cgroup = PathBuf::from(root).join(own).join(name);
-    fs::create_dir(&cgroup).unwrap();
-    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
-    cgroup
-}
-
-fn new_bpffs() -> OwnedFd {
-    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-    fsconfig_create(context.as_fd()).unwrap();
-    let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
-    fsmount(context.as_fd(), flags, none).unwrap()
-}
-
-fn at(stream: &TcpStream) -> SocketAddr {
+pub(crate) fn at(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
     SocketAddr::new(local.ip().to_canonical(), local.port())
 }

@@ -12,15 +12,13 @@ use std::{
 };
 
 use ambit_netplan::Backend;
-use ambit_sys::{
-    redirection::{apply, purge},
-    tcp_sockets::{TcpStateFilter, destroy, unproxied_sockets},
-};
+use ambit_sys::tcp_sockets::{TcpStateFilter, destroy, unproxied_sockets};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{
-    BACKENDS,
+    BACKENDS_AND_BPF,
     packets::{ACK, SYN, Segment, Sender},
+    pods::{apply, purge},
     with,
     world::*,
 };
@@ -151,7 +149,7 @@ impl Overflowed {
 #[test]
 fn a_forged_cookie_opens_no_connection() {
     let forge = Forge::new();
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for family in FAMILIES {
             for own in [false, true] {
                 let pod = Overflowed::new(backend, family, own);
@@ -167,7 +165,7 @@ fn a_forged_cookie_opens_no_connection() {
 /// cookies.
 #[test]
 fn a_flood_of_openings_does_not_close_the_proxy() {
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for (pod, peer, nobody) in FAMILIES {
             let world = World::new();
             let proxy = world.proxy();
@@ -185,7 +183,7 @@ fn a_flood_of_openings_does_not_close_the_proxy() {
 #[test]
 fn a_forged_cookie_does_not_reopen_a_closed_connection() {
     let forge = Forge::new();
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for family in FAMILIES {
             let pod = Overflowed::with(backend, family, false, |pod| {
                 let client = connect_from(&pod.world.peer, pod.from, pod.to).unwrap();
@@ -206,7 +204,7 @@ fn a_forged_cookie_does_not_reopen_a_closed_connection() {
 /// not seen them.
 #[test]
 fn pre_capture_connections_continue_with_cookies() {
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for (pod, peer, _) in FAMILIES {
             let world = World::new();
             let proxy = world.proxy();

@@ -17,15 +17,19 @@ use std::{
 use ambit_netplan::Backend;
 use ambit_sys::{
     netns::Netns,
-    redirection::{Applied, apply, observe, release},
+    redirection::{Applied, observe},
 };
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, SockRef};
 
 use super::{
-    BACKENDS,
+    BACKENDS, BACKENDS_AND_BPF,
     packets::{ACK, FIN, RST, SYN, Segment, Sender, Wrapping},
+    pods::{apply, connect, release, socket},
     with,
-    world::*,
+    world::{
+        PEER4, PEER6, POD4, POD6, Proxy, World, accept, address, connect_from, connect_marked, ip,
+        listen, nobody, original_destination, sh, talk,
+    },
 };
 
 const APP_PORT: u16 = 8080;
@@ -221,9 +225,7 @@ impl AttackedPod {
         from: SocketAddr,
         to: SocketAddr,
     ) -> io::Result<TcpStream> {
-        let kind = Type::STREAM;
-        let socket =
-            netns.run(|| Socket::new(Domain::for_address(to), kind, Some(Protocol::TCP)))??;
+        let socket = socket(netns, Domain::for_address(to))?;
         socket.set_reuse_address(true)?;
         socket.set_linger(Some(Duration::ZERO))?;
         socket.bind(&from.into())?;
@@ -362,7 +364,7 @@ const TRACKING: [ConntrackMode; 4] = [
 #[test]
 fn whatever_packets_arrive_openings_go_through_the_proxy() {
     let mut dice = Rng(seed());
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for family in FAMILIES {
             for tracking in TRACKING {
                 let mut siege = AttackedPod::new(backend, family, tracking);
@@ -485,25 +487,20 @@ fn stray_packets_do_not_block_connections_of_others() {
 /// Checks that a connecting application does not take a SYN for a response (simultaneous open).
 #[test]
 fn simultaneous_opens_do_not_connect() {
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for family in FAMILIES {
             let mut siege = AttackedPod::new(backend, family, ConntrackMode::KernelDefaults);
             // The proxy does not respond.
             sh(
                 &siege.world.pod,
                 "nft 'add table inet mute; add chain inet mute in { type filter hook input priority -400; }; \
-                 add rule inet mute in tcp dport 15001 drop'",
+                 add rule inet mute in iif lo tcp dport { 15001, 80 } drop'",
             );
             let (from, to) = (
                 SocketAddr::new(siege.pod, 4000),
                 SocketAddr::new(siege.peer, SERVER_PORT),
             );
-            let socket = siege
-                .world
-                .pod
-                .run(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))
-                .unwrap()
-                .unwrap();
+            let socket = socket(&siege.world.pod, Domain::for_address(to)).unwrap();
             socket.set_nonblocking(true).unwrap();
             socket.bind(&from.into()).unwrap();
             let _in_progress = socket.connect(&to.into());
@@ -580,7 +577,7 @@ fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
         ["127.0.0.1", "127.9.9.9", "10.9.0.200", "224.0.0.1"],
         ["::1", "::ffff:127.0.0.1", "fd00:9::200", "ff02::1"],
     ];
-    for backend in BACKENDS {
+    for backend in BACKENDS_AND_BPF {
         for ((pod, peer), targets) in FAMILIES.into_iter().zip(TARGETS) {
             let siege = AttackedPod::new(backend, (pod, peer), ConntrackMode::CaptureSettings);
             siege.set_listeners_nonblocking();

@@ -1,6 +1,6 @@
 //! Tests redirection in real network namespaces: the rules, and their effect on connections.
 //!
-//! Every test runs with every backend, since they must behave alike.
+//! Every test runs with every backend, since they must behave alike; those of effects that only rules have say so.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -11,6 +11,7 @@
 
 mod behaviour;
 mod bpf;
+mod bpf_hooks;
 mod cookies;
 mod dns;
 mod foreign;
@@ -18,6 +19,7 @@ mod host;
 mod hostile;
 mod links;
 mod packets;
+mod pods;
 mod reconciling;
 mod world;
 
@@ -27,6 +29,14 @@ const BACKENDS: [Backend; 3] = [
     Backend::Nftables,
     Backend::IptablesNft,
     Backend::IptablesLegacy,
+];
+
+/// Rules, and BPF programs.
+const BACKENDS_AND_BPF: [Backend; 4] = [
+    Backend::Nftables,
+    Backend::IptablesNft,
+    Backend::IptablesLegacy,
+    Backend::Bpf,
 ];
 
 fn with(backend: Backend) -> RedirectionSpec {

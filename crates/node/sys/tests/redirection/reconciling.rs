@@ -410,7 +410,7 @@ fn release_of_a_namespace_without_redirection_does_nothing() {
 /// Checks that sysctls are set although `/proc/sys` is read-only, as in containers regardless of capabilities.
 #[test]
 fn settings_are_made_where_proc_is_read_only() {
-    let pod = World::new().pod;
+    let pod = World::new().pod.clone();
     std::thread::spawn(move || {
         #[expect(deprecated, reason = "a thread of its own, and only its mounts")]
         rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS).unwrap();

@@ -13,6 +13,8 @@ use ambit_sys::netns::Netns;
 use rustix::thread::UnshareFlags;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use super::pods;
+
 /// Timeout of every operation in these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -81,11 +83,19 @@ impl World {
 
     /// Opens the three listening sockets of the pod's proxy: outbound, inbound plaintext and tunnel.
     pub(crate) fn proxy(&self) -> Proxy {
-        Proxy {
+        let proxy = Proxy {
             outbound: listen_as_proxy(&self.pod, 15001),
             inbound: listen_as_proxy(&self.pod, 15006),
             tunnel: listen_as_proxy(&self.pod, 15008),
-        }
+        };
+        pods::remember_proxy(&self.pod, &proxy.outbound, &proxy.inbound);
+        proxy
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        pods::forget(&self.pod);
     }
 }
 
@@ -175,6 +185,14 @@ pub(crate) fn connect_with(
     let socket =
         netns.run(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))??;
     prepare(&socket)?;
+    connect_socket(socket, to, timeout)
+}
+
+pub(crate) fn connect_socket(
+    socket: Socket,
+    to: SocketAddr,
+    timeout: Duration,
+) -> io::Result<TcpStream> {
     socket.connect_timeout(&to.into(), timeout)?;
     Ok(socket.into())
 }
@@ -228,13 +246,17 @@ pub(crate) fn nobody(listener: &TcpListener) {
     );
 }
 
+/// Returns the destination before any translation.
 pub(crate) fn original_destination(stream: &TcpStream) -> SocketAddr {
     let socket = SockRef::from(stream);
-    let address = match socket.original_dst_v4() {
-        Ok(address) => address,
-        Err(_) => socket.original_dst_v6().unwrap(),
+    let original = socket
+        .original_dst_v4()
+        .or_else(|_| socket.original_dst_v6());
+    let address = match original {
+        Ok(address) => address.as_socket().unwrap(),
+        // BPF programs translate none.
+        Err(_) => stream.local_addr().unwrap(),
     };
-    let address = address.as_socket().unwrap();
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

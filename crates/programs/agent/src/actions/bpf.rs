@@ -1,17 +1,49 @@
 //! Capture of pods by BPF programs where the agent is set to it, and by rules where they are not possible.
 
-use std::path::PathBuf;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
-use ambit_bpf::Pins;
+use ambit_bpf::{NetnsCookie, Pins};
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     netns::Netns,
     redirection::{self, Applied, RedirectionError, bpf::BpfPod},
 };
+use ambit_zds::PodUid;
+use parking_lot::Mutex;
 
 use super::{ActionError, KernelActions, cgroup};
 use crate::capture::{BpfReadiness, CaptureMethod, CaptureTarget};
+
+/// BPF programs of the node's pods.
+#[derive(Debug)]
+pub struct NodePrograms {
+    /// Directory of all pods' programs.
+    pins: Pins,
+    /// Pods that are prepared, and to which redirection is not yet applied. Locked while pods without programs are swept.
+    preparing: Mutex<BTreeSet<NetnsCookie>>,
+    /// Pods whose programs the kernel has refused, with its reason.
+    refused: Mutex<BTreeMap<PodUid, String>>,
+}
+
+impl NodePrograms {
+    /// Names the programs that are, or will be, in the directory `pins`.
+    pub fn at(pins: Pins) -> Self {
+        Self {
+            pins,
+            preparing: Mutex::default(),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// Returns the directory of all pods' programs.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+}
 
 impl KernelActions {
     /// Prepares the pod for BPF programs.
@@ -20,17 +52,34 @@ impl KernelActions {
         pod: &CaptureTarget,
         spec: &RedirectionSpec,
     ) -> Result<(), ActionError> {
-        if let Some(reason) = self.refused.lock().get(&pod.uid) {
+        if let Some(reason) = self.programs.refused.lock().get(&pod.uid) {
             return Err(ActionError::NotByBpf(reason.clone()));
         }
-        self.with_place(pod, |place| {
-            self.pins.create()?;
+        self.with_place(pod, |place, netns| {
+            self.programs.preparing.lock().insert(netns);
+            self.programs.pins.create()?;
             redirection::bpf::prepare(place, spec)
         })
     }
 
     /// Applies redirection by BPF programs if the pod is ready for them, and otherwise, or if they fail, by rules.
     pub(super) fn apply_redirection(
+        &self,
+        pod: &CaptureTarget,
+        spec: &RedirectionSpec,
+        readiness: &BpfReadiness,
+    ) -> Result<(Applied, CaptureMethod), ActionError> {
+        let applied = self.apply_programs_or_rules(pod, spec, readiness);
+        // Without BPF programs there is no cookie to forget, and on old kernels none at all.
+        if *readiness != BpfReadiness::NotRequested
+            && let Ok(netns) = redirection::bpf::cookie_of(&pod.netns)
+        {
+            self.programs.preparing.lock().remove(&netns);
+        }
+        applied
+    }
+
+    fn apply_programs_or_rules(
         &self,
         pod: &CaptureTarget,
         spec: &RedirectionSpec,
@@ -46,7 +95,7 @@ impl KernelActions {
                 }
             }
         };
-        let applied = match self.programs_of(&pod.netns) {
+        let applied = match self.pins_of(&pod.netns) {
             Some(pins) => redirection::bpf::apply_rules(&pod.netns, &pins, spec),
             None => redirection::apply(&pod.netns, spec),
         };
@@ -63,7 +112,7 @@ impl KernelActions {
         spec: &RedirectionSpec,
         acknowledged: bool,
     ) -> Result<Applied, ActionError> {
-        self.with_place(pod, |place| {
+        self.with_place(pod, |place, _| {
             // Without an answer a pod that programs capture already stays so: its connections are refused while it
             // has no proxy.
             if acknowledged && !redirection::bpf::has_proxy(place.pins)? {
@@ -74,7 +123,7 @@ impl KernelActions {
             if let Err(error @ RedirectionError::Bpf(_)) = &applied {
                 // The kernel will not change its mind, and each attempt costs.
                 let reason = ErrorChain(error).to_string();
-                self.refused.lock().insert(pod.uid.clone(), reason);
+                self.programs.refused.lock().insert(pod.uid.clone(), reason);
             }
             applied
         })
@@ -82,19 +131,25 @@ impl KernelActions {
 
     /// Removes redirection by rules or programs.
     pub(super) fn release_redirection(&self, netns: &Netns) -> Result<(), RedirectionError> {
-        match self.programs_of(netns) {
+        match self.pins_of(netns) {
             Some(pins) => redirection::bpf::release(netns, &pins),
             None => redirection::release(netns),
         }
     }
 
-    /// Removes the pins of pods that are gone.
-    pub(super) fn sweep_pins(&self) {
+    /// Removes the pins of pods that are gone, and forgets what is known of pods other than `pods`.
+    pub(super) fn sweep_programs(&self, pods: &BTreeSet<PodUid>) {
+        let NodePrograms {
+            pins,
+            preparing,
+            refused,
+        } = &self.programs;
+        refused.lock().retain(|pod, _| pods.contains(pod));
         // There are none where the agent never prepared a pod, or cannot see the node's file system.
-        if !self.pins.root().exists() {
+        if !pins.root().exists() {
             return;
         }
-        match self.pins.sweep() {
+        match pins.sweep(&preparing.lock()) {
             Ok(0) => {}
             Ok(count) => tracing::debug!(count, "removed the BPF programs of pods that are gone"),
             Err(error) => {
@@ -105,18 +160,18 @@ impl KernelActions {
     }
 
     /// Returns the directory of the pod's programs, if it has any.
-    fn programs_of(&self, netns: &Netns) -> Option<PathBuf> {
-        if !self.pins.root().exists() {
+    fn pins_of(&self, netns: &Netns) -> Option<PathBuf> {
+        if !self.programs.pins.root().exists() {
             return None;
         }
         let cookie = redirection::bpf::cookie_of(netns).ok()?;
-        Some(self.pins.path_of(cookie)).filter(|pins| pins.exists())
+        Some(self.programs.pins.path_of(cookie)).filter(|pins| pins.exists())
     }
 
     fn with_place<T>(
         &self,
         pod: &CaptureTarget,
-        work: impl FnOnce(&BpfPod<'_>) -> Result<T, RedirectionError>,
+        work: impl FnOnce(&BpfPod<'_>, NetnsCookie) -> Result<T, RedirectionError>,
     ) -> Result<T, ActionError> {
         let failed = |source| ActionError::Redirection {
             what: "let BPF programs make",
@@ -129,12 +184,12 @@ impl KernelActions {
         })?;
         let cookie = redirection::bpf::cookie_of(&pod.netns);
         let cookie = cookie.map_err(|error| failed(RedirectionError::Addresses(error)))?;
-        work(&BpfPod {
+        let place = BpfPod {
             netns: &pod.netns,
             cgroup: &cgroup,
-            pins: &self.pins.path_of(cookie),
-        })
-        .map_err(failed)
+            pins: &self.programs.pins.path_of(cookie),
+        };
+        work(&place, cookie).map_err(failed)
     }
 }
 

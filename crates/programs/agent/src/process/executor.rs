@@ -109,9 +109,9 @@ impl<A: Actions> Executor<A> {
         });
     }
 
-    pub(super) fn sweep_bpf(&self) {
+    pub(super) fn sweep_bpf(&self, pods: BTreeSet<PodUid>) {
         let actions = Arc::clone(&self.actions);
-        spawn_blocking("sweep", move || actions.sweep_bpf());
+        spawn_blocking("sweep", move || actions.sweep_bpf(&pods));
     }
 
     pub(super) fn write_membership(&self, namespaces: BTreeMap<ArcStr, bool>) {

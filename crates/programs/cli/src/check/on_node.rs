@@ -162,7 +162,7 @@ fn check_backends(node: &NodeState) -> Finding {
             .as_ref()
             .is_none_or(|known| known.iter().any(|name| name == module))
     };
-    let nftables = !is_older((5, 2)) && KERNEL_MODULES.iter().all(|(module, _)| has(*module));
+    let nftables = !is_older((5, 2)) && KERNEL_MODULES.iter().all(|(module, _)| has(module));
     let rules = if nftables { "nftables" } else { "iptables" };
     let mut obstacles = Vec::new();
     if is_older(MIN_BPF_KERNEL) {

@@ -1,0 +1,178 @@
+//! Tests capture by BPF programs beside programs that others attach to the same hooks of cgroups, as Cilium does.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::LazyLock,
+};
+
+use ambit_netplan::Backend;
+use ambit_sys::redirection::{RedirectionError, bpf::apply};
+
+use super::{
+    bpf::{Pod, at},
+    pods::{new_cgroup, remove_cgroup},
+    with,
+    world::{PEER4, PEER6, POD4, accept, address, listen, nobody, talk},
+};
+
+/// Address that no test's host has.
+const FAR: &str = "203.0.113.7";
+
+/// Returns the program of `tests/tools.c` of the crate `bpf`, which the first call compiles.
+fn tools() -> &'static Path {
+    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let program = directory.join("bpf-tools");
+        // Test programs may run at the same time.
+        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../bpf/tests/tools.c");
+        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
+        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
+        fs::rename(&own, &program).unwrap();
+        program
+    });
+    &TOOLS
+}
+
+/// Attaches a program to the opening of IPv4 connections in a cgroup; see `tools.c`.
+fn hook(cgroup: &Path, mode: &str, destination: Option<&str>) -> Output {
+    let mut command = Command::new(tools());
+    command.arg("hook").arg(cgroup).arg(mode).args(destination);
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn attach(cgroup: &Path, mode: &str, destination: Option<&str>) {
+    let output = hook(cgroup, mode, destination);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+}
+
+/// Pod whose cgroup is below another one, as pods' are below that of all pods.
+struct Nested {
+    pod: Option<Pod>,
+    parent: PathBuf,
+}
+
+impl Nested {
+    fn new() -> Self {
+        let parent = new_cgroup();
+        let cgroup = parent.join("pod");
+        fs::create_dir(&cgroup).unwrap();
+        fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
+        Self {
+            pod: Some(Pod::at_cgroup(cgroup)),
+            parent,
+        }
+    }
+
+    fn pod(&self) -> &Pod {
+        self.pod.as_ref().unwrap()
+    }
+
+    /// Attaches a program of another to the pod's cgroup (`own`) or the one above, before or after Ambit's.
+    fn with_hook(own: bool, before: bool, destination: Option<&str>) -> Self {
+        let nested = Self::new();
+        let cgroup = if own {
+            &nested.pod().cgroup
+        } else {
+            &nested.parent
+        };
+        if !before {
+            nested.pod().apply();
+        }
+        attach(cgroup, "beside", destination);
+        if before {
+            nested.pod().apply();
+        }
+        nested
+    }
+}
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        drop(self.pod.take());
+        remove_cgroup(&self.parent);
+    }
+}
+
+const PLACES: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
+
+#[test]
+fn programs_of_others_on_the_same_hook_change_nothing() {
+    for (own, before) in PLACES {
+        let nested = Nested::with_hook(own, before, None);
+        let pod = nested.pod();
+        for peer in [PEER4, PEER6] {
+            let mut client = pod.connect(address(peer, 80)).unwrap();
+            let mut captured = accept(&pod.proxy.outbound).0;
+            assert_eq!(at(&captured), address(peer, 80), "{own} {before}");
+            talk(&mut client, &mut captured);
+        }
+        assert_eq!(pod.apply(), ambit_sys::redirection::Applied::Unchanged);
+    }
+}
+
+/// Balancers of Services by sockets rewrite destinations.
+#[test]
+fn connection_whose_destination_others_rewrite_is_captured() {
+    for (own, before) in PLACES {
+        let nested = Nested::with_hook(own, before, Some(PEER4));
+        let pod = nested.pod();
+        let far = listen(&pod.world.peer, 80);
+        let mut client = pod.connect(address(FAR, 80)).unwrap();
+        let mut captured = accept(&pod.proxy.outbound).0;
+        assert_eq!(at(&captured), address(PEER4, 80), "{own} {before}");
+        talk(&mut client, &mut captured);
+        nobody(&far);
+    }
+}
+
+/// The programs take such a connection for one of the pod to itself if they see it first.
+#[test]
+fn connection_that_others_divert_from_the_pod_itself_never_leaves_in_plaintext() {
+    for (own, before) in PLACES {
+        let nested = Nested::with_hook(own, before, Some(PEER4));
+        let pod = nested.pod();
+        let far = listen(&pod.world.peer, 80);
+        for to in [POD4, "127.0.0.1"] {
+            match pod.connect(address(to, 80)) {
+                Ok(_) => drop(accept(&pod.proxy.outbound)),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused),
+            }
+        }
+        nobody(&far);
+    }
+}
+
+#[test]
+fn exclusive_program_of_another_is_an_error_and_nothing_is_captured() {
+    for own in [true, false] {
+        let nested = Nested::new();
+        let pod = nested.pod();
+        let cgroup = if own { &pod.cgroup } else { &nested.parent };
+        attach(cgroup, "alone", None);
+        let refused = apply(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+        let RedirectionError::Bpf(error) = refused else {
+            panic!("{refused}")
+        };
+        let text = error.to_string();
+        assert!(text.contains("connecting_v4"), "{own} {text}");
+    }
+}
+
+#[test]
+fn exclusive_program_cannot_replace_the_captures() {
+    for mode in ["alone", "overridable"] {
+        let nested = Nested::new();
+        let pod = nested.pod();
+        pod.apply();
+        assert!(!hook(&pod.cgroup, mode, Some(PEER4)).status.success());
+        // One above is overridden by the capture's.
+        let _may_fail = hook(&nested.parent, mode, Some(PEER4));
+        drop(pod.connect(address(PEER4, 80)).unwrap());
+        drop(accept(&pod.proxy.outbound));
+    }
+}

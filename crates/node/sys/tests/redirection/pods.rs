@@ -1,0 +1,273 @@
+//! Redirection of the tests' pods with every backend, and sockets of their applications and proxies that each backend
+//! demands. With BPF programs an application needs a cgroup, and a proxy enters its listeners.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use ambit_bpf::{Capture, Role};
+use ambit_netplan::{Backend, RedirectionSpec, marks};
+use ambit_sys::{
+    netns::{Netns, NetnsId},
+    redirection::{
+        self, Applied, RedirectionError,
+        bpf::{self, BpfPod},
+    },
+};
+use rustix::{
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
+    thread::gettid,
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::world::{DEADLINE, connect_socket};
+
+/// Pods by their network namespace.
+static PODS: Mutex<BTreeMap<NetnsId, Pod>> = Mutex::new(BTreeMap::new());
+
+#[derive(Default)]
+struct Pod {
+    /// Listeners of the pod's proxy, if it has one.
+    proxy: Option<[TcpListener; 2]>,
+    programs: Option<Arc<Programs>>,
+}
+
+/// What BPF programs need to capture a pod.
+struct Programs {
+    cgroup: PathBuf,
+    pins: PathBuf,
+    _bpffs: OwnedFd,
+    sockets: Mutex<Option<SocketMaker>>,
+}
+
+/// Thread that creates sockets as a process of a pod does.
+struct SocketMaker {
+    orders: mpsc::Sender<(Domain, mpsc::Sender<io::Result<Socket>>)>,
+    thread: JoinHandle<()>,
+}
+
+impl SocketMaker {
+    fn start(netns: Netns, cgroup: PathBuf) -> Self {
+        let (orders, received) = mpsc::channel::<(Domain, mpsc::Sender<_>)>();
+        let thread = thread::spawn(move || {
+            let id = gettid().as_raw_nonzero().to_string();
+            fs::write(cgroup.join("cgroup.threads"), id).unwrap();
+            let make = |domain| Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
+            let serve = || {
+                for (domain, reply) in received {
+                    reply.send(make(domain)).unwrap();
+                }
+            };
+            netns.run(serve).unwrap();
+        });
+        Self { orders, thread }
+    }
+}
+
+impl Programs {
+    fn new(netns: &Netns) -> Self {
+        let bpffs = new_bpffs();
+        let pins = format!("/proc/{}/fd/{}/pod", std::process::id(), bpffs.as_raw_fd());
+        let cgroup = new_cgroup();
+        let maker = SocketMaker::start(netns.clone(), cgroup.clone());
+        Self {
+            cgroup,
+            pins: pins.into(),
+            _bpffs: bpffs,
+            sockets: Mutex::new(Some(maker)),
+        }
+    }
+
+    fn socket(&self, domain: Domain) -> io::Result<Socket> {
+        let (reply, made) = mpsc::channel();
+        let maker = self.sockets.lock().unwrap();
+        maker
+            .as_ref()
+            .unwrap()
+            .orders
+            .send((domain, reply))
+            .unwrap();
+        made.recv().unwrap()
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let maker = self.sockets.lock();
+        let maker = maker.unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(SocketMaker { orders, thread }) = maker {
+            drop(orders);
+            let _panicked = thread.join();
+        }
+        remove_cgroup(&self.cgroup);
+    }
+}
+
+fn programs_of(netns: &Netns) -> Option<Arc<Programs>> {
+    PODS.lock().unwrap().get(&netns.id())?.programs.clone()
+}
+
+/// Remembers the listeners for connections of the application and for plaintext, which the pod's proxy enters if BPF
+/// programs capture the pod.
+pub(crate) fn remember_proxy(netns: &Netns, outbound: &TcpListener, inbound: &TcpListener) {
+    let listeners = [outbound, inbound].map(|listener| listener.try_clone().unwrap());
+    let mut pods = PODS.lock().unwrap();
+    pods.entry(netns.id()).or_default().proxy = Some(listeners);
+}
+
+/// Gives a pod what BPF programs need, and enters its proxy's listeners.
+fn use_programs(netns: &Netns, spec: &RedirectionSpec) -> Result<Arc<Programs>, RedirectionError> {
+    let programs = Arc::new(Programs::new(netns));
+    bpf::prepare(&place(netns, &programs), spec)?;
+    let mut listeners = Capture::at(&programs.pins).listeners()?;
+    let mut pods = PODS.lock().unwrap();
+    let pod = pods.entry(netns.id()).or_default();
+    if let Some([outbound, inbound]) = &pod.proxy {
+        listeners.put(Role::Outbound, 0, outbound)?;
+        listeners.put(Role::Inbound, 0, inbound)?;
+    }
+    listeners.confirm()?;
+    pod.programs = Some(Arc::clone(&programs));
+    Ok(programs)
+}
+
+/// Forgets a pod whose namespace is about to go.
+pub(crate) fn forget(netns: &Netns) {
+    let mut pods = PODS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pod = pods.remove(&netns.id());
+    drop(pods);
+    drop(pod);
+}
+
+fn place<'a>(netns: &'a Netns, programs: &'a Programs) -> BpfPod<'a> {
+    BpfPod {
+        netns,
+        cgroup: &programs.cgroup,
+        pins: &programs.pins,
+    }
+}
+
+/// Applies redirection with the backend of `spec`.
+pub(crate) fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
+    if spec.backend != Backend::Bpf {
+        return redirection::apply(netns, spec);
+    }
+    let programs = match programs_of(netns) {
+        Some(programs) => programs,
+        None => use_programs(netns, spec)?,
+    };
+    bpf::apply(&place(netns, &programs), spec)
+}
+
+/// Removes redirection from a running pod.
+pub(crate) fn release(netns: &Netns) -> Result<(), RedirectionError> {
+    match programs_of(netns) {
+        Some(programs) => bpf::release(netns, &programs.pins),
+        None => redirection::release(netns),
+    }
+}
+
+/// Removes redirection, and what [`release`] leaves of it.
+pub(crate) fn purge(netns: &Netns) -> Result<(), RedirectionError> {
+    let Some(programs) = programs_of(netns) else {
+        return redirection::purge(netns);
+    };
+    let purged = bpf::purge(netns, &programs.pins);
+    if let Some(pod) = PODS.lock().unwrap().get_mut(&netns.id()) {
+        pod.programs = None;
+    }
+    purged
+}
+
+/// Creates a TCP socket as the application of a pod does, or as any process of a namespace without a pod.
+pub(crate) fn socket(netns: &Netns, domain: Domain) -> io::Result<Socket> {
+    match programs_of(netns) {
+        Some(programs) => programs.socket(domain),
+        None => netns.run(|| Socket::new(domain, Type::STREAM, Some(Protocol::TCP)))?,
+    }
+}
+
+/// Connects as the application of a pod does.
+pub(crate) fn connect(netns: &Netns, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket(netns, Domain::for_address(to))?;
+    connect_socket(socket, to, DEADLINE)
+}
+
+/// Connects to the application as the proxy does: from the client's address.
+pub(crate) fn call_application(
+    netns: &Netns,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<TcpStream> {
+    if programs_of(netns).is_none() {
+        return super::world::connect_spoofed(netns, from, to);
+    }
+    call_captured_by_programs(netns, from, to)
+}
+
+/// Connects to the application of a pod that BPF programs capture.
+pub(crate) fn call_captured_by_programs(
+    netns: &Netns,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> io::Result<TcpStream> {
+    super::world::connect_with(netns, to, Duration::from_secs(2), |socket| {
+        socket.bind_device(Some(b"lo"))?;
+        socket.set_mark(marks::SPOOFED)?;
+        if from.is_ipv4() {
+            socket.set_ip_transparent_v4(true)?;
+        } else {
+            socket.set_ip_transparent_v6(true)?;
+        }
+        socket.bind(&from.into())
+    })
+}
+
+/// Creates a cgroup of single threads below the process' own.
+pub(crate) fn new_cgroup() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let root = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .find(|fields| fields[2] == "cgroup2")
+        .expect("no cgroup of version 2 is mounted")[1]
+        .to_owned();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = own
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .unwrap();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ambit-sys-{}-{number}", std::process::id());
+    let cgroup = PathBuf::from(root).join(own).join(name);
+    fs::create_dir(&cgroup).unwrap();
+    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
+    cgroup
+}
+
+/// Removes a cgroup once its last thread has ended.
+pub(crate) fn remove_cgroup(cgroup: &PathBuf) {
+    let until = Instant::now() + DEADLINE;
+    while fs::remove_dir(cgroup).is_err() && Instant::now() < until {
+        thread::yield_now();
+    }
+}
+
+pub(crate) fn new_bpffs() -> OwnedFd {
+    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    fsconfig_create(context.as_fd()).unwrap();
+    let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
+    fsmount(context.as_fd(), flags, none).unwrap()
+}

@@ -2,6 +2,7 @@
 
 pub(crate) mod bpf;
 mod cgroup;
+mod node_programs;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +25,7 @@ use ambit_sys::{
 };
 use ambit_zds::PodUid;
 
-pub use self::bpf::NodePrograms;
+pub use self::node_programs::NodePrograms;
 use crate::{
     capture::{BpfReadiness, CaptureMethod, CaptureTarget},
     enrolment::ScanTarget,

@@ -32,8 +32,8 @@ use super::{
     backend::{RedirectionBackend, change_table, describe},
     ensure_routing, foreign, inside, open_routing, routing_drift_of,
     settings::{
-        accepted_sockets_are_marked, family_enabled, mark_accepted_sockets, move_openings,
-        track_for_the_guards,
+        accepted_sockets_are_marked, family_enabled, mark_accepted_sockets, marks_are_reflected,
+        move_openings, reflect_marks, track_for_the_guards,
     },
 };
 use crate::{
@@ -132,6 +132,7 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
         if !accepted_sockets_are_marked() {
             return Err(RedirectionError::AcceptedMarks);
         }
+        reflect_marks(true);
         move_openings(true);
         let lowered = nft::lower(&desired.rules);
         let mut redirects = Drift::of_nothing();
@@ -202,6 +203,9 @@ pub fn observe(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Drift, Redire
                 .items
                 .push("accepted sockets do not inherit marks".to_owned());
         }
+        if !marks_are_reflected() {
+            drift.items.push("resets do not inherit marks".to_owned());
+        }
         let current = Nft::open()?.read(POD_TABLE)?;
         let target = nft::lower(&desired.rules);
         let changes = nft::diff(current.as_ref(), Some(&target));
@@ -252,6 +256,7 @@ pub fn purge(netns: &Netns, pins: &Path) -> Result<(), RedirectionError> {
     super::purge(netns)?;
     inside(netns, || {
         Capture::at(pins).remove()?;
+        reflect_marks(false);
         let mut routing = open_routing()?;
         for (family, any) in [
             (Family::V4, IpAddr::from([0, 0, 0, 0])),

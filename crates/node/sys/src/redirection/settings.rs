@@ -28,6 +28,28 @@ pub(super) fn accepted_sockets_are_marked() -> bool {
 
 const FWMARK_ACCEPT: &str = "/proc/sys/net/ipv4/tcp_fwmark_accept";
 
+/// Sets whether packets that belong to no socket, such as resets by a port on which nobody listens, have the mark of the
+/// packet that they answer (`fwmark_reflect`). Without it a reset of the proxy's call would leave the pod, and the proxy
+/// would wait for its timeout.
+pub(super) fn reflect_marks(on: bool) {
+    for setting in FWMARK_REFLECT {
+        set(setting, on);
+    }
+}
+
+/// Whether packets that belong to no socket have the mark of the packet that they answer.
+pub(super) fn marks_are_reflected() -> bool {
+    // A kernel without IPv6 has no setting for it.
+    FWMARK_REFLECT
+        .iter()
+        .all(|setting| std::fs::read_to_string(setting).map_or(true, |found| found.trim() == "1"))
+}
+
+const FWMARK_REFLECT: [&str; 2] = [
+    "/proc/sys/net/ipv4/fwmark_reflect",
+    "/proc/sys/net/ipv6/fwmark_reflect",
+];
+
 /// Sets whether connection requests in the queue of a closing listener move to another listener of the same port, such
 /// as that of a proxy's successor, instead of being reset (`tcp_migrate_req`). Optional too: Ambit's proxies hand their
 /// listeners over.

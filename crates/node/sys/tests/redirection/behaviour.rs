@@ -15,7 +15,7 @@ use socket2::SockRef;
 
 use super::{
     BACKENDS, BACKENDS_AND_BPF,
-    pods::{apply, call_application, connect, release},
+    pods::{apply, call_application, connect, release, use_backend},
     with,
     world::{
         DEADLINE, MARK, PEER4, PEER6, POD4, POD6, World, accept, accept_within, address,
@@ -277,6 +277,7 @@ fn released_pod_is_still_reached_through_its_proxy() {
 fn application_sees_the_clients_address_and_replies_arrive() {
     for_each_setup(|backend, pod, peer| {
         let world = World::new();
+        use_backend(&world.pod, backend);
         let proxy = world.proxy();
         let app = listen(&world.pod, 8080);
         apply(&world.pod, &with(backend)).unwrap();

@@ -177,7 +177,7 @@ fn every_difference_is_found_and_repaired() {
     assert_eq!(pod.apply(), Applied::Unchanged);
     let pin = |name: &str| fs::remove_file(pod.pins.join("layout-1").join(name)).unwrap();
     let in_pod = |command: &str| drop(sh(&pod.world.pod, command));
-    let cases: [(&str, &dyn Fn()); 7] = [
+    let cases: [(&str, &dyn Fn()); 9] = [
         ("the BPF programs are missing", &|| pin("steer")),
         ("the BPF programs are missing", &|| pin("connecting_v6")),
         ("the settings of the BPF programs differ", &|| {
@@ -194,6 +194,12 @@ fn every_difference_is_found_and_repaired() {
         }),
         ("accepted sockets do not inherit marks", &|| {
             in_pod("echo 0 > /proc/sys/net/ipv4/tcp_fwmark_accept");
+        }),
+        ("resets do not inherit marks", &|| {
+            in_pod("echo 0 > /proc/sys/net/ipv4/fwmark_reflect");
+        }),
+        ("resets do not inherit marks", &|| {
+            in_pod("echo 0 > /proc/sys/net/ipv6/fwmark_reflect");
         }),
     ];
     for (expected, damage) in cases {
@@ -398,6 +404,8 @@ fn connections_continue_through_capture_release_and_purge() {
     talk(&mut inward, &mut in_served);
     talk(&mut outward, &mut out_served);
     assert!(!pod.pins.exists());
+    let reflects = "cat /proc/sys/net/ipv[46]/fwmark_reflect";
+    assert_eq!(sh(&pod.world.pod, reflects), "0\n0\n");
     for command in ["ip rule", "ip -6 rule", "nft list ruleset"] {
         let left = sh(&pod.world.pod, command);
         assert!(!left.contains("0x222") && !left.contains("0x111") && !left.contains("ambit"));

@@ -132,7 +132,7 @@ fn connection_whose_destination_others_rewrite_is_captured() {
 
 /// The programs take such a connection for one of the pod to itself if they see it first.
 #[test]
-fn connection_that_others_divert_from_the_pod_itself_never_leaves_in_plaintext() {
+fn connection_that_others_divert_from_the_pod_never_leaves_in_plaintext() {
     for (own, before) in PLACES {
         let nested = Nested::with_hook(own, before, Some(PEER4));
         let pod = nested.pod();
@@ -175,4 +175,20 @@ fn exclusive_program_cannot_replace_the_captures() {
         drop(pod.connect(address(PEER4, 80)).unwrap());
         drop(accept(&pod.proxy.outbound));
     }
+}
+
+/// So the kernel has it: the documentation of settings tells operators.
+#[test]
+fn overridable_program_above_sees_connections_only_before_the_capture() {
+    let nested = Nested::new();
+    let pod = nested.pod();
+    attach(&nested.parent, "overridable", Some(PEER4));
+    let far = listen(&pod.world.peer, 80);
+    drop(pod.connect(address(FAR, 80)).unwrap());
+    drop(accept(&far));
+    pod.apply();
+    let _client = pod.connect(address(FAR, 80)).unwrap();
+    let captured = accept(&pod.proxy.outbound).0;
+    assert_eq!(at(&captured), address(FAR, 80));
+    nobody(&far);
 }

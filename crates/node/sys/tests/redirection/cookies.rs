@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::{
     BACKENDS_AND_BPF,
     packets::{ACK, SYN, Segment, Sender},
-    pods::{apply, purge},
+    pods::{apply, purge, use_backend},
     with,
     world::*,
 };
@@ -107,6 +107,7 @@ impl Overflowed {
         before: impl FnOnce(&Self) -> Option<(TcpStream, TcpStream)>,
     ) -> Self {
         let world = World::new();
+        use_backend(&world.pod, backend);
         let proxy = world.proxy();
         let app = if own {
             world

@@ -24,7 +24,7 @@ use socket2::{Domain, SockRef};
 use super::{
     BACKENDS, BACKENDS_AND_BPF,
     packets::{ACK, FIN, RST, SYN, Segment, Sender, Wrapping},
-    pods::{apply, connect, release, socket},
+    pods::{apply, connect, release, socket, use_backend},
     with,
     world::{
         PEER4, PEER6, POD4, POD6, Proxy, World, accept, address, connect_from, connect_marked, ip,
@@ -174,6 +174,7 @@ struct AttackedPod {
 impl AttackedPod {
     fn new(backend: Backend, (pod, peer): (&str, &str), tracking: ConntrackMode) -> Self {
         let world = World::new();
+        use_backend(&world.pod, backend);
         let proxy = world.proxy();
         // One listener on all addresses, one on the pod's own.
         let apps = [

@@ -43,7 +43,7 @@ struct Pod {
     programs: Option<Arc<Programs>>,
 }
 
-/// What BPF programs need to capture a pod.
+/// Cgroup and directory of a pod that BPF programs capture.
 struct Programs {
     cgroup: PathBuf,
     pins: PathBuf,
@@ -126,20 +126,35 @@ pub(crate) fn remember_proxy(netns: &Netns, outbound: &TcpListener, inbound: &Tc
     pods.entry(netns.id()).or_default().proxy = Some(listeners);
 }
 
-/// Gives a pod what BPF programs need, and enters its proxy's listeners.
-fn use_programs(netns: &Netns, spec: &RedirectionSpec) -> Result<Arc<Programs>, RedirectionError> {
-    let programs = Arc::new(Programs::new(netns));
-    bpf::prepare(&place(netns, &programs), spec)?;
+/// Gives the application of a pod that is to be captured by this backend a cgroup, if the backend needs one. Sockets
+/// that are created later belong to it.
+pub(crate) fn use_backend(netns: &Netns, backend: Backend) {
+    if backend == Backend::Bpf {
+        programs_or_new(netns);
+    }
+}
+
+fn programs_or_new(netns: &Netns) -> Arc<Programs> {
+    let mut pods = PODS.lock().unwrap();
+    let programs = &mut pods.entry(netns.id()).or_default().programs;
+    let programs = programs.get_or_insert_with(|| Arc::new(Programs::new(netns)));
+    Arc::clone(programs)
+}
+
+/// Prepares a pod for BPF programs, and enters its proxy's listeners.
+fn prepare(
+    netns: &Netns,
+    programs: &Programs,
+    spec: &RedirectionSpec,
+) -> Result<(), RedirectionError> {
+    bpf::prepare(&place(netns, programs), spec)?;
     let mut listeners = Capture::at(&programs.pins).listeners()?;
     let mut pods = PODS.lock().unwrap();
-    let pod = pods.entry(netns.id()).or_default();
-    if let Some([outbound, inbound]) = &pod.proxy {
+    if let Some([outbound, inbound]) = &pods.entry(netns.id()).or_default().proxy {
         listeners.put(Role::Outbound, 0, outbound)?;
         listeners.put(Role::Inbound, 0, inbound)?;
     }
-    listeners.confirm()?;
-    pod.programs = Some(Arc::clone(&programs));
-    Ok(programs)
+    Ok(listeners.confirm()?)
 }
 
 /// Forgets a pod whose namespace is about to go.
@@ -163,10 +178,10 @@ pub(crate) fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Re
     if spec.backend != Backend::Bpf {
         return redirection::apply(netns, spec);
     }
-    let programs = match programs_of(netns) {
-        Some(programs) => programs,
-        None => use_programs(netns, spec)?,
-    };
+    let programs = programs_or_new(netns);
+    if !Capture::at(&programs.pins).is_prepared() {
+        prepare(netns, &programs, spec)?;
+    }
     bpf::apply(&place(netns, &programs), spec)
 }
 
@@ -180,14 +195,10 @@ pub(crate) fn release(netns: &Netns) -> Result<(), RedirectionError> {
 
 /// Removes redirection, and what [`release`] leaves of it.
 pub(crate) fn purge(netns: &Netns) -> Result<(), RedirectionError> {
-    let Some(programs) = programs_of(netns) else {
-        return redirection::purge(netns);
-    };
-    let purged = bpf::purge(netns, &programs.pins);
-    if let Some(pod) = PODS.lock().unwrap().get_mut(&netns.id()) {
-        pod.programs = None;
+    match programs_of(netns) {
+        Some(programs) => bpf::purge(netns, &programs.pins),
+        None => redirection::purge(netns),
     }
-    purged
 }
 
 /// Creates a TCP socket as the application of a pod does, or as any process of a namespace without a pod.

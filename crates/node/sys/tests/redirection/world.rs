@@ -105,13 +105,19 @@ pub(crate) struct Proxy {
     pub(crate) tunnel: TcpListener,
 }
 
+/// Opens a listening socket as an application does.
 pub(crate) fn listen(netns: &Netns, port: u16) -> TcpListener {
-    listen_with(netns, port, |_| Ok(()))
+    let socket = pods::socket(netns, Domain::IPV6).unwrap();
+    listen_with(socket, port, |_| Ok(()))
 }
 
 /// Opens a listening socket like the node proxy's: dual stack, marked, transparent.
 fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
-    listen_with(netns, port, |socket| {
+    let socket = netns
+        .run(|| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)))
+        .unwrap()
+        .unwrap();
+    listen_with(socket, port, |socket| {
         socket.set_mark(MARK)?;
         socket.set_ip_transparent_v4(true)?;
         socket.set_ip_transparent_v6(true)
@@ -119,14 +125,10 @@ fn listen_as_proxy(netns: &Netns, port: u16) -> TcpListener {
 }
 
 fn listen_with(
-    netns: &Netns,
+    socket: Socket,
     port: u16,
     prepare: impl FnOnce(&Socket) -> io::Result<()>,
 ) -> TcpListener {
-    let socket = netns
-        .run(|| Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)))
-        .unwrap()
-        .unwrap();
     socket.set_only_v6(false).unwrap();
     socket.set_reuse_address(true).unwrap();
     prepare(&socket).unwrap();

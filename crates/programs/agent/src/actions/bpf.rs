@@ -1,9 +1,6 @@
 //! Capture of pods by BPF programs where the agent is set to it, and by rules where they are not possible.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use ambit_bpf::{NetnsCookie, Pins};
 use ambit_netplan::{Backend, RedirectionSpec};
@@ -13,37 +10,9 @@ use ambit_sys::{
     redirection::{self, Applied, RedirectionError, bpf::BpfPod},
 };
 use ambit_zds::PodUid;
-use parking_lot::Mutex;
 
-use super::{ActionError, KernelActions, cgroup};
+use super::{ActionError, KernelActions, cgroup, node_programs::NodePrograms};
 use crate::capture::{BpfReadiness, CaptureMethod, CaptureTarget};
-
-/// BPF programs of the node's pods.
-#[derive(Debug)]
-pub struct NodePrograms {
-    /// Directory of all pods' programs.
-    pins: Pins,
-    /// Pods that are prepared, and to which redirection is not yet applied. Locked while pods without programs are swept.
-    preparing: Mutex<BTreeSet<NetnsCookie>>,
-    /// Pods whose programs the kernel has refused, with its reason.
-    refused: Mutex<BTreeMap<PodUid, String>>,
-}
-
-impl NodePrograms {
-    /// Names the programs that are, or will be, in the directory `pins`.
-    pub fn at(pins: Pins) -> Self {
-        Self {
-            pins,
-            preparing: Mutex::default(),
-            refused: Mutex::default(),
-        }
-    }
-
-    /// Returns the directory of all pods' programs.
-    pub fn pins(&self) -> &Pins {
-        &self.pins
-    }
-}
 
 impl KernelActions {
     /// Prepares the pod for BPF programs.

@@ -13,6 +13,15 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
 
+/// Environment variable with the redirection backend of the measured pods, as the agent's `REDIRECTION_BACKEND`.
+const BACKEND_VARIABLE: &str = "AMBIT_BENCH_BACKEND";
+
+/// Returns the agent's setting of the redirection backend, if one is set.
+fn backend() -> Option<(String, String)> {
+    let backend = std::env::var(BACKEND_VARIABLE).ok()?;
+    Some(("REDIRECTION_BACKEND".to_owned(), backend))
+}
+
 /// Running lab, with the directory of manifests that it follows.
 pub(crate) struct BenchLab {
     client: Client,
@@ -54,7 +63,7 @@ impl BenchLab {
             primary_cni: PrimaryCni::Lab,
             cni_dir: "/usr/lib/cni".into(),
             user_namespace: false,
-            env: BTreeMap::new(),
+            env: backend().into_iter().collect(),
         };
         let state = ambit_lab::launch(base.path(), &options)?;
         Ok(Self {

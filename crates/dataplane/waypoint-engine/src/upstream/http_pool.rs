@@ -117,9 +117,9 @@ pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
 /// Guard that counts an active request at an endpoint, for load balancing.
 #[derive(Debug)]
-pub(crate) struct EndpointLoad(Arc<AtomicUsize>);
+pub(crate) struct ActiveRequestGuard(Arc<AtomicUsize>);
 
-impl Drop for EndpointLoad {
+impl Drop for ActiveRequestGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -309,7 +309,7 @@ impl HttpPool {
     }
 
     /// Counts an active request at an endpoint until the returned guard is dropped.
-    pub(crate) fn count_request(&self, endpoint: SocketAddr) -> EndpointLoad {
+    pub(crate) fn count_request(&self, endpoint: SocketAddr) -> ActiveRequestGuard {
         let mut state = self.0.lock();
         let load = state.request_counts.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
@@ -319,7 +319,7 @@ impl HttpPool {
                 .retain(|_, load| load.load(Relaxed) > 0);
             state.cleanup_threshold = state.request_counts.len() * 2;
         }
-        EndpointLoad(load)
+        ActiveRequestGuard(load)
     }
 
     /// Returns the number of active requests at an endpoint.

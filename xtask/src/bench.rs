@@ -94,19 +94,16 @@ fn find_envoy() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the measured programs and returns their directory: release builds, with the statically linked node proxy of
-/// its image if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
+/// Builds the measured programs and returns their directory: release builds, with the statically linked programs of
+/// the images if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
 fn build(is_static: bool) -> Result<PathBuf> {
-    const NODE_PROXY_PROGRAM: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");
     copy_programs(&shell::target_dir().join("release"), &directory)?;
     if is_static {
-        let proxy = static_binary::build(
-            NODE_PROXY_PROGRAM,
-            NODE_PROXY_PROGRAM,
-            Architecture::native()?,
-        )?;
-        replace_program(&proxy, &directory.join(NODE_PROXY_PROGRAM))?;
+        for program in images::STATIC_PROGRAMS {
+            let built = static_binary::build(program, program, Architecture::native()?)?;
+            replace_program(&built, &directory.join(program))?;
+        }
     }
     Ok(directory)
 }

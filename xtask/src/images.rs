@@ -15,17 +15,17 @@ use crate::{
     shell, static_binary,
 };
 
-/// Packages with dynamically linked programs in images; the node proxy and the CNI plugin are static.
-pub(crate) const PACKAGES: [&str; 5] = [
+/// Packages with dynamically linked programs in images.
+pub(crate) const PACKAGES: [&str; 4] = [
     "ambit-agent",
     "ambit-control",
-    "ambit-waypoint",
     "ambit-cli",
     "ambit-lab-tool",
 ];
 
-/// Packages with statically linked programs: the node proxy and the CNI plugin.
-pub(crate) const STATIC_PROGRAMS: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
+/// Packages with statically linked programs of their own names: those of which a mesh runs many processes, and the CNI
+/// plugin, which runs on hosts.
+pub(crate) const STATIC_PROGRAMS: [&str; 3] = ["ambit-node-proxy", "ambit-waypoint", "ambit-cni"];
 
 /// Options of `cargo xtask images`.
 struct Options {
@@ -220,7 +220,9 @@ fn build_release(architecture: Architecture) -> Result<PathBuf> {
     }
     let what = format!("build the binaries, {}", architecture.name());
     shell::run(&what, &mut cargo)?;
-    static_binary::build("ambit-node-proxy", "ambit-node-proxy", architecture)?;
+    for program in STATIC_PROGRAMS {
+        static_binary::build(program, program, architecture)?;
+    }
     let directory = cross::release_dir(&target, architecture);
     for name in ambit_images::program_names() {
         cross::check_start(&directory.join(name), architecture)?;

@@ -119,7 +119,7 @@ pub struct Snapshot {
     pub batch: Arc<Batch>,
 }
 
-/// Cache of batches that several clients can share.
+/// Cache of encoded xDS responses, each of which several clients can get.
 #[derive(Debug, Default)]
 pub struct BatchCache {
     steps: Mutex<VecDeque<CachedStep>>,

@@ -47,7 +47,7 @@ pub struct CertificateSettings {
     pub proxy_identity: Option<Identity>,
     /// Requested lifetime of certificates.
     pub ttl: Duration,
-    /// Path of the certificate revocation lists.
+    /// Path of the PEM file with the certificate revocation lists; `None` if there are none.
     pub crl_path: Option<PathBuf>,
     /// Path of the file of trust domains that are accepted besides the mesh's own.
     pub trust_domains_path: Option<PathBuf>,

@@ -23,7 +23,7 @@ pub(crate) struct WeightedGroup {
 }
 
 /// View of the current state of the pool's endpoints, by index.
-pub(crate) trait HostView {
+pub(crate) trait EndpointStates {
     /// Whether the endpoint may be picked.
     fn is_usable(&self, index: u32) -> bool;
     /// Slow-start factor of an endpoint's weight, from 0 to 1.
@@ -65,7 +65,7 @@ impl WeightedGroup {
         &self,
         balancing: &Balancing,
         hash: Option<u64>,
-        view: &impl HostView,
+        view: &impl EndpointStates,
         rng: &mut dyn RngCore,
     ) -> Option<u32> {
         match balancing {
@@ -95,7 +95,7 @@ impl WeightedGroup {
         &self,
         index: u32,
         weight: u32,
-        view: &impl HostView,
+        view: &impl EndpointStates,
         rng: &mut dyn RngCore,
     ) -> bool {
         if !view.is_usable(index) {
@@ -105,7 +105,7 @@ impl WeightedGroup {
         share >= 1.0 || rng.random::<f64>() < share
     }
 
-    fn pick_random(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_random(&self, view: &impl EndpointStates, rng: &mut dyn RngCore) -> Option<u32> {
         if self.members.is_empty() {
             return None;
         }
@@ -119,7 +119,7 @@ impl WeightedGroup {
         self.pick_by_scan(view, rng)
     }
 
-    fn pick_round_robin(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_round_robin(&self, view: &impl EndpointStates, rng: &mut dyn RngCore) -> Option<u32> {
         let count = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         if count == 0 {
             return None;
@@ -135,7 +135,7 @@ impl WeightedGroup {
     }
 
     /// Picks a random endpoint in proportion to the weights, in one pass over all endpoints (reservoir sampling).
-    fn pick_by_scan(&self, view: &impl HostView, rng: &mut dyn RngCore) -> Option<u32> {
+    fn pick_by_scan(&self, view: &impl EndpointStates, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;
         for (index, weight) in &self.members {
@@ -157,7 +157,7 @@ impl WeightedGroup {
         &self,
         table: &ConsistentHashTable,
         hash: u64,
-        view: &impl HostView,
+        view: &impl EndpointStates,
     ) -> Option<u32> {
         let mut first = None;
         for place in table.positions_for_hash(hash) {

@@ -16,7 +16,7 @@ use ambit_model::{Balancing, DestinationPolicy};
 use rand::{Rng as _, RngCore};
 
 use crate::{
-    group::{HostView, WeightedGroup},
+    group::{EndpointStates, WeightedGroup},
     host::{EndpointCandidate, Host},
     locality::{PriorityGroup, Topology, configured_distribution, priority_group},
 };
@@ -232,7 +232,7 @@ impl<E> PickState<'_, E> {
     }
 }
 
-impl<E> HostView for PickState<'_, E> {
+impl<E> EndpointStates for PickState<'_, E> {
     fn is_usable(&self, index: u32) -> bool {
         let Some((host, _)) = self.pool.hosts.get(index as usize) else {
             return false;

@@ -183,7 +183,7 @@ impl UnsentMessages {
     }
 }
 
-/// Guard that counts one message as unsent.
+/// Guard that counts a message of this size, in bytes, as unsent until it is dropped.
 #[derive(Debug)]
 struct UnsentGuard(Arc<UnsentMessages>, usize);
 

@@ -28,8 +28,8 @@ use crate::{
     message::{self, Body, Version},
     tls_origination::TlsUpstream,
     upstream::{
-        ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, ReuseLimits, Upstream,
-        UpstreamError, forwarded_for_waypoint,
+        ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, Reuse, ReuseLimits,
+        Upstream, UpstreamError, forwarded_for_waypoint,
     },
     upstream_lookup,
     waypoint::Shard,
@@ -124,7 +124,8 @@ pub(crate) async fn request(
             .hops
             .write(request.headers_mut(), upstream.is_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
-        while let Some(pooled) = pool.check_out(&key, &DestinationLimits::default()) {
+        while let Some(pooled) = pool.check_out(&key, &DestinationLimits::default(), Reuse::Recent)
+        {
             match pooled.send(pool, request, None).await {
                 Ok(response) => return Ok(response),
                 Err(error) => match error.unsent_request {

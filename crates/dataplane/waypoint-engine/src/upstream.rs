@@ -23,7 +23,7 @@ use crate::{
 
 pub(crate) use error::UpstreamError;
 pub(crate) use http_pool::{
-    Checkout, HttpKey, HttpPool, ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot,
+    Checkout, HttpKey, HttpPool, Reuse, ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot,
 };
 pub(crate) use next_hop::Upstream;
 pub(crate) use proxy_protocol::ProxyProtocolHeader;

@@ -36,7 +36,7 @@ pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstrea
         }
         known => known,
     };
-    let is_of_cluster = is_cluster_endpoint(&route);
+    let is_of_cluster = is_endpoint_known_to_the_api_server(&route);
     let upstream = Upstream::from_route(route)?;
     match waypoint.names.check_egress(upstream.next_hop().ip()) {
         Err(ForbiddenAddress::Cluster(_)) if is_of_cluster => {}
@@ -71,7 +71,7 @@ pub(crate) async fn request_address_record(
 
 /// Whether the API server itself vouches for the endpoint's address: the endpoint is a pod, possibly in its node's
 /// network, or the API server as endpoint of the Service `kubernetes`. Hand-written addresses do not qualify.
-fn is_cluster_endpoint(route: &Route) -> bool {
+fn is_endpoint_known_to_the_api_server(route: &Route) -> bool {
     let workload = match route {
         Route::Plain(plain) => &plain.workload,
         Route::Hbone(hbone) => &hbone.workload,

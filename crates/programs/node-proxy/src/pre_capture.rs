@@ -28,7 +28,7 @@ use crate::pod::Pod;
 
 /// Delays of attempts to close the pre-capture connections of a new pod. The agent redirects as soon as the pod is
 /// served; a connection opened just before may still be in its handshake at the first attempt.
-const CLOSE_DELAYS: [Duration; 3] = [
+const CLOSE_ATTEMPT_DELAYS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(2),
     Duration::from_secs(10),
@@ -65,7 +65,7 @@ pub(crate) fn connection_details(pod: &Pod) -> Vec<ConnectionDetails> {
 /// Closes a pod's pre-capture connections, repeatedly while some may still be established.
 pub(crate) async fn close_connections(pod: Arc<Pod>) {
     let pod = to_weak(pod);
-    for pause in CLOSE_DELAYS {
+    for pause in CLOSE_ATTEMPT_DELAYS {
         tokio::time::sleep(pause).await;
         let Some(pod) = pod.upgrade() else { return };
         let found = match find_sockets(&pod, TcpStateFilter::Open) {

@@ -45,7 +45,8 @@ fn is_enforcing_kind(kind: Kind) -> bool {
 }
 
 impl EnforcementTargets {
-    /// Returns why policies require a waypoint to bind objects before it has been ready; `None` if no policy does.
+    /// Returns why policies require traffic to pass a waypoint even if the waypoint has never been ready, so that it fails
+    /// until then; `None` if no policy does.
     pub(crate) fn enforcement_reason(
         &self,
         view: &MeshView,

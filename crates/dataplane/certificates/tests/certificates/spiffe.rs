@@ -345,7 +345,7 @@ async fn clients_of_a_withdrawn_root_are_refused() {
 }
 
 #[tokio::test]
-async fn federated_trust_domains_are_those_of_the_entry() {
+async fn federated_trust_domains_are_those_of_the_registration_entry() {
     for api in BOTH_APIS {
         let (mesh, west) = (SpiffeMesh::new(api), Pki::new());
         mesh.agent.change(|entries| {

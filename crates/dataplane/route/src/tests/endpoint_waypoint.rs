@@ -334,7 +334,7 @@ fn a_bypass_is_compared_with_the_rules_of_the_waypoint() {
 }
 
 #[test]
-fn hairpin_requests_the_pod_from_the_waypoint_or_fails() {
+fn hairpin_names_the_pod_to_its_waypoint_or_fails() {
     let local = endpoint_with_waypoint();
     let with_waypoint = table(
         vec![waypoint_pod("w", "10.0.0.9")],

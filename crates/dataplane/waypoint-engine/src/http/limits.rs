@@ -104,11 +104,12 @@ pub(super) struct CountedRequest<'a> {
     pub(super) request: RouteRequest<'a>,
 }
 
-/// Counts a request against each rate limit of the services. A limit does not count the request again if it has already
-/// counted `before`, the request before its last change.
+/// Counts a request against each rate limit of the services. `before` is the request as it was before a route changed it:
+/// a limit that has counted that does not count this one.
 ///
 /// # Errors
-/// When a limit rejects the request, or a policy change denies it meanwhile; the error is the reply to the client.
+/// When a limit rejects the request, or a policy that has changed during the wait for limits denies it; the error is the
+/// reply to the client.
 pub(super) async fn enforce(
     session: &Session,
     counted: CountedRequest<'_>,

@@ -1,5 +1,6 @@
 //! Sends a request to an endpoint, and retries with another one if that fails.
 
+mod attempt;
 pub(super) mod outgoing;
 mod retry_permit;
 pub(super) mod retry_state;
@@ -7,10 +8,10 @@ pub(super) mod retry_state;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use ambit_model::{ArcStr, Service};
-use ambit_proxy::{LocalPod, report::format_error_chain};
+use ambit_proxy::report::format_error_chain;
 use ambit_route::{BackendEndpoint, WorkloadRef};
 use ambit_telemetry::http::{ResponseFlag, ResponseFlags};
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 
 use super::{
@@ -21,6 +22,7 @@ use super::{
     },
     reply::Reply,
     send::{
+        attempt::{Attempt, FailedAttempt},
         retry_permit::RetryPermit,
         retry_state::{AttemptOutcome, RetryPolicy, RetryState},
     },
@@ -29,15 +31,14 @@ use crate::{
     destination::{EndpointLease, NoUpstream},
     hops::Hops,
     memory::{BudgetExhausted, ChargePurpose, MemoryPermit},
-    message::{self, Body, Version},
+    message::{Body, Version},
     retry_mark::RetryMark,
     session::Session,
     target::Target,
     tls_origination::TlsUpstream,
     upstream::{
-        Checkout, ConnectOptions, ConnectParameters, HttpKey, ProxyProtocolHeader, RequestGuard,
-        ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot, Upstream, UpstreamError,
-        forwarded_for_waypoint,
+        ConnectOptions, ProxyProtocolHeader, RequestGuard, STREAM_WINDOW_BYTES, StreamSlot,
+        Upstream, UpstreamError,
     },
 };
 
@@ -192,27 +193,27 @@ pub(super) async fn send(
         let mut chosen = SelectedEndpoint::new(destination, session, to);
         failed.extend(chosen.workload.iter().map(|one| one.uid().clone()));
         let _load = session.shard.upstreams.http.count_request(chosen.endpoint);
-        add_waypoint_headers(&mut request, to, hops, retry_mark);
         // Where the next waypoint chooses the endpoint, that waypoint originates TLS.
         let over = tls_upstream.filter(|_| held.is_some() || !to.is_waypoint());
         if let Some(over) = over {
             chosen.wildcard_host = Some(host.clone());
             chosen.remote_identity = over.accepted_sans();
-            if version == Version::Http2 {
-                message::set_https_scheme(&mut request);
-            }
         }
         let preamble = proxy_protocol_header(session, decision.as_deref(), to);
-        let opening = ConnectOptions {
-            limits: &limits,
-            tls: over,
-            preamble: preamble.as_ref(),
+        let attempt = Attempt {
+            session,
+            own: &own,
+            upstream: to,
+            version,
+            options: ConnectOptions {
+                limits: &limits,
+                tls: over,
+                preamble: preamble.as_ref(),
+            },
+            hops,
+            retry_mark,
         };
-        let trying = attempt(session, &own, to, version, opening, request);
-        let outcome = match attempt_timeout {
-            None => Some(trying.await),
-            Some(attempt_timeout) => tokio::time::timeout(attempt_timeout, trying).await.ok(),
-        };
+        let outcome = attempt.send(request, &retrying, attempt_timeout).await;
         report_outcome(session, held.as_ref(), outcome.as_ref(), has_body);
         chosen.window_permit.clone_from(&window);
         chosen.leases = held.zip(decision.clone()).map(Arc::new);
@@ -290,18 +291,6 @@ fn reserve_window(
     Ok(Some(Arc::new(permit)))
 }
 
-/// Writes the hop count and the retry mark, if the next hop is a waypoint.
-fn add_waypoint_headers(
-    request: &mut Request<Body>,
-    upstream: &Upstream,
-    hops: Hops,
-    retry_mark: RetryMark,
-) {
-    let (headers, is_next) = (request.headers_mut(), upstream.is_waypoint());
-    hops.write(headers, is_next);
-    retry_mark.write(headers, is_next);
-}
-
 /// Result of one attempt, with the request if it may be sent again.
 struct AttemptResult {
     result: Result<UpstreamResponse, Failure>,
@@ -339,6 +328,7 @@ impl AttemptResult {
             Some(Err(FailedAttempt {
                 upstream_failure: broken,
                 unsent_request: whole,
+                ..
             })) => {
                 let endpoint = chosen.endpoint;
                 tracing::debug!(%endpoint, error = broken.details, "an endpoint did not answer a request");
@@ -384,94 +374,6 @@ fn report_outcome(
     if let (Some(held), Some(seen)) = (lease, seen) {
         held.report(session.shard.waypoint.rule_context(), seen);
     }
-}
-
-/// Attempt that ended without a response.
-struct FailedAttempt {
-    upstream_failure: UpstreamFailure,
-    /// Request to be retried, if nothing of it was sent.
-    unsent_request: Option<Request<Body>>,
-}
-
-async fn attempt(
-    session: &Session,
-    own: &LocalPod,
-    upstream: &Upstream,
-    version: Version,
-    options: ConnectOptions<'_>,
-    mut request: Request<Body>,
-) -> Result<Response<Incoming>, FailedAttempt> {
-    let key = HttpKey::new(upstream, version).with_tls(options.tls.map(|tls| tls.key()));
-    let key = key.with_preamble(options.preamble.cloned());
-    let caller = &session.caller;
-    let key = key.for_caller(caller.identity.as_ref(), caller.address.ip());
-    let applied = upstream.applied_services(session.target.service_name());
-    let key = key.with_applied_services(applied.clone());
-    let pool = &session.shard.upstreams.http;
-    let sent = |error| FailedAttempt {
-        upstream_failure: UpstreamFailure::request_failure(&error, version),
-        unsent_request: None,
-    };
-    // Only extended CONNECT requests are sent.
-    let is_connect = *request.method() == Method::CONNECT;
-    // The endpoint may have closed an idle connection in the meantime.
-    while let Some(pooled) = if is_connect {
-        None
-    } else {
-        pool.check_out(&key, options.limits)
-    } {
-        match pooled.send(pool, request, Some(&session.share)).await {
-            Ok(response) => return Ok(response),
-            Err(error) => match error.unsent_request {
-                Some(unsent) => request = unsent,
-                None => return Err(sent(error.error)),
-            },
-        }
-    }
-    let reader = caller.identity.as_ref().map(|one| &*one.namespace);
-    let connect = ConnectParameters {
-        upstream,
-        own_pod: own,
-        // Callers share HTTP connections, so that tunnels name none of them.
-        forwarded: &forwarded_for_waypoint(own),
-        applied_services: &applied,
-        options,
-        hops: None,
-        identity: None,
-        memory: Some(&session.memory),
-    };
-    let checkout = match open_connection(session, connect, &key, is_connect).await {
-        Ok(checkout) => checkout,
-        Err(error) => {
-            return Err(FailedAttempt {
-                upstream_failure: UpstreamFailure::connect_failure(&*error, reader),
-                unsent_request: Some(request),
-            });
-        }
-    };
-    let responded = checkout.send(pool, request, Some(&session.share)).await;
-    responded.map_err(|error| FailedAttempt {
-        unsent_request: error.unsent_request,
-        ..sent(error.error)
-    })
-}
-
-async fn open_connection(
-    session: &Session,
-    connect: ConnectParameters<'_>,
-    key: &HttpKey,
-    is_connect: bool,
-) -> Result<Checkout, Box<dyn std::error::Error + Send + Sync>> {
-    let upstreams = &session.shard.upstreams;
-    let (pool, share) = (&upstreams.http, &session.share);
-    let stream = upstreams.connect(connect).await?;
-    if is_connect {
-        return Ok(pool.handshake_extended_connect(key, stream, share).await?);
-    }
-    let reuse_limits = ReuseLimits::from_destination_limits(connect.options.limits);
-    Ok(pool
-        .handshake(key, stream, reuse_limits, Some(share))
-        .await?)
 }
 
 impl From<NoUpstream> for Failure {

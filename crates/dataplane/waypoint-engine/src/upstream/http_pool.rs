@@ -11,6 +11,8 @@ mod reuse;
 
 use std::{
     collections::HashMap,
+    error::Error as _,
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -40,11 +42,13 @@ use crate::{
 pub(crate) use http2_connections::StreamSlot;
 use http2_connections::{ActiveStreams, Http2Connections};
 pub(crate) use key::HttpKey;
-pub(crate) use reuse::ReuseLimits;
 use reuse::{ConnectionUse, MAX_STREAMS};
+pub(crate) use reuse::{Reuse, ReuseLimits};
 
 /// Maximum idle HTTP/1 connections to one endpoint.
 const MAX_IDLE_CONNECTIONS: usize = 128;
+/// Number of idle HTTP/1 connections of a worker above which those are closed that have not been used recently.
+const MAX_LONG_IDLE_CONNECTIONS: usize = 1024;
 /// Interval at which idle connections in the pool are checked for expiry.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of counted endpoints above which the request counters of idle endpoints are removed.
@@ -88,8 +92,10 @@ struct IdleConnection {
 }
 
 impl IdleConnection {
-    fn is_stale(&self) -> bool {
-        self.idle_since.elapsed() >= self.usage.limits.idle_timeout || self.usage.is_expired()
+    /// Whether the connection has been idle for too long to carry a request.
+    fn is_stale(&self, reuse: Reuse) -> bool {
+        self.idle_since.elapsed() >= self.usage.limits.max_idle_time(reuse)
+            || self.usage.is_expired()
     }
 }
 
@@ -111,9 +117,9 @@ pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
 /// Guard that counts an active request at an endpoint, for load balancing.
 #[derive(Debug)]
-pub(crate) struct EndpointLoad(Arc<AtomicUsize>);
+pub(crate) struct ActiveRequestGuard(Arc<AtomicUsize>);
 
-impl Drop for EndpointLoad {
+impl Drop for ActiveRequestGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -149,12 +155,20 @@ impl HttpPool {
     }
 
     /// Takes a pooled connection with this key that may carry another request.
-    pub(crate) fn check_out(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
+    pub(crate) fn check_out(
+        &self,
+        key: &HttpKey,
+        limits: &DestinationLimits,
+        reuse: Reuse,
+    ) -> Option<Checkout> {
+        if reuse == Reuse::Never {
+            return None;
+        }
         let reuse_limits = ReuseLimits::from_destination_limits(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, in_use, life) = state.take_idle(key, reuse_limits)?;
+                let (sender, in_use, life) = state.take_idle(key, reuse_limits, reuse)?;
                 (HttpSender::Http1(sender, in_use), life, None)
             }
             Version::Http2 => {
@@ -243,7 +257,7 @@ impl HttpPool {
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.limits.http2_idle_timeout();
+            let mut wait = life.limits.idle_timeout;
             loop {
                 tokio::time::sleep(wait).await;
                 let next = pool.0.lock().http2.retire(&key, &streams);
@@ -295,7 +309,7 @@ impl HttpPool {
     }
 
     /// Counts an active request at an endpoint until the returned guard is dropped.
-    pub(crate) fn count_request(&self, endpoint: SocketAddr) -> EndpointLoad {
+    pub(crate) fn count_request(&self, endpoint: SocketAddr) -> ActiveRequestGuard {
         let mut state = self.0.lock();
         let load = state.request_counts.entry(endpoint).or_default().clone();
         load.fetch_add(1, Relaxed);
@@ -305,7 +319,7 @@ impl HttpPool {
                 .retain(|_, load| load.load(Relaxed) > 0);
             state.cleanup_threshold = state.request_counts.len() * 2;
         }
-        EndpointLoad(load)
+        ActiveRequestGuard(load)
     }
 
     /// Returns the number of active requests at an endpoint.
@@ -361,21 +375,35 @@ impl State {
         &mut self,
         key: &HttpKey,
         reuse_limits: ReuseLimits,
+        reuse: Reuse,
     ) -> Option<(http1::SendRequest<Body>, ConnectionActivity, ConnectionUse)> {
         let idle = self.idle.get_mut(key)?;
         while let Some(mut one) = idle.pop() {
             one.usage = one.usage.with_limits(reuse_limits);
-            if one.sender.is_ready() && !one.is_stale() {
-                return Some((one.sender, one.activity, one.usage));
+            if !one.sender.is_ready() || one.is_stale(Reuse::Any) {
+                continue;
             }
+            if one.is_stale(reuse) {
+                // So are the others, which have been idle for longer.
+                idle.push(one);
+                return None;
+            }
+            return Some((one.sender, one.activity, one.usage));
         }
         self.idle.remove(key);
         None
     }
 
     fn sweep(&mut self) {
+        self.close_stale(Reuse::Any);
+        if self.idle.values().map(Vec::len).sum::<usize>() > MAX_LONG_IDLE_CONNECTIONS {
+            self.close_stale(Reuse::Recent);
+        }
+    }
+
+    fn close_stale(&mut self, reuse: Reuse) {
         self.idle.retain(|_, idle| {
-            idle.retain(|one| !one.is_stale() && !one.sender.is_closed());
+            idle.retain(|one| !one.is_stale(reuse) && !one.sender.is_closed());
             !idle.is_empty()
         });
     }
@@ -390,6 +418,19 @@ pub(crate) struct SendError {
 }
 
 impl SendError {
+    /// Whether the endpoint has closed or reset an HTTP/1.1 connection before it had sent the whole head of a response.
+    pub(crate) fn is_closed_connection(&self) -> bool {
+        let cause = self.error.source();
+        let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
+        let is_reset = cause.is_some_and(|error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+            )
+        });
+        self.error.is_incomplete_message() || is_reset
+    }
+
     /// Converts hyper's error. If nothing of the request was sent, the cause is the failure of its new connection, such
     /// as an endpoint that does not speak HTTP/2.
     async fn from_hyper(
@@ -477,5 +518,74 @@ impl Checkout {
                 Ok(response)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::Upstream;
+
+    /// Returns a pooled connection that has been idle for this time, and its endpoint.
+    async fn idle_connection(idle: Duration) -> (IdleConnection, tokio::io::DuplexStream) {
+        let (near, far) = tokio::io::duplex(64);
+        let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await.unwrap();
+        ambit_rt::spawn("connection", async move { drop(connection.await) });
+        sender.ready().await.unwrap();
+        let connection = IdleConnection {
+            sender,
+            activity: ConnectionActivity::default(),
+            idle_since: Instant::now().checked_sub(idle).unwrap(),
+            usage: ConnectionUse::new(default_limits()),
+        };
+        (connection, far)
+    }
+
+    fn default_limits() -> ReuseLimits {
+        ReuseLimits::from_destination_limits(&DestinationLimits::default())
+    }
+
+    fn key(port: u16) -> HttpKey {
+        let upstream = Upstream::Plain(SocketAddr::from(([10, 0, 0, 1], port)), None);
+        HttpKey::new(&upstream, Version::Http1)
+    }
+
+    #[tokio::test]
+    async fn connections_idle_for_long_carry_repeatable_requests_only() {
+        let (connection, _far) = idle_connection(Duration::from_secs(30)).await;
+        let mut state = State::default();
+        state.idle.insert(key(1), vec![connection]);
+        let mut is_taken = |reuse| state.take_idle(&key(1), default_limits(), reuse).is_some();
+        assert!(!is_taken(Reuse::Recent));
+        assert!(is_taken(Reuse::Any));
+        assert!(!is_taken(Reuse::Any));
+    }
+
+    #[tokio::test]
+    async fn full_pool_closes_connections_that_were_not_used_recently() {
+        let mut state = State::default();
+        let mut ends = Vec::new();
+        let mut add = async |state: &mut State, port, seconds| {
+            let (connection, far) = idle_connection(Duration::from_secs(seconds)).await;
+            ends.push(far);
+            state.idle.entry(key(port)).or_default().push(connection);
+        };
+        let full = u16::try_from(MAX_LONG_IDLE_CONNECTIONS).unwrap();
+        add(&mut state, 0, 30).await;
+        add(&mut state, 0, 90).await;
+        for port in 1..full {
+            add(&mut state, port, 1).await;
+        }
+        let count = |state: &State, port| state.idle.get(&key(port)).map_or(0, Vec::len);
+        state.sweep();
+        // One was idle for longer than the timeout: full, and no more.
+        assert_eq!((count(&state, 0), state.idle.len()), (1, usize::from(full)));
+        // The other one has been closed in a pool with one more.
+        add(&mut state, full, 1).await;
+        state.sweep();
+        assert_eq!(
+            (count(&state, 0), count(&state, 1), count(&state, full)),
+            (0, 1, 1)
+        );
     }
 }

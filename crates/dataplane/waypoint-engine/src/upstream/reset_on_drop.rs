@@ -21,8 +21,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, http1_io::Http1Additions};
 
-/// State of the current request on an HTTP/1.1 connection; also the additions to hyper's output, and the CPU share of
-/// the connection. Clones share it.
+/// Shared state of an HTTP/1.1 connection: the progress of its current request, the bytes that are inserted into hyper's
+/// output, and the scheduling share that its CPU time is charged to. Clones refer to the same state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionActivity(Arc<Mutex<State>>, Http1Additions, CurrentShare);
 

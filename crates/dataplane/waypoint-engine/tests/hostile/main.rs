@@ -32,6 +32,7 @@ mod late_records;
 mod overload;
 mod provider_floods;
 mod receive_windows;
+mod reused_connections;
 mod revoked;
 mod routes;
 mod spellings;

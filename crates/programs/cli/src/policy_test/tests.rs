@@ -9,7 +9,7 @@ use super::{evaluation::PolicyTest, observed, report::Report};
 
 mod without_logs;
 
-/// Manifests of two pods behind a service with a waypoint, one pod without, and callers.
+/// Manifests of two pods of a service with a waypoint, a pod that has neither service nor waypoint, and their callers.
 const MESH: &str = "
 kind: Namespace
 apiVersion: v1

@@ -218,7 +218,7 @@ impl Admission {
         let Some(backend) = self.routed_backend(destination, by, sent) else {
             return (None, Some(self.clone()));
         };
-        let decision = self.received.evaluate_backend(&backend);
+        let decision = self.received.evaluate_backend_policies(&backend);
         let is_denied = decision.as_ref().is_some_and(|one| !one.is_allowed())
             || !self.received.is_provider_unchanged_for_backend(&backend);
         let admission = || Self {
@@ -267,7 +267,7 @@ impl Admission {
             let decision = self
                 .backend
                 .as_ref()
-                .and_then(|backend| self.received.evaluate_backend(backend));
+                .and_then(|backend| self.received.evaluate_backend_policies(backend));
             decision.is_none_or(|one| one.is_allowed())
         };
         let has_provider_there = || {
@@ -308,7 +308,7 @@ impl Inner {
     }
 
     /// Evaluates the policies of the route's backend; `None` if this waypoint has no policies for it.
-    fn evaluate_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
+    fn evaluate_backend_policies(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
         let facts = backend.forwarded.as_deref().unwrap_or(&self.attributes);

@@ -129,6 +129,11 @@ impl<'a> RetryState<'a> {
         Some(Request::from_parts(self.request_head.clone()?, body))
     }
 
+    /// Whether the request may be sent again whatever has become of it: it is idempotent, has no body, and is kept.
+    pub(in crate::http) fn is_repeatable(&self) -> bool {
+        self.is_idempotent && self.body.is_none() && self.request_head.is_some()
+    }
+
     /// Whether a request of which nothing was sent may go to another endpoint.
     pub(in crate::http) fn may_try_other_endpoint(&self) -> bool {
         !matches!(self.policy, RetryPolicy::Never)

@@ -60,6 +60,11 @@ impl HttpKey {
         }
     }
 
+    /// Returns the services whose attachments this waypoint has applied.
+    pub(crate) fn applied_services(&self) -> &AppliedServices {
+        &self.applied_services
+    }
+
     /// Restricts the pooled connection to one caller, if it is HTTP/2.
     pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
         let caller = match self.version {

@@ -4,21 +4,34 @@ use std::time::{Duration, Instant};
 
 use ambit_model::DestinationLimits;
 
-/// Idle timeout of pooled HTTP/1 connections. It is shorter than that of common servers, since a request fails if the
-/// server closes its connection at the same time.
-const HTTP1_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Idle timeout of pooled HTTP/2 connections. Each caller has connections of its own.
-const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Idle timeout of pooled connections. Each caller has HTTP/2 connections of its own.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Idle time after which an HTTP/1 connection carries repeatable requests only, and is closed if the pool is full. It is
+/// shorter than the idle timeout of common servers, since a request fails if the server closes its connection at the same
+/// time.
+const RECENT_USE: Duration = Duration::from_secs(4);
 /// Maximum concurrent requests on one HTTP/2 connection.
 pub(super) const MAX_STREAMS: u32 = 100;
+
+/// Pooled HTTP/1 connections that may carry a request. The endpoint may close any of them as the request is sent; the
+/// longer a connection has been idle, the more probable that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// No pooled connection of any version: the request needs a new one.
+    Never,
+    /// Connections used a short while ago, for requests that may not be repeated.
+    Recent,
+    /// All connections, for requests that are repeated on a new connection if the endpoint closes theirs.
+    Any,
+}
 
 /// Limits for the reuse of a pooled connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReuseLimits {
-    /// Idle timeout of a pooled HTTP/1.1 connection.
+    /// Idle timeout of a pooled connection.
     pub(super) idle_timeout: Duration,
-    /// Idle timeout of a pooled HTTP/2 connection, if the destination's rule sets one.
-    http2_idle_timeout: Option<Duration>,
+    /// Idle time up to which a pooled HTTP/1.1 connection carries requests that may not be repeated.
+    recent_use: Duration,
     /// Maximum number of requests on a connection; zero for no limit.
     max_requests: u32,
     /// Maximum lifetime of a connection, after which it carries no further requests.
@@ -31,8 +44,9 @@ impl ReuseLimits {
     /// Derives the reuse limits from the connection-pool settings of a destination's rule.
     pub(crate) fn from_destination_limits(limits: &DestinationLimits) -> Self {
         Self {
-            idle_timeout: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
-            http2_idle_timeout: limits.idle_timeout,
+            idle_timeout: limits.idle_timeout.unwrap_or(IDLE_TIMEOUT),
+            // A rule's timeout is for all requests.
+            recent_use: limits.idle_timeout.unwrap_or(RECENT_USE),
             max_requests: limits.requests_per_connection,
             max_lifetime: limits.max_connection_duration,
             max_streams: match limits.streams_per_connection {
@@ -42,9 +56,13 @@ impl ReuseLimits {
         }
     }
 
-    /// Returns the idle timeout of an HTTP/2 connection.
-    pub(super) fn http2_idle_timeout(&self) -> Duration {
-        self.http2_idle_timeout.unwrap_or(HTTP2_IDLE_TIMEOUT)
+    /// Returns the time that an HTTP/1.1 connection may have been idle to carry a request.
+    pub(super) fn max_idle_time(&self, reuse: Reuse) -> Duration {
+        match reuse {
+            Reuse::Never => Duration::ZERO,
+            Reuse::Recent => self.idle_timeout.min(self.recent_use),
+            Reuse::Any => self.idle_timeout,
+        }
     }
 }
 

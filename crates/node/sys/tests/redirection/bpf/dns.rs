@@ -177,7 +177,7 @@ fn open_queries_continue_when_dns_capture_ends() {
             assert_eq!(&buffer[..1], b"4");
         }
         assert!(!dns.chains().contains("redirect"));
-        assert!(!dns.chains().contains("guard") == ends_by_release);
+        assert_ne!(dns.chains().contains("guard"), ends_by_release);
         if ends_by_release {
             dns.pod.prepare();
         }

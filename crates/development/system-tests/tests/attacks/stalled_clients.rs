@@ -12,7 +12,7 @@ use std::{
 };
 
 use ambit_lab::LabNetns;
-use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, wait_until, with_waypoint};
+use ambit_system_tests::{Mesh, idle_pod, read_head, wait_until, with_waypoint};
 
 /// Captured namespace without a waypoint, and a second client in `shop`.
 const MANIFESTS: &str = "
@@ -73,11 +73,12 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
             "/hang" => {
                 stream.read_exact(&mut [0])?;
             }
-            _ => answer_ok(stream, "small")?,
-        }
-        // Without a waypoint, the application must do it itself.
-        if head.to_ascii_lowercase().contains("\r\nconnection: close") {
-            return Ok(());
+            // The waypoint keeps no connection, which would count as one that an attack has left.
+            _ => {
+                let closing =
+                    "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nsmall";
+                return stream.write_all(closing.as_bytes());
+            }
         }
     }
     Ok(())

@@ -347,6 +347,14 @@ fn apply_tuning_to(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets the packet mark (`SO_MARK`) of an open connection.
+///
+/// # Errors
+/// When the process lacks the capability.
+pub fn set_mark(stream: &TcpStream, mark: u32) -> io::Result<()> {
+    socket2::SockRef::from(stream).set_mark(mark)
+}
+
 /// Returns the original destination of a redirected connection: the address before NAT if it was translated, else its
 /// local address.
 ///

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 use ambit_codec::Forwarded;
 use ambit_egress::ForbiddenAddress;
 use ambit_hbone::Tunnel;
-use ambit_model::{ArcStr, FailureReason, canonical_socket_address};
+use ambit_model::{ArcStr, FailureReason, OUTBOUND_PORT, canonical_socket_address};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionSetup, EstablishedConnection, LocalPod,
     RelayTransport, Report, ResolveError, TerminationReason,
@@ -17,7 +17,7 @@ use ambit_proxy::{
     resolve,
 };
 use ambit_route::{HboneRoute, PROXY_PORTS, Route, RouteError};
-use ambit_sys::socket;
+use ambit_sys::{redirection::bpf::CAPTURED_CONNECTION_MARK, socket};
 use ambit_telemetry::Direction;
 use http::HeaderMap;
 use tokio::net::TcpStream;
@@ -92,6 +92,7 @@ async fn open_connection(
         drain_guard: open,
     } = accepted;
     let pod = &shard.pod;
+    mark_captured(pod, &stream);
     let dst = match original_dst(pod, &stream, peer) {
         Ok(dst) => dst,
         Err(error) => {
@@ -164,6 +165,19 @@ async fn connect(
             Ok(RelayTransport::Tunnel(tunnel))
         }
         route => dial(shard, local, peer, route, report).await,
+    }
+}
+
+/// Marks a connection that BPF programs gave to the proxy as theirs. Translated ones arrive at the proxy's port.
+fn mark_captured(pod: &Pod, stream: &TcpStream) {
+    let is_translated = stream
+        .local_addr()
+        .is_ok_and(|local| local.port() == OUTBOUND_PORT);
+    if is_translated || !pod.bpf.is_prepared() {
+        return;
+    }
+    if let Err(error) = socket::set_mark(stream, CAPTURED_CONNECTION_MARK) {
+        tracing::debug!(%error, "a captured connection keeps the proxy's mark");
     }
 }
 

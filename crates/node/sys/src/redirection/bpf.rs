@@ -47,6 +47,11 @@ use crate::{
 /// loopback.
 pub const APPLICATION_CALL_MARK: u32 = marks::SPOOFED;
 
+/// Mark of the connections that the proxy accepts from the application of a pod that BPF programs capture. Sockets in
+/// TIME-WAIT answer with the mark of the packet that they answer (`fwmark_reflect`): with the proxy's mark such an answer
+/// would leave the pod, and the connection would never end.
+pub const CAPTURED_CONNECTION_MARK: u32 = marks::OUTBOUND;
+
 /// Index of the loopback interface, which is the first one of every namespace.
 const LOOPBACK_INTERFACE: u32 = 1;
 

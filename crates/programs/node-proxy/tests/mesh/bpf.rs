@@ -201,6 +201,34 @@ async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
     converse(client.connect(port).await.unwrap(), &client.host).await;
 }
 
+/// The application's end answers the proxy's FIN from TIME-WAIT, where it is no socket of the application any more.
+#[tokio::test]
+async fn connections_that_the_application_closes_end() {
+    const COUNT: usize = 10;
+    let bpffs = Bpffs::new();
+    let mut mesh = bpffs.mesh().await;
+    let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
+    let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
+    server.host.serve_echo(8080);
+    for _ in 0..COUNT {
+        let to = SocketAddr::new(server.host.ip, 8080);
+        let mut stream = client.connect(to).await.unwrap();
+        read_line(&mut stream).await.unwrap();
+    }
+    let in_state = |state: &str| {
+        let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
+        let tables = || ["tcp", "tcp6"].map(read).concat();
+        let tables = client.host.netns().run(tables).unwrap();
+        let states = tables.lines().map(|line| line.split_whitespace().nth(3));
+        states.filter(|found| *found == Some(state)).count()
+    };
+    let (time_wait, last_ack) = ("06", "09");
+    ambit_testkit::wait_until("all connections have ended", || {
+        in_state(time_wait) >= COUNT && in_state(last_ack) == 0
+    })
+    .await;
+}
+
 /// The client may use the port that the proxy uses in its name, and the other way round.
 #[tokio::test]
 async fn plaintext_connections_of_many_ports_are_distinguished() {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use ambit_model::{DNS_PORT, OUTBOUND_PORT};
-use ambit_netplan::probes;
+use ambit_netplan::{marks, probes};
 
 use super::{TcpSocket, TcpStateFilter};
 use crate::netns::Netns;
@@ -67,6 +67,8 @@ pub fn unproxied_sockets(
 /// Returns the sockets that are neither the proxy's nor connected to a socket of the proxy, which is recognized by its
 /// packet mark.
 fn without_proxied(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
+    // Both ends of a connection that BPF programs gave to the proxy, also once one of them is closed.
+    let is_captured = |socket: &TcpSocket| socket.mark & marks::MASK == marks::OUTBOUND;
     // Both ends are in the pod: the other one is the proxy's, whatever its mark (see `redirection/bpf.rs`).
     let within: HashSet<_> = all.iter().map(|s| (s.remote, s.local)).collect();
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
@@ -83,6 +85,7 @@ fn without_proxied(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
             local.ip() != remote.ip()
                 && !local.ip().is_loopback()
                 && !probe(remote.ip())
+                && !is_captured(socket)
                 && !from.contains(local)
                 && !within.contains(&(*local, *remote))
         })
@@ -118,8 +121,6 @@ fn ephemeral_ports() -> (u16, u16) {
 
 #[cfg(test)]
 mod tests {
-    use ambit_netplan::marks;
-
     use super::*;
 
     const MARK: u32 = 0x539;
@@ -148,7 +149,9 @@ mod tests {
             socket("10.0.0.1:15008", "10.0.0.9:7000", MARK),
             // The same under capture by BPF programs.
             socket("10.0.0.1:5005", "10.0.0.9:80", marks::OUTBOUND),
-            socket("10.0.0.9:80", "10.0.0.1:5005", MARK),
+            socket("10.0.0.9:80", "10.0.0.1:5005", marks::OUTBOUND),
+            // The application has closed its end.
+            socket("10.0.0.9:80", "10.0.0.1:5006", marks::OUTBOUND),
             socket("10.0.0.1:8080", "10.0.0.9:4002", marks::SPOOFED),
             socket("10.0.0.9:4002", "10.0.0.1:8080", marks::SPOOFED),
         ];

@@ -10,17 +10,10 @@ use std::{
     collections::BTreeSet,
     fs,
     net::TcpListener,
-    os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
-        unix::fs::symlink,
-    },
-    path::{Path, PathBuf},
+    os::unix::fs::symlink,
+    path::PathBuf,
     process::Command,
-    sync::{
-        LazyLock,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use ambit_agent::{
@@ -28,13 +21,11 @@ use ambit_agent::{
     capture::{BpfReadiness, CaptureMethod, CaptureTarget},
 };
 use ambit_bpf::{Pins, Role};
+use ambit_bpf_testkit::{Bpffs, cgroup_root, remove_cgroup, tools};
 use ambit_netlab::Host;
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution, redirection::bpf::cookie_of};
-use rustix::{
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    process::{Resource, Rlimit, setrlimit},
-};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 const UID: &str = "2c48913c-b29f-11e7-9350-020968147796";
 const ACKNOWLEDGED: BpfReadiness = BpfReadiness::Prepared { acknowledged: true };
@@ -45,33 +36,22 @@ struct Node {
     pod: Host,
     cgroups: PathBuf,
     _proc: tempfile::TempDir,
-    _bpffs: OwnedFd,
+    _bpffs: Bpffs,
 }
 
 impl Node {
     async fn new() -> Self {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let mut mounts = mounts
-            .lines()
-            .map(|line| line.split(' ').collect::<Vec<_>>());
-        let root = mounts.find(|fields| fields[2] == "cgroup2").unwrap()[1].to_owned();
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let cgroups =
-            PathBuf::from(&root).join(format!("kubepods-test-{}-{number}", std::process::id()));
+        let name = format!("ambit-agent-test-{}-{number}", std::process::id());
+        // A hierarchy of its own: pods of several tests have one UID.
+        let root = cgroup_root().join(name);
+        let cgroups = root.join("kubepods");
         fs::create_dir_all(cgroups.join(format!("pod{UID}"))).unwrap();
         let proc = tempfile::tempdir().unwrap();
         fs::create_dir_all(proc.path().join("1/root/sys/fs")).unwrap();
         symlink(root, proc.path().join("1/root/sys/fs/cgroup")).unwrap();
-        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-        fsconfig_create(context.as_fd()).unwrap();
-        let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
-        let bpffs = fsmount(context.as_fd(), flags, none).unwrap();
-        let pins = format!(
-            "/proc/{}/fd/{}/ambit",
-            std::process::id(),
-            bpffs.as_raw_fd()
-        );
+        let bpffs = Bpffs::new();
         Self {
             actions: KernelActions {
                 procfs: proc.path().to_owned(),
@@ -80,7 +60,7 @@ impl Node {
                 node_netns: Netns::current().unwrap(),
                 host: None,
                 kubelet_cgroup: None,
-                programs: NodePrograms::at(Pins::at(pins)),
+                programs: NodePrograms::at(Pins::at(bpffs.path().join("ambit"))),
             },
             pod: Host::new("pod").await.unwrap(),
             cgroups,
@@ -146,29 +126,10 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let until = Instant::now() + Duration::from_secs(10);
-        let pod = self.cgroups.join(format!("pod{UID}"));
-        while fs::remove_dir(&pod).is_err() && Instant::now() < until {
-            std::thread::yield_now();
-        }
-        let _left = fs::remove_dir(&self.cgroups);
+        remove_cgroup(&self.cgroups.join(format!("pod{UID}")));
+        remove_cgroup(&self.cgroups);
+        remove_cgroup(self.cgroups.parent().unwrap());
     }
-}
-
-/// Returns the program of `tests/tools.c` of the crate `bpf`, which the first call compiles.
-fn tools() -> &'static Path {
-    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let program = directory.join("bpf-tools");
-        // Test programs may run at the same time.
-        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../node/bpf/tests/tools.c");
-        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
-        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
-        fs::rename(&own, &program).unwrap();
-        program
-    });
-    &TOOLS
 }
 
 fn spec() -> RedirectionSpec {

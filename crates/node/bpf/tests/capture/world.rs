@@ -1,25 +1,22 @@
 //! Pod and peer for tests: two network namespaces joined by a veth pair, a cgroup, and a bpffs, removed on drop.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::{AsFd, AsRawFd},
+    path::PathBuf,
     process::Command,
-    sync::{
-        LazyLock,
-        atomic::{AtomicU32, Ordering},
-    },
     thread,
     time::{Duration, Instant},
 };
 
 use ambit_bpf::{Capture, Marks, NetnsCookie, Pins, Role, Settings};
+pub(crate) use ambit_bpf_testkit::tools;
+use ambit_bpf_testkit::{Bpffs, enter_cgroup, new_cgroup, remove_cgroup};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    thread::{LinkNameSpaceType, UnshareFlags, gettid, move_into_link_name_space},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space},
 };
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -27,7 +24,7 @@ pub(crate) const POD4: &str = "10.9.0.2";
 pub(crate) const POD6: &str = "fd00:9::2";
 pub(crate) const PEER4: &str = "10.9.0.1";
 pub(crate) const PEER6: &str = "fd00:9::1";
-/// Addresses outside of both namespaces; the pod's default route leads to the peer.
+/// Addresses outside of both namespaces, which the pod reaches by the peer as its default gateway.
 pub(crate) const FAR4: &str = "203.0.113.7";
 pub(crate) const FAR6: &str = "2001:db8::7";
 
@@ -45,7 +42,7 @@ pub(crate) struct World {
     pub(crate) pod: File,
     pub(crate) peer: File,
     pub(crate) cgroup: PathBuf,
-    bpffs: OwnedFd,
+    bpffs: Bpffs,
     pub(crate) settings: Settings,
 }
 
@@ -86,7 +83,7 @@ impl World {
             pod,
             peer,
             cgroup,
-            bpffs: new_bpffs(),
+            bpffs: Bpffs::new(),
         };
         let peer = format!("/proc/{}/fd/{}", std::process::id(), world.peer.as_raw_fd());
         world.sh(
@@ -134,8 +131,7 @@ impl World {
     }
 
     pub(crate) fn pins(&self) -> Pins {
-        let fd = self.bpffs.as_raw_fd();
-        let pins = Pins::at(format!("/proc/{}/fd/{fd}/ambit", std::process::id()));
+        let pins = Pins::at(self.bpffs.path().join("ambit"));
         pins.create().unwrap();
         pins
     }
@@ -246,11 +242,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The cgroup has no threads left: those of tests end first.
-        let until = Instant::now() + DEADLINE;
-        while fs::remove_dir(&self.cgroup).is_err() && Instant::now() < until {
-            thread::yield_now();
-        }
+        remove_cgroup(&self.cgroup);
     }
 }
 
@@ -258,22 +250,6 @@ pub(crate) struct Proxy {
     pub(crate) outbound: TcpListener,
     pub(crate) inbound: TcpListener,
     pub(crate) tunnel: TcpListener,
-}
-
-/// Returns the program of `tests/tools.c`, which the first call compiles.
-pub(crate) fn tools() -> &'static Path {
-    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let program = directory.join("bpf-tools");
-        // Test programs may run at the same time.
-        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tools.c");
-        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
-        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
-        fs::rename(&own, &program).unwrap();
-        program
-    });
-    &TOOLS
 }
 
 fn at_thread<T: Send>(
@@ -285,8 +261,7 @@ fn at_thread<T: Send>(
     thread::scope(|scope| {
         let entered = move || {
             if let Some(cgroup) = cgroup {
-                let id = gettid().as_raw_nonzero().to_string();
-                fs::write(cgroup.join("cgroup.threads"), id).unwrap();
+                enter_cgroup(cgroup);
             }
             move_into_link_name_space(netns, Some(LinkNameSpaceType::Network)).unwrap();
             work()
@@ -305,41 +280,6 @@ fn new_netns() -> File {
         File::open("/proc/thread-self/ns/net").unwrap()
     };
     thread::spawn(make).join().unwrap()
-}
-
-/// Creates a cgroup of single threads below the process' own.
-fn new_cgroup() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let root = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .find(|fields| fields[2] == "cgroup2")
-        .expect("no cgroup of version 2 is mounted")[1]
-        .to_owned();
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .unwrap();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("ambit-bpf-{}-{number}", std::process::id());
-    let cgroup = PathBuf::from(root).join(own).join(name);
-    fs::create_dir(&cgroup).unwrap();
-    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
-    cgroup
-}
-
-/// Mounts a bpffs that no path leads to but that of its descriptor.
-fn new_bpffs() -> OwnedFd {
-    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-    fsconfig_create(context.as_fd()).unwrap();
-    fsmount(
-        context.as_fd(),
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::empty(),
-    )
-    .unwrap()
 }
 
 pub(crate) fn stream(domain: Domain) -> Socket {

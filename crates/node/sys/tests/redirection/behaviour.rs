@@ -284,7 +284,7 @@ fn application_sees_the_clients_address_and_replies_arrive() {
         let mut client = connect(&world.peer, address(pod, 8080)).unwrap();
         let (mut captured, from) = accept(&proxy.inbound);
         if backend == Backend::Bpf {
-            // As the proxy does: its call may have the same addresses and ports, on another interface.
+            // The proxy binds it too, since its call may have the same addresses and ports, on another interface.
             bind_to_arrival_interface(&captured).unwrap();
         }
         talk(&mut client, &mut captured);

@@ -5,24 +5,23 @@ mod dns;
 use std::{
     fs, io,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
 
 use ambit_bpf::{Capture, Role};
+use ambit_bpf_testkit::{Bpffs, enter_cgroup, new_cgroup, remove_cgroup};
 use ambit_netplan::{Backend, RedirectionSpec, SpecError};
 use ambit_sys::redirection::{
     self, Applied, RedirectionError,
     bpf::{BpfPod, apply, apply_rules, observe, prepare, purge, release},
 };
-use rustix::thread::gettid;
 
 use super::{
     cookies::{Forge, OPENED_AT, flood},
     packets::{ACK, RST, SYN, Segment, Sender},
-    pods::{call_captured_by_programs, new_bpffs, new_cgroup, remove_cgroup},
+    pods::call_captured_by_programs,
     with,
     world::*,
 };
@@ -34,7 +33,7 @@ pub(crate) struct Pod {
     pub(crate) proxy: Proxy,
     pub(crate) cgroup: PathBuf,
     pins: PathBuf,
-    _bpffs: OwnedFd,
+    _bpffs: Bpffs,
 }
 
 impl Pod {
@@ -44,13 +43,13 @@ impl Pod {
 
     pub(crate) fn at_cgroup(cgroup: PathBuf) -> Self {
         let world = World::new();
-        let bpffs = new_bpffs();
-        let pins = format!("/proc/{}/fd/{}/pod", std::process::id(), bpffs.as_raw_fd());
+        let bpffs = Bpffs::new();
+        let pins = bpffs.path().join("pod");
         let pod = Self {
             proxy: world.proxy(),
             world,
             cgroup,
-            pins: pins.into(),
+            pins,
             _bpffs: bpffs,
         };
         pod.prepare();
@@ -102,8 +101,7 @@ impl Pod {
     fn at_application<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let joined = || {
-                let id = gettid().as_raw_nonzero().to_string();
-                fs::write(self.cgroup.join("cgroup.threads"), id).unwrap();
+                enter_cgroup(&self.cgroup);
                 work()
             };
             scope.spawn(joined).join().unwrap()
@@ -259,7 +257,7 @@ fn openings_of_raw_sockets_do_not_leave_the_pod() {
             pod.at_application(|| {
                 Sender::new(&pod.world.pod, opening.to.is_ipv4()).send(&opening, ip(peer));
             });
-            // What is sent later is received later.
+            // Bytes that are sent later are received later.
             drop(connect_marked(&pod.world.pod, address(peer, 81)).unwrap());
             drop(accept(&later));
         }

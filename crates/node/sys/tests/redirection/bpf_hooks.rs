@@ -1,40 +1,23 @@
 //! Tests capture by BPF programs beside programs that others attach to the same hooks of cgroups, as Cilium does.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     process::{Command, Output},
-    sync::LazyLock,
 };
 
+use ambit_bpf_testkit::{create_threaded_cgroup, new_cgroup, remove_cgroup, tools};
 use ambit_netplan::Backend;
 use ambit_sys::redirection::{RedirectionError, bpf::apply};
 
 use super::{
     bpf::{Pod, at},
-    pods::{new_cgroup, remove_cgroup},
     with,
     world::{PEER4, PEER6, POD4, accept, address, listen, nobody, talk},
 };
 
 /// Address that no test's host has.
 const FAR: &str = "203.0.113.7";
-
-/// Returns the program of `tests/tools.c` of the crate `bpf`, which the first call compiles.
-fn tools() -> &'static Path {
-    static TOOLS: LazyLock<PathBuf> = LazyLock::new(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let program = directory.join("bpf-tools");
-        // Test programs may run at the same time.
-        let own = directory.join(format!("bpf-tools-{}", std::process::id()));
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../bpf/tests/tools.c");
-        let compiled = Command::new("cc").arg("-o").arg(&own).arg(source).status();
-        assert!(compiled.unwrap().success(), "{source} cannot be compiled");
-        fs::rename(&own, &program).unwrap();
-        program
-    });
-    &TOOLS
-}
 
 /// Attaches a program to the opening of IPv4 connections in a cgroup; see `tools.c`.
 fn hook(cgroup: &Path, mode: &str, destination: Option<&str>) -> Output {
@@ -60,8 +43,7 @@ impl Nested {
     fn new() -> Self {
         let parent = new_cgroup();
         let cgroup = parent.join("pod");
-        fs::create_dir(&cgroup).unwrap();
-        fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
+        create_threaded_cgroup(&cgroup);
         Self {
             pod: Some(Pod::at_cgroup(cgroup)),
             parent,
@@ -177,7 +159,7 @@ fn exclusive_program_cannot_replace_the_captures() {
     }
 }
 
-/// So the kernel has it: the documentation of settings tells operators.
+/// The kernel defines this; the documentation of settings states it.
 #[test]
 fn overridable_program_above_sees_connections_only_before_the_capture() {
     let nested = Nested::new();

@@ -3,20 +3,16 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use ambit_bpf::{Capture, Role};
+use ambit_bpf_testkit::{Bpffs, enter_cgroup, new_cgroup, remove_cgroup};
 use ambit_netplan::{Backend, RedirectionSpec, marks};
 use ambit_sys::{
     netns::{Netns, NetnsId},
@@ -24,10 +20,6 @@ use ambit_sys::{
         self, Applied, RedirectionError,
         bpf::{self, BpfPod},
     },
-};
-use rustix::{
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    thread::gettid,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -47,7 +39,7 @@ struct Pod {
 struct Programs {
     cgroup: PathBuf,
     pins: PathBuf,
-    _bpffs: OwnedFd,
+    _bpffs: Bpffs,
     sockets: Mutex<Option<SocketMaker>>,
 }
 
@@ -61,8 +53,7 @@ impl SocketMaker {
     fn start(netns: Netns, cgroup: PathBuf) -> Self {
         let (orders, received) = mpsc::channel::<(Domain, mpsc::Sender<_>)>();
         let thread = thread::spawn(move || {
-            let id = gettid().as_raw_nonzero().to_string();
-            fs::write(cgroup.join("cgroup.threads"), id).unwrap();
+            enter_cgroup(&cgroup);
             let make = |domain| Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
             let serve = || {
                 for (domain, reply) in received {
@@ -77,13 +68,13 @@ impl SocketMaker {
 
 impl Programs {
     fn new(netns: &Netns) -> Self {
-        let bpffs = new_bpffs();
-        let pins = format!("/proc/{}/fd/{}/pod", std::process::id(), bpffs.as_raw_fd());
+        let bpffs = Bpffs::new();
+        let pins = bpffs.path().join("pod");
         let cgroup = new_cgroup();
         let maker = SocketMaker::start(netns.clone(), cgroup.clone());
         Self {
             cgroup,
-            pins: pins.into(),
+            pins,
             _bpffs: bpffs,
             sockets: Mutex::new(Some(maker)),
         }
@@ -243,42 +234,4 @@ pub(crate) fn call_captured_by_programs(
         }
         socket.bind(&from.into())
     })
-}
-
-/// Creates a cgroup of single threads below the process' own.
-pub(crate) fn new_cgroup() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let root = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>())
-        .find(|fields| fields[2] == "cgroup2")
-        .expect("no cgroup of version 2 is mounted")[1]
-        .to_owned();
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .unwrap();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("ambit-sys-{}-{number}", std::process::id());
-    let cgroup = PathBuf::from(root).join(own).join(name);
-    fs::create_dir(&cgroup).unwrap();
-    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
-    cgroup
-}
-
-/// Removes a cgroup once its last thread has ended.
-pub(crate) fn remove_cgroup(cgroup: &PathBuf) {
-    let until = Instant::now() + DEADLINE;
-    while fs::remove_dir(cgroup).is_err() && Instant::now() < until {
-        thread::yield_now();
-    }
-}
-
-pub(crate) fn new_bpffs() -> OwnedFd {
-    let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-    fsconfig_create(context.as_fd()).unwrap();
-    let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
-    fsmount(context.as_fd(), flags, none).unwrap()
 }

@@ -3,7 +3,6 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc,
@@ -13,6 +12,7 @@ use std::{
 };
 
 use ambit_bpf::Pins;
+use ambit_bpf_testkit::{Bpffs, enter_cgroup, new_cgroup, remove_cgroup};
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_node_proxy::pod::Pod;
 use ambit_sys::{
@@ -20,35 +20,23 @@ use ambit_sys::{
     redirection::bpf::{BpfPod, apply, apply_rules, cookie_of, prepare},
 };
 use ambit_testkit::build;
-use rustix::{
-    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
-    thread::gettid,
-};
 use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, read_line, read_until_end};
 
-/// File system of the pods' programs.
-struct Bpffs {
-    _mount: OwnedFd,
+/// File system with the directory of the pods' programs.
+struct PinDirectory {
+    _bpffs: Bpffs,
     pins: Pins,
 }
 
-impl Bpffs {
+impl PinDirectory {
     fn new() -> Self {
-        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
-        fsconfig_create(context.as_fd()).unwrap();
-        let (flags, none) = (FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty());
-        let mount = fsmount(context.as_fd(), flags, none).unwrap();
-        let root = format!(
-            "/proc/{}/fd/{}/ambit",
-            std::process::id(),
-            mount.as_raw_fd()
-        );
-        let pins = Pins::at(root);
+        let bpffs = Bpffs::new();
+        let pins = Pins::at(bpffs.path().join("ambit"));
         pins.create().unwrap();
         Self {
-            _mount: mount,
+            _bpffs: bpffs,
             pins,
         }
     }
@@ -84,7 +72,7 @@ impl Place {
 
     fn capture_by_programs(&self) {
         prepare(&self.bpf(), &spec()).unwrap();
-        // As at another order of the agent.
+        // The agent orders it with each announcement of the pod.
         self.proxy.enter_listeners();
         apply(&self.bpf(), &spec()).unwrap();
     }
@@ -97,15 +85,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let until = Instant::now() + OPERATION_TIMEOUT;
-        while fs::remove_dir(&self.cgroup).is_err() && Instant::now() < until {
-            std::thread::yield_now();
-        }
+        remove_cgroup(&self.cgroup);
     }
 }
 
 impl BpfCaptured {
-    async fn new(mesh: &mut Mesh, bpffs: &Bpffs, node: usize, name: &str, ip: &str) -> Self {
+    async fn new(mesh: &mut Mesh, bpffs: &PinDirectory, node: usize, name: &str, ip: &str) -> Self {
         let mut host = mesh.pod(name, ip).await;
         host.host.bring_up("lo").await.unwrap();
         mesh.publish_workload(build::workload(name, &[ip]));
@@ -135,8 +120,7 @@ impl BpfCaptured {
     async fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let place = Arc::clone(&self.place);
         let connecting = std::thread::spawn(move || {
-            let id = gettid().as_raw_nonzero().to_string();
-            fs::write(place.cgroup.join("cgroup.threads"), id).unwrap();
+            enter_cgroup(&place.cgroup);
             let connect = || std::net::TcpStream::connect_timeout(&to, OPERATION_TIMEOUT);
             place.netns.run(connect).unwrap()
         });
@@ -154,25 +138,6 @@ fn spec() -> RedirectionSpec {
     }
 }
 
-/// Creates a cgroup of single threads below the process' own.
-fn new_cgroup() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let mut mounts = mounts
-        .lines()
-        .map(|line| line.split(' ').collect::<Vec<_>>());
-    let root = mounts.find(|fields| fields[2] == "cgroup2");
-    let root = root.expect("no cgroup of version 2 is mounted")[1].to_owned();
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("ambit-node-proxy-{}-{number}", std::process::id());
-    let cgroup = PathBuf::from(root).join(own.unwrap()).join(name);
-    fs::create_dir(&cgroup).unwrap();
-    fs::write(cgroup.join("cgroup.type"), "threaded").unwrap();
-    cgroup
-}
-
 /// Exchanges bytes with an echo, which sees the client's address.
 async fn converse(mut stream: TcpStream, from: &PodHost) {
     assert_eq!(read_line(&mut stream).await.unwrap(), from.ip.to_string());
@@ -183,7 +148,7 @@ async fn converse(mut stream: TcpStream, from: &PodHost) {
 
 #[tokio::test]
 async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
@@ -205,7 +170,7 @@ async fn pods_reach_each_other_through_tunnels_and_by_plaintext() {
 #[tokio::test]
 async fn connections_that_the_application_closes_end() {
     const COUNT: usize = 10;
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
@@ -232,7 +197,7 @@ async fn connections_that_the_application_closes_end() {
 /// The client may use the port that the proxy uses in its name, and the other way round.
 #[tokio::test]
 async fn plaintext_connections_of_many_ports_are_distinguished() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -258,7 +223,7 @@ async fn plaintext_connections_of_many_ports_are_distinguished() {
 
 #[tokio::test]
 async fn proxys_own_ports_are_refused_and_those_of_others_are_not() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -276,7 +241,7 @@ async fn proxys_own_ports_are_refused_and_those_of_others_are_not() {
 /// Connections of every kind succeed while both ends change between rules and programs.
 #[tokio::test]
 async fn no_request_fails_while_the_backend_changes() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let client = BpfCaptured::new(&mut mesh, &bpffs, 0, "client", "10.9.0.1").await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 1, "server", "10.9.0.2").await;
@@ -322,7 +287,7 @@ async fn no_request_fails_while_the_backend_changes() {
 /// The proxy's call would not reach the application: it refuses at once instead of when the call times out.
 #[tokio::test]
 async fn plaintext_connections_are_refused_by_a_proxy_that_sees_no_map() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;
@@ -359,7 +324,7 @@ async fn is_refused(connecting: io::Result<TcpStream>) -> bool {
 /// Fail closed: neither the pod nor those who call it get around a proxy that is not there.
 #[tokio::test]
 async fn connections_without_a_proxy_are_refused() {
-    let bpffs = Bpffs::new();
+    let bpffs = PinDirectory::new();
     let mut mesh = bpffs.mesh().await;
     let server = BpfCaptured::new(&mut mesh, &bpffs, 0, "server", "10.9.0.2").await;
     let outside = mesh.pod("outside", "10.9.0.3").await;

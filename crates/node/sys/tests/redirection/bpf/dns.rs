@@ -199,7 +199,7 @@ fn openings_to_the_resolver_are_captured_at_every_moment() {
             loop {
                 let is_over = changing.is_finished();
                 for peer in [PEER4, PEER6] {
-                    // As it ends, a guard may refuse an opening that was exempt just before.
+                    // When capture ends, a guard may refuse an opening that was exempt just before.
                     let opening = dns.pod.connect(address(peer, 53));
                     assert!(opening.is_ok() || !begins, "{opening:?}");
                     captured += usize::from(opening.is_ok());

@@ -117,7 +117,7 @@ fn links_at(pins: &[PathBuf]) -> Result<Vec<(u32, FdLink)>, CaptureError> {
 }
 
 /// Returns the inode of the network namespace of each link that this process has open, by the link's id: 0 if the
-/// namespace does not exist any more. The kernel tells it nowhere else without an `unsafe` call.
+/// namespace does not exist any more. No other interface of the kernel reports it without an `unsafe` call.
 fn namespaces_of_links() -> BTreeMap<u32, u64> {
     let Ok(descriptors) = fs::read_dir("/proc/self/fdinfo") else {
         return BTreeMap::new();

@@ -99,7 +99,7 @@ pub fn plan_released_by_bpf() -> Ruleset {
 /// Returns the chains that track UDP and TCP to port 53, and nothing else of TCP, and translate it by `rules`.
 fn translate_dns(rules: Vec<Rule>) -> Vec<Chain> {
     let not_tracked = rule([Match::Tcp, Match::NotSourcePort(53)], [Action::NoTrack]);
-    // What arrives over loopback was tracked, or not, as it was sent.
+    // Packets that arrive over loopback have their entry, or its absence, from when they were sent.
     let arriving = Chain {
         kind: ChainKind::RawPrerouting,
         rules: vec![not_tracked],
@@ -594,17 +594,9 @@ fn bpf_guard_input(addresses: &[IpAddr]) -> Chain {
 /// entered the pod's network namespace from another cgroup, and against packets of marked sockets that are not routed to
 /// loopback.
 fn bpf_guard_output() -> Chain {
-    let mut rules = vec![
-        rule([Match::OutLoopback], [Action::Exempt]),
-        rule([Match::Tcp, Match::Mark(marks::OUTBOUND)], [Action::Refuse]),
-        rule([Match::TcpNotOpening], [Action::Exempt]),
-        rule([Match::Mark(PROXY_MARK)], [Action::Exempt]),
-    ];
-    // As in `guard_output`: while the pod changes between backends, a redirect may be in place.
-    rules.extend(loopback_destination(vec![], Action::Exempt));
-    rules.push(refuse_tcp());
-    Chain {
-        kind: ChainKind::GuardOutput,
-        rules,
-    }
+    let mut chain = guard_output();
+    // Before the rule for packets that open nothing, after the one for loopback.
+    let leaving = rule([Match::Tcp, Match::Mark(marks::OUTBOUND)], [Action::Refuse]);
+    chain.rules.insert(1, leaving);
+    chain
 }

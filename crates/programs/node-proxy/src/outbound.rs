@@ -22,7 +22,11 @@ use ambit_telemetry::Direction;
 use http::HeaderMap;
 use tokio::net::TcpStream;
 
-use crate::{pod::Pod, redirection, refusal, shard::Shard};
+use crate::{
+    pod::{Pod, is_translated},
+    redirection, refusal,
+    shard::Shard,
+};
 
 /// Error of an outbound connection.
 #[derive(Debug, thiserror::Error)]
@@ -168,12 +172,9 @@ async fn connect(
     }
 }
 
-/// Marks a connection that BPF programs gave to the proxy as theirs. Translated ones arrive at the proxy's port.
+/// Marks a connection that BPF programs gave to the proxy as theirs.
 fn mark_captured(pod: &Pod, stream: &TcpStream) {
-    let is_translated = stream
-        .local_addr()
-        .is_ok_and(|local| local.port() == OUTBOUND_PORT);
-    if is_translated || !pod.bpf.is_prepared() {
+    if is_translated(stream, OUTBOUND_PORT).unwrap_or(false) || !pod.bpf.is_prepared() {
         return;
     }
     if let Err(error) = socket::set_mark(stream, CAPTURED_CONNECTION_MARK) {

@@ -23,7 +23,7 @@ use crate::{
     admission::{self, DenialReason, record_source},
     application::{self, AppError},
     inbound::hairpin::{self, HairpinError},
-    pod::Pod,
+    pod::{Pod, is_translated},
     refusal,
     shard::Shard,
 };
@@ -180,10 +180,9 @@ enum SeparationError {
 }
 
 /// Separates a connection that BPF programs gave to the proxy from the proxy's own connections to the application, which
-/// may have the same addresses and ports on loopback. Translated ones arrive at the proxy's port.
+/// may have the same addresses and ports on loopback.
 fn separate(pod: &Pod, stream: &TcpStream) -> Result<(), SeparationError> {
-    let local = stream.local_addr().map_err(SeparationError::Bind)?;
-    if local.port() == INBOUND_PLAINTEXT_PORT {
+    if is_translated(stream, INBOUND_PLAINTEXT_PORT).map_err(SeparationError::Bind)? {
         return Ok(());
     }
     if !pod.bpf.is_prepared() {

@@ -35,7 +35,7 @@ use ambit_telemetry::Metrics;
 
 use crate::config::Config;
 
-pub(crate) use bpf_capture::BpfCapture;
+pub(crate) use bpf_capture::{BpfCapture, is_translated};
 pub(crate) use dns_sockets::DnsSockets;
 pub use listeners::{CaptureListeners, PodListeners};
 

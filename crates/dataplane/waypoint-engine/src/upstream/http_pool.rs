@@ -161,9 +161,6 @@ impl HttpPool {
         limits: &DestinationLimits,
         reuse: Reuse,
     ) -> Option<Checkout> {
-        if reuse == Reuse::Never {
-            return None;
-        }
         let reuse_limits = ReuseLimits::from_destination_limits(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {

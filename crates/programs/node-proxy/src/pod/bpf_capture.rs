@@ -4,11 +4,12 @@
 //! The agent says nothing of it over ZDS. The map is found by the cookie of the pod's network namespace, so that any proxy
 //! finds it, whenever it starts; and an agent whose map no proxy has entered its listeners into captures the pod by rules.
 
-use std::sync::LazyLock;
+use std::{io, sync::LazyLock};
 
 use ambit_bpf::{Capture, CaptureError, Pins, Role, SLOTS};
 use ambit_sys::{netns::Netns, redirection::bpf::cookie_of};
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 
 use super::CaptureListeners;
 
@@ -67,4 +68,13 @@ impl BpfCapture {
     pub(super) fn close_listeners(&self) {
         drop(self.listeners.lock().take());
     }
+}
+
+/// Whether rules have translated an accepted connection to the proxy's `port`. Connections that BPF programs gave to
+/// the proxy have the port of their original destination.
+///
+/// # Errors
+/// When the socket's address cannot be read.
+pub(crate) fn is_translated(stream: &TcpStream, port: u16) -> io::Result<bool> {
+    Ok(stream.local_addr()?.port() == port)
 }

@@ -80,32 +80,34 @@ impl Attempt<'_> {
             upstream_failure: UpstreamFailure::request_failure(&error, version),
             unsent_request: None,
         };
-        // Only extended CONNECT requests are sent.
+        // Only extended CONNECT requests are sent, each on a connection of its own.
         let is_connect = *request.method() == Method::CONNECT;
         let reuse = match retrying.is_repeatable() {
-            _ if is_connect => Reuse::Never,
             true => Reuse::Any,
             false => Reuse::Recent,
         };
+        let check_out = || {
+            let pooled = (!is_connect).then(|| pool.check_out(&key, options.limits, reuse));
+            pooled.flatten()
+        };
         // The endpoint may have closed an idle connection in the meantime.
-        while let Some(pooled) = pool.check_out(&key, options.limits, reuse) {
+        while let Some(pooled) = check_out() {
             let error = match pooled.send(pool, request, Some(&session.share)).await {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
-            let is_repeated = error.is_closed_connection() && retrying.is_repeatable();
-            request = match (error.unsent_request, is_repeated) {
-                (Some(unsent), _) => unsent,
-                (None, true) => match retrying.next_request() {
-                    Some(mut again) => {
-                        self.complete(&mut again);
-                        request = again;
-                        break;
-                    }
-                    None => return Err(sent(error.error)),
-                },
-                (None, false) => return Err(sent(error.error)),
+            let is_closed = error.is_closed_connection();
+            if let Some(unsent) = error.unsent_request {
+                request = unsent;
+                continue;
+            }
+            let repeated = is_closed.then(|| retrying.repeated_request()).flatten();
+            let Some(mut again) = repeated else {
+                return Err(sent(error.error));
             };
+            self.complete(&mut again);
+            request = again;
+            break;
         }
         let checkout = match self.open_connection(&key, is_connect).await {
             Ok(checkout) => checkout,

@@ -134,6 +134,11 @@ impl<'a> RetryState<'a> {
         self.is_idempotent && self.body.is_none() && self.request_head.is_some()
     }
 
+    /// Returns the request for another connection to the same endpoint, if it is [repeatable](Self::is_repeatable).
+    pub(in crate::http) fn repeated_request(&self) -> Option<Request<Body>> {
+        self.next_request().filter(|_| self.is_repeatable())
+    }
+
     /// Whether a request of which nothing was sent may go to another endpoint.
     pub(in crate::http) fn may_try_other_endpoint(&self) -> bool {
         !matches!(self.policy, RetryPolicy::Never)

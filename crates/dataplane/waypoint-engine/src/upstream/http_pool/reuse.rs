@@ -17,8 +17,6 @@ pub(super) const MAX_STREAMS: u32 = 100;
 /// longer a connection has been idle, the more probable that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
-    /// No pooled connection of any version: the request needs a new one.
-    Never,
     /// Connections used a short while ago, for requests that may not be repeated.
     Recent,
     /// All connections, for requests that are repeated on a new connection if the endpoint closes theirs.
@@ -59,8 +57,7 @@ impl ReuseLimits {
     /// Returns the time that an HTTP/1.1 connection may have been idle to carry a request.
     pub(super) fn max_idle_time(&self, reuse: Reuse) -> Duration {
         match reuse {
-            Reuse::Never => Duration::ZERO,
-            Reuse::Recent => self.idle_timeout.min(self.recent_use),
+            Reuse::Recent => self.recent_use,
             Reuse::Any => self.idle_timeout,
         }
     }

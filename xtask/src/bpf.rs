@@ -1,4 +1,4 @@
-//! Compiles the BPF programs of `crates/node/bpf/programs`. The object is checked in, so that building Ambit needs no
+//! Compiles the BPF programs of `crates/node/bpf`. The objects are checked in, so that building Ambit needs no
 //! compiler for C's BPF target.
 
 use std::{fs, path::Path, process::Command};
@@ -13,26 +13,32 @@ const HEADERS: [&str; 2] = [
     "/usr/include/aarch64-linux-gnu",
 ];
 
-/// Compiles the programs; with `check`, compares the object with the checked-in one.
+/// Sources of the programs, below `crates/node/bpf`; each object is beside its source.
+const SOURCES: [&str; 2] = ["programs/capture.c", "examples/joined_sockets/joined.c"];
+
+/// Compiles the programs; with `check`, compares the objects with the checked-in ones.
 ///
-/// The compiler is of one version, and the object without debugging information has no path and no time, so that it is
-/// the same on every machine.
+/// The compiler is of one version, and the objects without debugging information have no path and no time, so that they
+/// are the same on every machine.
 pub(crate) fn build(check: bool) -> Result<()> {
     setup::ensure(setup::Purpose::Bpf)?;
-    let programs = shell::workspace_root().join("crates/node/bpf/programs");
-    let (source, checked_in) = (programs.join("capture.c"), programs.join("capture.o"));
-    if !check {
-        return compile(&source, &checked_in);
-    }
     let scratch = shell::target_dir().join("bpf");
     fs::create_dir_all(&scratch)?;
-    let object = scratch.join("capture.o");
-    compile(&source, &object)?;
-    ensure!(
-        fs::read(&object)? == fs::read(&checked_in)?,
-        "{} is stale: run `cargo xtask bpf`",
-        checked_in.display()
-    );
+    for source in SOURCES {
+        let source = shell::workspace_root().join("crates/node/bpf").join(source);
+        let checked_in = source.with_extension("o");
+        if !check {
+            compile(&source, &checked_in)?;
+            continue;
+        }
+        let object = scratch.join("checked.o");
+        compile(&source, &object)?;
+        ensure!(
+            fs::read(&object)? == fs::read(&checked_in)?,
+            "{} is stale: run `cargo xtask bpf`",
+            checked_in.display()
+        );
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 mod against;
 mod comparison;
 mod programs;
+mod record;
 
 use std::{path::PathBuf, process::Command};
 
@@ -13,7 +14,7 @@ use self::programs::{copy_programs, replace_program};
 use crate::{images, outside, setup, shell, static_binary};
 
 /// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` at the
-/// end, compares the results with those of another revision.
+/// end, compares the results with those of another revision; with `--write`, adds them to the benchmarks' page.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return run_floods(args.get(1).map_or("4", String::as_str));
@@ -22,9 +23,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         args.last().is_none_or(|last| last != "--against"),
         "--against needs a revision"
     );
-    let (args, revision) = match args {
-        [args @ .., flag, revision] if flag == "--against" => (args, Some(revision)),
-        args => (args, None),
+    let (args, revision, write) = match args {
+        [args @ .., flag, revision] if flag == "--against" => (args, Some(revision), false),
+        [args @ .., flag] if flag == "--write" => (args, None, true),
+        args => (args, None, false),
     };
     if revision.is_some() {
         let part = args.first().map(String::as_str);
@@ -54,6 +56,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         Some(revision) => {
             let then = against::programs_of_revision(revision, &programs)?;
             against::compare(&bench, &programs, &then)
+        }
+        None if write => {
+            let part = args.first().map_or("all", String::as_str);
+            record::run_and_record(part, &mut bench)
         }
         None => shell::run("benchmark", &mut bench),
     }

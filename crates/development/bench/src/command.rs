@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::{
-    cluster, control, figure, memory,
+    cluster, control, figure, memory, paths, relay,
     report::{self, ReportLine},
     traffic, waypoint,
 };
@@ -23,6 +23,11 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     if arguments.first().is_some_and(|mode| mode == "authorizer") {
         return waypoint::serve_authorizer();
     }
+    if let [mode, relays @ ..] = &*arguments
+        && mode == "relay"
+    {
+        return relay::serve(relays);
+    }
     // Images are distinguished from names by their file name extension.
     let (archives, names): (Vec<_>, Vec<_>) = arguments
         .into_iter()
@@ -33,6 +38,14 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     if is_selected("traffic") {
         lines.extend(traffic::run()?);
     }
+    if is_selected("paths") {
+        let rows = paths::run()?;
+        paths::print(&rows);
+        figures.extend(rows.iter().flat_map(paths::PathRow::figures));
+        if only.is_some() {
+            return figure::write_figures(&figures);
+        }
+    }
     if is_selected("memory") {
         lines.extend(memory::run()?);
     }
@@ -41,7 +54,8 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     }
     if is_selected("waypoint") {
         let envoy = std::env::var_os(ENVOY_PATH_VARIABLE).context(ENVOY_PATH_VARIABLE)?;
-        figures = waypoint::run(Path::new(&envoy), names.get(1..).unwrap_or_default())?;
+        let scenarios = names.get(1..).unwrap_or_default();
+        figures.extend(waypoint::run(Path::new(&envoy), scenarios)?);
         if only.is_some() {
             return figure::write_figures(&figures);
         }
@@ -55,7 +69,7 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
     }
     anyhow::ensure!(
         !lines.is_empty() || !rows.is_empty(),
-        "there is `traffic`, `memory`, `control`, `waypoint` and `cluster`"
+        "there is `traffic`, `paths`, `memory`, `control`, `waypoint` and `cluster`"
     );
     if !rows.is_empty() {
         cluster::print(&rows);

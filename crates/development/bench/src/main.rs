@@ -1,5 +1,5 @@
 //! Benchmarks: the same traffic without the mesh and through it, in one run, as ratios. Started by
-//! `cargo xtask bench [traffic|memory|control|waypoint|cluster]`.
+//! `cargo xtask bench [traffic|paths|memory|control|waypoint|cluster]`.
 
 mod cluster;
 mod command;
@@ -7,7 +7,9 @@ mod control;
 mod figure;
 mod load;
 mod memory;
+mod paths;
 mod process;
+mod relay;
 mod report;
 mod rig;
 mod traffic;

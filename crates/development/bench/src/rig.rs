@@ -16,10 +16,21 @@ use crate::process;
 /// Environment variable with the redirection backend of the measured pods, as the agent's `REDIRECTION_BACKEND`.
 const BACKEND_VARIABLE: &str = "AMBIT_BENCH_BACKEND";
 
-/// Returns the agent's setting of the redirection backend, if one is set.
-fn backend() -> Option<(String, String)> {
-    let backend = std::env::var(BACKEND_VARIABLE).ok()?;
-    Some(("REDIRECTION_BACKEND".to_owned(), backend))
+/// Nodes of a lab, and the redirection backend of its pods.
+pub(crate) struct BenchNodes {
+    pub(crate) count: u8,
+    /// Value of the agent's `REDIRECTION_BACKEND`; `None` is the agent's default.
+    pub(crate) backend: Option<String>,
+}
+
+impl BenchNodes {
+    /// Returns one node with the backend that [`BACKEND_VARIABLE`] names.
+    fn single() -> Self {
+        Self {
+            count: 1,
+            backend: std::env::var(BACKEND_VARIABLE).ok(),
+        }
+    }
 }
 
 /// Running lab, with the directory of manifests that it follows.
@@ -32,19 +43,34 @@ pub(crate) struct BenchLab {
 impl BenchLab {
     /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
+        Self::up_on(BenchNodes::single(), files)
+    }
+
+    /// Starts a lab of these nodes and waits until its pods are ready.
+    pub(crate) fn up_on(nodes: BenchNodes, files: &[(String, String)]) -> Result<Self> {
         let bin_dir = std::env::current_exe()?
             .parent()
             .context("a program is in a directory")?
             .to_owned();
-        let rig = Self::start(&bin_dir, files)?;
-        rig.wait_until("all pods ready", |status| {
-            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
-        })?;
+        let rig = Self::start_on(nodes, &bin_dir, files)?;
+        rig.wait_until_ready()?;
         Ok(rig)
+    }
+
+    /// Waits until there are pods and all of them are ready.
+    pub(crate) fn wait_until_ready(&self) -> Result<()> {
+        self.wait_until("all pods ready", |status| {
+            !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
+        })
+        .map(drop)
     }
 
     /// Starts a lab of one node with the programs in a directory.
     pub(crate) fn start(bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
+        Self::start_on(BenchNodes::single(), bin_dir, files)
+    }
+
+    fn start_on(nodes: BenchNodes, bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         for (name, text) in files {
             fs::write(directory.path().join(name), text)?;
@@ -53,7 +79,7 @@ impl BenchLab {
         let options = Options {
             name: "bench".into(),
             manifests: directory.path().to_path_buf(),
-            nodes: 1,
+            nodes: nodes.count,
             ip_family: IpFamily::Ipv4,
             node_proxies: BTreeMap::new(),
             ambit: bin_dir.join("ambit"),
@@ -63,7 +89,11 @@ impl BenchLab {
             primary_cni: PrimaryCni::Lab,
             cni_dir: "/usr/lib/cni".into(),
             user_namespace: false,
-            env: backend().into_iter().collect(),
+            env: BTreeMap::from_iter(
+                nodes
+                    .backend
+                    .map(|backend| ("REDIRECTION_BACKEND".to_owned(), backend)),
+            ),
         };
         let state = ambit_lab::launch(base.path(), &options)?;
         Ok(Self {

@@ -92,12 +92,7 @@ fn compare(
         figures.0.push(measure(plain)?);
         figures.1.push(measure(mesh)?);
     }
-    Ok((median(figures.0), median(figures.1)))
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+    Ok((figure::median(figures.0), figure::median(figures.1)))
 }
 
 /// Runs the traffic benchmarks.

@@ -12,15 +12,38 @@ use crate::shell;
 /// Compiler wrapper that instruments the workspace's crates for coverage.
 const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 
-/// Returns a command that builds all fuzz targets. Libraries are shared with the tests' build, which has mostly the
-/// same features.
-pub(crate) fn build() -> Command {
-    let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
+/// Returns a command that builds all fuzz targets.
+///
+/// It selects the whole workspace, so that third-party libraries have the features of the programs' build and are shared
+/// with it: the package of the targets alone would build most of them again, Wasm's compiler included.
+///
+/// # Errors
+///
+/// Fails if the targets cannot be listed.
+pub(crate) fn build() -> Result<Command> {
+    let mut cargo = shell::cargo(&["build", "--workspace"]);
+    for name in targets()? {
+        cargo.args(["--bin", &name]);
+    }
     cargo.env(
-        "RUSTC_WORKSPACE_WRAPPER",
+        shell::WORKSPACE_WRAPPER,
         shell::workspace_root().join(INSTRUMENTED_RUSTC),
     );
-    cargo
+    Ok(cargo)
+}
+
+/// Returns the names of the fuzz targets.
+fn targets() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(shell::workspace_root().join("fuzz/src/bin"))? {
+        let source = entry?.path();
+        if source.extension().is_some_and(|ending| ending == "rs") {
+            let name = source.file_stem().context("a target without a name")?;
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    ensure!(!names.is_empty(), "there are no fuzz targets");
+    Ok(names)
 }
 
 /// Builds every fuzz target and runs each for this number of seconds.
@@ -29,7 +52,7 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
         .unwrap_or("5")
         .parse()
         .context("fuzz takes a number of seconds")?;
-    shell::run("build the fuzz targets", &mut build())?;
+    shell::run("build the fuzz targets", &mut build()?)?;
     for (name, mut command) in fuzz_commands(seconds)? {
         let output = command
             .output()
@@ -57,13 +80,7 @@ pub(crate) fn fuzz_commands(seconds: u32) -> Result<Vec<(String, Command)>> {
     let target_dir = shell::target_dir();
     let scratch = target_dir.join("fuzz");
     let mut runs = Vec::new();
-    for entry in fs::read_dir(fuzz.join("src/bin"))? {
-        let source = entry?.path();
-        if source.extension().is_none_or(|ending| ending != "rs") {
-            continue;
-        }
-        let name = source.file_stem().context("a target without a name")?;
-        let name = name.to_string_lossy().into_owned();
+    for name in targets()? {
         let corpus = fuzz.join("corpus").join(&name);
         fs::create_dir_all(&corpus)?;
         // New inputs go to a scratch directory: the checked-in corpus is grown by hand.

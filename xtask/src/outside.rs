@@ -66,8 +66,11 @@ fn build_go_plugin(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
 /// flags.
 fn go_build(source: &str, program: &Path) -> Command {
     let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
+    // Without debugging information and inlining, and with a lazier collector, the compiler needs a third less time.
+    go.args(["build", "-trimpath", "-buildvcs=false"])
+        .args(["-gcflags=all=-dwarf=false -l", "-o"])
         .arg(program)
+        .env("GOGC", "400")
         .current_dir(shell::workspace_root().join("build").join(source));
     go
 }

@@ -22,6 +22,26 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// Environment variable of cargo with a program that is run instead of rustc for crates of the workspace.
+pub(crate) const WORKSPACE_WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
+
+/// Returns a command that runs `cargo` with Clippy's compiler for crates of the workspace: it compiles as rustc does, and
+/// a lint fails the build. Checking lints in a separate run of Clippy would compile every library once more.
+pub(crate) fn linting_cargo(args: &[&str]) -> Command {
+    let mut command = cargo(args);
+    command
+        .env(
+            WORKSPACE_WRAPPER,
+            Path::new(env!("CARGO")).with_file_name("clippy-driver"),
+        )
+        // The form in which `cargo clippy` gives the arguments after `--` to Clippy's compiler.
+        .env(
+            "CLIPPY_ARGS",
+            "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__",
+        );
+    command
+}
+
 /// Runs a command to its end, and prints its purpose `what` and its duration. A failure is an error.
 pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     eprintln!("==> {what}");

@@ -42,9 +42,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .into_iter()
         .partition(|suite| suite.kind == SuiteKind::Lab);
     // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute, which have a lower
-    // priority. Lints come last, since cargo locks the target directory that they share with the fuzz targets' build.
+    // priority. Commands of cargo come last, since it locks the target directory that the fuzz targets' build uses.
     let mut fuzzing = Lane::suite_lane("fuzz", Priority::Low, Vec::new())
-        .command("build the fuzz targets", fuzz::build());
+        .command("build the fuzz targets", fuzz::build()?);
     for (name, command) in fuzz::fuzz_commands(FUZZ_SECONDS)? {
         fuzzing = fuzzing.command(&format!("fuzz {name}"), command);
     }
@@ -52,19 +52,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         Lane::suite_lane("clusters", Priority::Normal, clusters).max_parallel(2),
         Lane::suite_lane("labs", Priority::Normal, labs),
         Lane::suite_lane("units", Priority::Low, units)
-            .command("lints", clippy_command())
             .command("lints of workflows", workflows)
             .command(
                 "the book",
                 shell::cargo(&["run", "--quiet", "--package", "xtask", "--", "book"]),
             )
             .command(
-                "the programs without features of tests",
-                check_programs_separately(),
-            )
-            .command(
                 "examples in documentation",
-                shell::cargo(&["test", "--doc", "--quiet"]),
+                shell::linting_cargo(&["test", "--doc", "--quiet"]),
             ),
         fuzzing,
     ])?;
@@ -121,14 +116,13 @@ pub(crate) fn check() -> Result<()> {
     shell::run("lints", &mut clippy_command())
 }
 
-/// Returns a command that checks that the programs compile with their shipped features, since builds for tests enable
-/// more features.
-fn check_programs_separately() -> Command {
-    shell::cargo(&["check", "--bins", "--quiet"])
-}
-
 fn clippy_command() -> Command {
-    // Tests with SPIRE are compiled here alone, unless [`build_spire`] runs them.
-    let features = "--features=ambit-node-proxy/spire";
-    shell::cargo(&["clippy", "--all-targets", features, "--", "-D", "warnings"])
+    shell::cargo(&[
+        "clippy",
+        "--all-targets",
+        suite::SPIRE_FEATURE,
+        "--",
+        "-D",
+        "warnings",
+    ])
 }

@@ -15,6 +15,9 @@ use crate::{setup, shell};
 /// Suites that take minutes and build third-party programs, so that only `cargo xtask cluster test` runs them.
 const SEPARATE_SUITES: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
 
+/// Feature of cargo with which the tests with real SPIRE are compiled.
+pub(super) const SPIRE_FEATURE: &str = "--features=ambit-node-proxy/spire";
+
 /// Test program of a crate, which cargo has built.
 #[derive(Debug)]
 pub(super) struct Suite {
@@ -71,19 +74,35 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, and returns all suites except [`SEPARATE_SUITES`]. It is
-/// one invocation of cargo: two would unify features differently and build most libraries twice.
+/// Builds the test programs of all crates and the programs, all with lints, and returns all suites except
+/// [`SEPARATE_SUITES`].
 ///
 /// # Errors
 ///
-/// Fails if the programs do not compile, or cargo reports no test program.
+/// Fails if something does not compile or violates a lint, or cargo reports no test program.
 pub(super) fn build() -> Result<Vec<Suite>> {
-    eprintln!("==> build the programs and the tests");
+    let suites = build_suites()?;
+    // Tests with SPIRE are compiled here alone; `cargo xtask spire` runs them.
+    shell::run(
+        "build the tests with SPIRE",
+        &mut shell::linting_cargo(&["build", "--tests", "--quiet", SPIRE_FEATURE]),
+    )?;
+    // The programs come last, so that suites run them with the features with which they are shipped: builds of tests
+    // enable more features.
+    shell::run(
+        "build the programs",
+        &mut shell::linting_cargo(&["build", "--bins", "--quiet"]),
+    )?;
+    Ok(suites)
+}
+
+fn build_suites() -> Result<Vec<Suite>> {
+    eprintln!("==> build the tests");
     let start = Instant::now();
-    let mut cargo = shell::cargo(&[
+    let mut cargo = shell::linting_cargo(&[
         "build",
-        "--bins",
         "--tests",
+        "--examples",
         "--quiet",
         "--message-format=json-render-diagnostics",
     ]);
@@ -105,7 +124,7 @@ pub(super) fn build() -> Result<Vec<Suite>> {
     ensure!(!suites.is_empty(), "cargo named no test program");
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     eprintln!(
-        "    build the programs and the tests: {:.1} s, {} test programs",
+        "    build the tests: {:.1} s, {} test programs",
         start.elapsed().as_secs_f64(),
         suites.len()
     );

@@ -1,10 +1,10 @@
 //! `cargo xtask cluster ...`: a real Kubernetes on this machine, for tests and development.
 
-use std::{path::PathBuf, process::Command};
+use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::{images, istio, setup, shell, test};
+use crate::{images, istio, outside, setup, shell, test};
 
 /// Environment variable with the release of Kubernetes that test clusters run.
 const KUBERNETES_VARIABLE: &str = "AMBIT_CLUSTER_KUBERNETES";
@@ -93,12 +93,5 @@ fn test(options: &[String]) -> Result<()> {
 pub(crate) fn command() -> Result<Command> {
     let build = shell::cargo(&["build", "--quiet", "--package", "ambit-cluster"]).status()?;
     anyhow::ensure!(build.success(), "ambit-cluster does not build");
-    let binary: PathBuf = shell::target_dir().join("debug/ambit-cluster");
-    let mut command = Command::new(binary);
-    command
-        .arg("--target")
-        .arg(shell::target_dir())
-        .arg("--sources")
-        .arg(shell::workspace_root().join("build"));
-    Ok(command)
+    Ok(outside::cluster_command())
 }

@@ -42,6 +42,23 @@ pub(crate) fn build_collector() -> Result<PathBuf> {
     build_go_plugin("collector", "otlp-collector", &[])
 }
 
+/// Builds Kubernetes and the other programs of the tests on clusters, with the `ambit-cluster` that has been built.
+pub(crate) fn build_cluster_programs() -> Result<()> {
+    let mut build = cluster_command();
+    shell::run("build the programs of clusters", build.arg("build"))
+}
+
+/// Returns a command that runs the `ambit-cluster` that has been built.
+pub(crate) fn cluster_command() -> Command {
+    let mut command = Command::new(shell::target_dir().join("debug/ambit-cluster"));
+    command
+        .arg("--target")
+        .arg(shell::target_dir())
+        .arg("--sources")
+        .arg(shell::workspace_root().join("build"));
+    command
+}
+
 /// Builds SPIRE, which takes minutes the first time.
 pub(crate) fn build_spire() -> Result<()> {
     let program = shell::target_dir().join("debug/spire");

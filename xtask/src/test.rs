@@ -35,6 +35,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let mut workflows = Command::new(outside::build_actionlint()?);
     workflows.current_dir(shell::workspace_root());
     images::cluster_images(&shell::target_dir().join("debug"))?;
+    // Before all lanes: the clusters' one is the last to end, and would begin with minutes of compiling beside the others.
+    outside::build_cluster_programs()?;
     let (clusters, others): (Vec<_>, Vec<_>) = suites
         .into_iter()
         .partition(|suite| suite.kind == SuiteKind::Cluster);

@@ -38,6 +38,11 @@ enum Command {
         #[arg(long)]
         hold: bool,
     },
+    /// Build the programs that a cluster and the tests on clusters need
+    Build {
+        #[command(flatten)]
+        options: Options,
+    },
     /// Stop and remove everything of it
     Down,
     /// Show what runs
@@ -101,6 +106,9 @@ pub fn run(args: Args) -> Result<()> {
             println!("{}", cluster.kubeconfig().display());
             std::io::stdin().read_to_end(&mut Vec::new())?;
             Cluster::down(places, args.slot)?;
+        }
+        Command::Build { options } => {
+            Cluster::build_all(places, args.slot, options, &args.sources)?;
         }
         Command::Down => Cluster::down(places, args.slot)?,
         Command::Status => {

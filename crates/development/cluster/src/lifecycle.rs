@@ -57,17 +57,37 @@ impl Cluster {
         cluster.remove()?;
         let cache = &cluster.paths().cache;
         let building = lock_file(&cache.join("bin"))?;
-        let options = cluster.options();
-        programs::build_outdated(
-            sources,
-            options.kubernetes,
-            options.primary_cni,
-            &cluster.bin(),
-        )?;
+        cluster.build_programs(sources)?;
         let own = images::write(&cluster.bin(), &cache.join("images"))?;
         drop(building);
         cluster.start(&own).inspect_err(|_| cluster.print_logs())?;
         Ok(cluster)
+    }
+
+    /// Builds all outdated programs of a cluster and of the tests on clusters. No cluster needs to run.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a program does not compile.
+    pub fn build_all(
+        places: ClusterPaths,
+        slot: Slot,
+        options: Options,
+        sources: &Path,
+    ) -> Result<()> {
+        let cluster = Self::new(places, slot, options);
+        let cache = &cluster.paths().cache;
+        let building = lock_file(&cache.join("bin"))?;
+        cluster.build_programs(sources)?;
+        drop(building);
+        Self::build_conformance_tests(cluster.paths(), sources)?;
+        Self::kiali(cluster.paths(), sources).map(drop)
+    }
+
+    fn build_programs(&self, sources: &Path) -> Result<()> {
+        let options = self.options();
+        let (kubernetes, primary_cni) = (options.kubernetes, options.primary_cni);
+        programs::build_outdated(sources, kubernetes, primary_cni, &self.bin())
     }
 
     /// Returns the path of the Gateway API's conformance tests, built if they are outdated. No cluster needs to run.

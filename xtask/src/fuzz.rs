@@ -14,8 +14,8 @@ const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 
 /// Returns a command that builds all fuzz targets.
 ///
-/// It selects the whole workspace, so that third-party libraries have the features of the programs' build and are shared
-/// with it: the package of the targets alone would build most of them again, Wasm's compiler included.
+/// The command selects the whole workspace, which gives third-party libraries the features of the programs' build, and
+/// so shares them: the package of the targets alone would build most of them again, Wasm's compiler included.
 ///
 /// # Errors
 ///

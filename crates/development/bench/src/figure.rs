@@ -36,10 +36,10 @@ pub(crate) fn configured_rounds(default: usize) -> Result<usize> {
     }
 }
 
-/// Returns the median of the values, or NaN if there are none.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+/// Returns the median of the values; `None` without any.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    values.get(values.len() / 2).copied()
 }
 
 /// Writes the benchmark results to the file whose path is in the environment variable [`FIGURES_FILE_VARIABLE`]; does

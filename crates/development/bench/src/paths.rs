@@ -195,8 +195,8 @@ pub(crate) fn run() -> Result<Vec<PathRow>> {
         labs.push(start_lab(backend, index == 0, scratch.path())?);
     }
     let mut rows = Vec::new();
-    for (pod, _, place) in PLACES {
-        let paths = paths(&labs, pod)?;
+    for (index, (pod, _, place)) in (0..).zip(PLACES) {
+        let paths = paths(&labs, pod, client_relay_port(index))?;
         for path in &paths {
             // Certificates and pools exist before the measurement.
             PathLoad::Requests(4).measure(path)?;
@@ -217,10 +217,11 @@ fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Re
         }
     }
     let names = paths.iter().map(|path| path.name);
+    let median = |values| figure::median(values).unwrap_or(f64::NAN);
     let row = PathRow {
         load,
         place,
-        results: names.zip(values.into_iter().map(figure::median)).collect(),
+        results: names.zip(values.into_iter().map(median)).collect(),
     };
     eprintln!("  {}", row.cells().join(", "));
     Ok(row)
@@ -341,8 +342,8 @@ fn client_relay_port(place: u16) -> u16 {
     RELAY_PORT + 10 * (place + 1)
 }
 
-/// Returns the paths from the clients to the servers of this name.
-fn paths<'a>(labs: &'a [BenchLab], pod: &str) -> Result<Vec<TrafficPath<'a>>> {
+/// Returns the paths from the clients to the servers of this name. `relay_port` is the port of the client's relay.
+fn paths<'a>(labs: &'a [BenchLab], pod: &str, relay_port: u16) -> Result<Vec<TrafficPath<'a>>> {
     let baselines = labs.first().context("there is a lab")?;
     let direct = |name, lab: &'a BenchLab, namespace: &str| -> Result<TrafficPath<'a>> {
         let server = lab.address(namespace, pod)?;
@@ -354,14 +355,12 @@ fn paths<'a>(labs: &'a [BenchLab], pod: &str) -> Result<Vec<TrafficPath<'a>>> {
             bulk: (server, BULK_PORT),
         })
     };
-    let place = PLACES.iter().position(|(name, ..)| *name == pod);
-    let port = client_relay_port(u16::try_from(place.unwrap_or_default())?);
     let relay = TrafficPath {
         name: "two relays",
         lab: baselines,
         client: "relay/client".to_owned(),
-        http: format!("http://127.0.0.1:{port}/"),
-        bulk: ("127.0.0.1".to_owned(), port + 1),
+        http: format!("http://127.0.0.1:{relay_port}/"),
+        bulk: ("127.0.0.1".to_owned(), relay_port + 1),
     };
     let mut paths = vec![direct("no mesh", baselines, "plain")?, relay];
     for ((_, name), lab) in BACKENDS.into_iter().zip(labs) {

@@ -53,16 +53,10 @@ impl BenchLab {
             .context("a program is in a directory")?
             .to_owned();
         let rig = Self::start_on(nodes, &bin_dir, files)?;
-        rig.wait_until_ready()?;
-        Ok(rig)
-    }
-
-    /// Waits until there are pods and all of them are ready.
-    pub(crate) fn wait_until_ready(&self) -> Result<()> {
-        self.wait_until("all pods ready", |status| {
+        rig.wait_until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
-        })
-        .map(drop)
+        })?;
+        Ok(rig)
     }
 
     /// Starts a lab of one node with the programs in a directory.

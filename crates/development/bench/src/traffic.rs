@@ -92,7 +92,8 @@ fn compare(
         figures.0.push(measure(plain)?);
         figures.1.push(measure(mesh)?);
     }
-    Ok((figure::median(figures.0), figure::median(figures.1)))
+    let median = |values| figure::median(values).unwrap_or(f64::NAN);
+    Ok((median(figures.0), median(figures.1)))
 }
 
 /// Runs the traffic benchmarks.

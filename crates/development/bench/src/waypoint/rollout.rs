@@ -9,9 +9,9 @@ use super::{
     lab::{Load, WaypointLab},
     manifests,
     scenario::Scenario,
-    table::{WaypointRow, median},
+    table::WaypointRow,
 };
-use crate::load::HttpLoad;
+use crate::{figure::median, load::HttpLoad};
 
 /// Delay between the start of the load and the start of the rollout.
 const LOAD_LEAD_TIME: Duration = Duration::from_secs(2);

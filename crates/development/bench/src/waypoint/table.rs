@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table};
 
-use crate::figure::BenchmarkFigure;
+use crate::figure::{BenchmarkFigure, median};
 
 /// Result of a load, and the waypoint's CPU time per request.
 #[derive(Clone, Copy, Debug)]
@@ -154,12 +154,6 @@ impl WaypointRow {
         }
         rows
     }
-}
-
-/// Returns the median of the values; `None` without any.
-pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied()
 }
 
 /// Formats a number with this number of digits, or a dash if the number is not finite.

@@ -136,7 +136,7 @@ impl<'a> RetryState<'a> {
 
     /// Returns the request for another connection to the same endpoint, if it is [repeatable](Self::is_repeatable).
     pub(in crate::http) fn repeated_request(&self) -> Option<Request<Body>> {
-        self.next_request().filter(|_| self.is_repeatable())
+        self.is_repeatable().then(|| self.next_request()).flatten()
     }
 
     /// Whether a request of which nothing was sent may go to another endpoint.

@@ -22,6 +22,7 @@ use crate::{
     Settings, Tunnel,
     lease::{ConnectionState, Liveness, Permit, StreamLease},
     pinger::Pinger,
+    read_quota::{LimitedReads, ReadQuota},
     refusal,
     send_chunk::SendChunk,
     tls::HandshakeError,
@@ -292,7 +293,8 @@ impl Drop for RetireOnDrop {
 /// Task that drives the HTTP/2 protocol of one connection. The caller must spawn [`Self::run`], which ends with the
 /// connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
-    connection: h2::client::Connection<IO, SendChunk>,
+    connection: h2::client::Connection<LimitedReads<IO>, SendChunk>,
+    quota: ReadQuota,
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
@@ -329,6 +331,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let result = poll_fn(|cx| {
             let Self {
                 connection,
+                quota,
                 pinger,
                 shared,
                 windows,
@@ -370,9 +373,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if close_at.is_some_and(|close_at| close_at <= Instant::now()) {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, DrainTimeout)));
             }
-            std::pin::Pin::new(connection)
-                .poll(cx)
-                .map_err(io::Error::other)
+            let ended = std::pin::Pin::new(connection).poll(cx);
+            quota.renew_if_exhausted(cx, &shared.byte_receivers);
+            ended.map_err(io::Error::other)
         })
         .await;
         if let Err(error) = result {
@@ -391,6 +394,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
     let windows = FlowControlWindows::new(settings, settings.max_streams);
+    let quota = ReadQuota::new(windows.connection_window(0));
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -402,7 +406,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .max_send_buffer_size(settings.max_send_buffer_bytes)
         .enable_push(false);
     let limit = settings.handshake_timeout;
-    let (send, mut connection) = timeout(limit, builder.handshake(io))
+    let (send, mut connection) = timeout(limit, builder.handshake(LimitedReads::new(io, &quota)))
         .await
         .map_err(|_| Http2Error::Timeout(limit))??;
     let pinger = Pinger::new(connection.ping_pong(), settings);
@@ -416,6 +420,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         client,
         Driver {
             connection,
+            quota,
             pinger,
             shared,
             windows,

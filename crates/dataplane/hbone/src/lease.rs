@@ -13,6 +13,8 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
+use crate::byte_receiver::ByteReceivers;
+
 /// Time without progress of any blocked tunnel after which a connection counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
@@ -59,6 +61,7 @@ pub(crate) struct ConnectionState {
     /// Milliseconds from `created_at` to the last time that a blocked tunnel could send, or that the first tunnel was
     /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
+    pub(crate) byte_receivers: ByteReceivers,
     liveness: AtomicU8,
     /// Waker of the connection's driver, woken when `liveness` changes.
     pub(crate) driver_waker: AtomicWaker,
@@ -74,6 +77,7 @@ impl ConnectionState {
             is_retired: AtomicBool::new(false),
             blocked_tunnels: AtomicUsize::new(0),
             last_progress_ms: AtomicUsize::new(0),
+            byte_receivers: ByteReceivers::default(),
             liveness: AtomicU8::default(),
             driver_waker: AtomicWaker::new(),
         }
@@ -130,6 +134,11 @@ impl StreamLease {
             shared: shared.clone(),
             is_blocked: false,
         }
+    }
+
+    /// Returns the connection's tunnels that are read as byte streams.
+    pub(crate) fn byte_receivers(&self) -> &ByteReceivers {
+        &self.shared.byte_receivers
     }
 
     /// Records whether the peer's windows block the tunnel's data.

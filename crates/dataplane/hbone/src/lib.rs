@@ -6,10 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod buffered_reads;
+mod byte_receiver;
 pub mod client;
+mod frames;
 mod lease;
 mod pinger;
 pub mod pool;
+mod read_quota;
 pub mod refusal;
 pub mod relay;
 mod scratch;

@@ -16,7 +16,6 @@ use crate::Tunnel;
 mod download;
 mod ends;
 mod forward;
-mod frames;
 mod meter;
 mod received;
 mod socket;
@@ -58,7 +57,7 @@ where
             ends.end_download(over);
         }
         if !ends.upload_ended
-            && let Poll::Ready(over) = upload.poll(cx, app, tunnel, &mut ends, &meter)
+            && let Poll::Ready(over) = upload.poll(cx, app, &mut tunnel.sender, &mut ends, &meter)
         {
             ends.end_upload(over);
         }
@@ -77,7 +76,7 @@ where
 
 /// Resets a tunnel once its pending data has been sent, or after a timeout.
 async fn reset_after_flush(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
-    poll_fn(|cx| match tunnel.unsent.poll_all_sent(cx) {
+    poll_fn(|cx| match tunnel.sender.unsent.poll_all_sent(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),
         sent => sent,
     })
@@ -101,14 +100,28 @@ pub async fn relay_tunnels<M: Meter>(
             let before = (ends.upload_ended, ends.download_ended);
             if !ends.upload_ended {
                 let count = |n| meter.count_app_sent(n);
-                let over = upload.poll(cx, &mut app.recv, peer, &mut ends, before.1, count);
+                let over = upload.poll(
+                    cx,
+                    &mut app.recv,
+                    &mut peer.sender,
+                    &mut ends,
+                    before.1,
+                    count,
+                );
                 if let Poll::Ready(over) = over {
                     ends.end_upload(over);
                 }
             }
             if !ends.download_ended {
                 let count = |n| meter.count_app_received(n);
-                let over = download.poll(cx, &mut peer.recv, app, &mut ends, before.0, count);
+                let over = download.poll(
+                    cx,
+                    &mut peer.recv,
+                    &mut app.sender,
+                    &mut ends,
+                    before.0,
+                    count,
+                );
                 if let Poll::Ready(over) = over {
                     ends.end_download(over);
                 }

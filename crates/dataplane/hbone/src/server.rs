@@ -3,10 +3,7 @@
 use std::{
     future::Future,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -22,8 +19,9 @@ use tokio::{
 use crate::{
     Settings, Tunnel,
     pinger::{PingTimeout, Pinger},
+    read_quota::{LimitedReads, ReadQuota},
     send_chunk::SendChunk,
-    tunnel::{OpenStream, StreamSlot},
+    tunnel::{OpenStream, ServerStreams, StreamSlot},
     windows::FlowControlWindows,
 };
 
@@ -172,6 +170,7 @@ where
 {
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
     let mut windows = FlowControlWindows::new(settings, max_streams);
+    let quota = ReadQuota::new(windows.connection_window(0));
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -183,14 +182,17 @@ where
         .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.max_send_buffer_bytes);
     let limit = settings.handshake_timeout;
-    let mut connection = timeout(limit, builder.handshake::<_, SendChunk>(io))
-        .await
-        .map_err(|_| ServeError::HandshakeTimeout(limit))?
-        .map_err(ServeError::Handshake)?;
+    let mut connection = timeout(
+        limit,
+        builder.handshake::<_, SendChunk>(LimitedReads::new(io, &quota)),
+    )
+    .await
+    .map_err(|_| ServeError::HandshakeTimeout(limit))?
+    .map_err(ServeError::Handshake)?;
     let mut pinger = Pinger::new(connection.ping_pong(), settings);
     let mut drain = pin!(drain);
     let mut draining = false;
-    let streams = Arc::new(AtomicUsize::new(0));
+    let streams = Arc::new(ServerStreams::default());
     std::future::poll_fn(move |cx| {
         if !draining && drain.as_mut().poll(cx).is_ready() {
             draining = true;
@@ -202,13 +204,16 @@ where
         loop {
             // The peer must acknowledge one change before the next: the following iteration
             // compares again.
-            if let Some(window) = windows.next_stream_window(streams.load(Ordering::Relaxed))
+            if let Some(window) = windows.next_stream_window(streams.count())
                 && connection.set_initial_window_size(window).is_ok()
             {
                 windows.set_announced_stream_window(window);
             }
             match connection.poll_accept(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    quota.renew_if_exhausted(cx, &streams.byte_receivers);
+                    return Poll::Pending;
+                }
                 Poll::Ready(None) => return Poll::Ready(Ok(())),
                 Poll::Ready(Some(Ok((request, respond)))) => {
                     handler(IncomingRequest {
@@ -217,9 +222,7 @@ where
                         open_stream: OpenStream::new(&streams),
                     });
                     // Counts only streams that the handler has not refused.
-                    if let Some(window) =
-                        windows.grown_connection_window(streams.load(Ordering::Relaxed))
-                    {
+                    if let Some(window) = windows.grown_connection_window(streams.count()) {
                         connection.set_target_window_size(window);
                     }
                 }

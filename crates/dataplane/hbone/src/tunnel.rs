@@ -10,11 +10,13 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use h2::{RecvStream, SendStream};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
+    byte_receiver::{ByteReceiver, ByteReceivers},
     lease::StreamLease,
     send_chunk::{SendChunk, UnsentFrames},
 };
@@ -23,8 +25,14 @@ use crate::{
 /// take for an end of data: see [`Self::reset`].
 #[derive(Debug)]
 pub struct Tunnel {
-    pub(crate) send: SendStream<SendChunk>,
+    pub(crate) sender: TunnelSender,
     pub(crate) recv: RecvStream,
+}
+
+/// Sending side of a tunnel, with the tunnel's slot on its connection.
+#[derive(Debug)]
+pub(crate) struct TunnelSender {
+    pub(crate) send: SendStream<SendChunk>,
     pub(crate) unsent: UnsentFrames,
     slot: StreamSlot,
 }
@@ -33,41 +41,83 @@ pub struct Tunnel {
 #[derive(Debug)]
 pub(crate) enum StreamSlot {
     Client(StreamLease),
-    Server(#[expect(dead_code, reason = "counts while it is held")] OpenStream),
+    Server(OpenStream),
+}
+
+impl StreamSlot {
+    fn byte_receivers(&self) -> &ByteReceivers {
+        match self {
+            Self::Client(lease) => lease.byte_receivers(),
+            Self::Server(stream) => &stream.0.byte_receivers,
+        }
+    }
+}
+
+/// State of a server connection that its driver and its tunnels share.
+#[derive(Debug, Default)]
+pub(crate) struct ServerStreams {
+    count: AtomicUsize,
+    pub(crate) byte_receivers: ByteReceivers,
+}
+
+impl ServerStreams {
+    /// Returns the number of open streams.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
 }
 
 /// Guard that counts one open stream of a server connection until dropped.
 #[derive(Debug)]
-pub(crate) struct OpenStream(Arc<AtomicUsize>);
+pub(crate) struct OpenStream(Arc<ServerStreams>);
 
 impl OpenStream {
-    pub(crate) fn new(streams: &Arc<AtomicUsize>) -> Self {
-        streams.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn new(streams: &Arc<ServerStreams>) -> Self {
+        streams.count.fetch_add(1, Ordering::Relaxed);
         Self(streams.clone())
     }
 
     /// Returns the number of open streams on the connection.
     pub(crate) fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.0.count()
     }
 }
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Tunnel {
     pub(crate) fn new(send: SendStream<SendChunk>, recv: RecvStream, slot: StreamSlot) -> Self {
-        Self {
+        let sender = TunnelSender {
             send,
-            recv,
             unsent: UnsentFrames::default(),
             slot,
-        }
+        };
+        Self { sender, recv }
     }
 
+    /// Resets the stream with CONNECT_ERROR, since the connection behind the tunnel broke (RFC 9113, section 8.5).
+    /// Unsent data is dropped.
+    pub fn reset(&mut self) {
+        self.sender.reset();
+    }
+
+    /// Converts the tunnel to a byte stream (`AsyncRead` and `AsyncWrite`), which can carry another protocol such as
+    /// TLS.
+    pub fn into_io(self) -> TunnelIo {
+        let Self { sender, recv } = self;
+        TunnelIo {
+            receiver: sender.slot.byte_receivers().register(recv),
+            sender,
+            resets_on_drop: false,
+        }
+    }
+}
+
+impl TunnelSender {
     /// Completes when the flow-control windows permit to send some of `len` bytes, and returns their number; `None`
     /// when the stream is closed for sending.
     pub(crate) fn poll_capacity(
@@ -92,28 +142,16 @@ impl Tunnel {
         capacity
     }
 
-    /// Resets the stream with CONNECT_ERROR, since the connection behind the tunnel broke (RFC 9113, section 8.5).
-    /// Unsent data is dropped.
-    pub fn reset(&mut self) {
+    fn reset(&mut self) {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
-    }
-
-    /// Converts the tunnel to a byte stream (`AsyncRead` and `AsyncWrite`), which can carry another protocol such as
-    /// TLS.
-    pub fn into_io(self) -> TunnelIo {
-        TunnelIo {
-            tunnel: self,
-            read_buffer: Bytes::new(),
-            resets_on_drop: false,
-        }
     }
 }
 
 /// Tunnel as a byte stream (`AsyncRead` and `AsyncWrite`), from [`Tunnel::into_io`].
 #[derive(Debug)]
 pub struct TunnelIo {
-    tunnel: Tunnel,
-    read_buffer: Bytes,
+    sender: TunnelSender,
+    receiver: Arc<Mutex<ByteReceiver>>,
     resets_on_drop: bool,
 }
 
@@ -128,7 +166,7 @@ impl TunnelIo {
 impl Drop for TunnelIo {
     fn drop(&mut self) {
         if self.resets_on_drop {
-            self.tunnel.reset();
+            self.sender.reset();
         }
     }
 }
@@ -139,24 +177,7 @@ impl AsyncRead for TunnelIo {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self {
-            tunnel,
-            read_buffer: received,
-            ..
-        } = self.get_mut();
-        while received.is_empty() {
-            match ready!(tunnel.recv.poll_data(cx)) {
-                None => return Poll::Ready(Ok(())),
-                Some(Ok(bytes)) => *received = bytes,
-                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
-            }
-        }
-        let n = received.len().min(buf.remaining());
-        buf.put_slice(received.get(..n).unwrap_or_default());
-        received.advance(n);
-        // Fails only for more than was received.
-        let _credited = tunnel.recv.flow_control().release_capacity(n);
-        Poll::Ready(Ok(()))
+        self.receiver.lock().poll_read(cx, buf)
     }
 }
 
@@ -169,12 +190,12 @@ impl AsyncWrite for TunnelIo {
         if buf.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let tunnel = &mut self.get_mut().tunnel;
-        let capacity = match ready!(tunnel.poll_capacity(cx, buf.len())) {
+        let sender = &mut self.get_mut().sender;
+        let capacity = match ready!(sender.poll_capacity(cx, buf.len())) {
             Some(capacity) => capacity.map_err(io::Error::other)?,
             None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         };
-        let Tunnel { send, unsent, .. } = tunnel;
+        let TunnelSender { send, unsent, .. } = sender;
         let n = capacity.min(buf.len());
         let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
         send.send_data(SendChunk::new(piece, unsent), false)
@@ -185,7 +206,7 @@ impl AsyncWrite for TunnelIo {
     /// Flushes nothing, since the connection's driver sends by itself. Returns an error if the peer has disconnected,
     /// so that a writer that no longer reads notices.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut().tunnel.send.poll_reset(cx) {
+        match self.get_mut().sender.send.poll_reset(cx) {
             Poll::Pending => Poll::Ready(Ok(())),
             Poll::Ready(Ok(_reason)) => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
             Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
@@ -193,7 +214,7 @@ impl AsyncWrite for TunnelIo {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Tunnel { send, unsent, .. } = &mut self.get_mut().tunnel;
+        let TunnelSender { send, unsent, .. } = &mut self.get_mut().sender;
         let ended = send.send_data(SendChunk::new(Bytes::new(), unsent), true);
         Poll::Ready(ended.map_err(io::Error::other))
     }

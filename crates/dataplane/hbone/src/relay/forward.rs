@@ -10,7 +10,7 @@ use super::{
     received::{ReceivedFrames, StreamEnd},
     upload::{poll_closed_stream, poll_send},
 };
-use crate::{Tunnel, send_chunk::SendChunk};
+use crate::{send_chunk::SendChunk, tunnel::TunnelSender};
 
 /// Copies one direction between two tunnels. Window credit is returned when the other tunnel has accepted a frame.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl Forward {
         &mut self,
         cx: &mut Context<'_>,
         from: &mut RecvStream,
-        to: &mut Tunnel,
+        to: &mut TunnelSender,
         ends: &mut RelayEnds,
         answered: bool,
         count: impl Fn(u64),

@@ -7,10 +7,8 @@ use std::task::{Context, Poll};
 
 use h2::RecvStream;
 
-use super::{
-    ends::{RelayEnds, RelayError},
-    frames::Frames,
-};
+use super::ends::{RelayEnds, RelayError};
+use crate::frames::Frames;
 
 #[derive(Debug, Default)]
 pub(super) struct ReceivedFrames {

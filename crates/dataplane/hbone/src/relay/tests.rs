@@ -6,7 +6,7 @@ use http::{HeaderMap, Uri};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::*;
-use crate::{Settings, client, server};
+use crate::{Settings, TunnelIo, client, server};
 
 mod breaks;
 mod stalled;

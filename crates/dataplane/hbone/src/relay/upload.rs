@@ -11,9 +11,9 @@ use super::{
     meter::Meter,
 };
 use crate::{
-    Tunnel,
     scratch::{self, SCRATCH_BYTES},
     send_chunk::SendChunk,
+    tunnel::TunnelSender,
 };
 
 /// Size of the first read in bytes. The size grows while reads fill the buffer, and shrinks when they do not.
@@ -49,25 +49,25 @@ impl Upload {
         &mut self,
         cx: &mut Context<'_>,
         app: &mut R,
-        tunnel: &mut Tunnel,
+        sender: &mut TunnelSender,
         ends: &mut RelayEnds,
         meter: &M,
     ) -> Poll<DirectionEnd> {
         loop {
-            if !self.pending.is_empty() && ready!(poll_send(cx, tunnel, &mut self.pending)).is_err()
+            if !self.pending.is_empty() && ready!(poll_send(cx, sender, &mut self.pending)).is_err()
             {
-                return poll_closed_stream(cx, &mut tunnel.send, ends, ends.download_ended);
+                return poll_closed_stream(cx, &mut sender.send, ends, ends.download_ended);
             }
             if self.eof && ends.first_error.is_some() {
                 // A socket that was reset may show an end of data.
                 return Poll::Ready(DirectionEnd::Clean);
             }
             if self.eof {
-                let end = SendChunk::new(Bytes::new(), &tunnel.unsent);
-                return match tunnel.send.send_data(end, true) {
+                let end = SendChunk::new(Bytes::new(), &sender.unsent);
+                return match sender.send.send_data(end, true) {
                     Ok(()) => Poll::Ready(DirectionEnd::Clean),
                     Err(_closed) => {
-                        poll_closed_stream(cx, &mut tunnel.send, ends, ends.download_ended)
+                        poll_closed_stream(cx, &mut sender.send, ends, ends.download_ended)
                     }
                 };
             }
@@ -84,8 +84,8 @@ impl Upload {
                 // With the other direction over, nothing else detects that the peer has gone.
                 Poll::Pending if ends.download_ended => {
                     // For any reset code.
-                    let _reset = ready!(tunnel.send.poll_reset(cx));
-                    return poll_closed_stream(cx, &mut tunnel.send, ends, true);
+                    let _reset = ready!(sender.send.poll_reset(cx));
+                    return poll_closed_stream(cx, &mut sender.send, ends, true);
                 }
                 Poll::Pending => return Poll::Pending,
             }
@@ -96,14 +96,14 @@ impl Upload {
 /// Passes pending bytes to HTTP/2 as far as the flow-control windows permit. Fails when the stream is closed.
 pub(super) fn poll_send(
     cx: &mut Context<'_>,
-    tunnel: &mut Tunnel,
+    sender: &mut TunnelSender,
     pending: &mut Bytes,
 ) -> Poll<Result<(), StreamClosed>> {
     while !pending.is_empty() {
-        let Some(Ok(capacity)) = ready!(tunnel.poll_capacity(cx, pending.len())) else {
+        let Some(Ok(capacity)) = ready!(sender.poll_capacity(cx, pending.len())) else {
             return Poll::Ready(Err(StreamClosed));
         };
-        let Tunnel { send, unsent, .. } = &mut *tunnel;
+        let TunnelSender { send, unsent, .. } = &mut *sender;
         let piece = pending.split_to(capacity.min(pending.len()));
         if send
             .send_data(SendChunk::new(piece, unsent), false)

@@ -14,24 +14,31 @@ use super::*;
 const STALLED_STREAMS: usize = 99;
 /// Bytes sent on the stream that is not stalled: more than the initial window of the connection.
 const RELAYED_BYTES: usize = 24 << 20;
+/// Bytes that are sent in frames of one byte: as many as the smallest stream window holds.
+const SMALL_FRAMES: usize = 16 << 10;
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Opens `STALLED_STREAMS` tunnels and one more on a connection; returns client and server side of each.
 async fn open_hundred_tunnels() -> Vec<(Tunnel, Tunnel)> {
+    open_tunnels(STALLED_STREAMS + 1, Settings::default()).await
+}
+
+/// Opens tunnels on one connection, both ends of which have these settings.
+async fn open_tunnels(count: usize, settings: Settings) -> Vec<(Tunnel, Tunnel)> {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (accepted, mut tunnels) = mpsc::unbounded_channel();
+    let server_settings = settings.clone();
     ambit_rt::spawn("server", async move {
-        let settings = Settings::default();
-        let served = server::serve(far, &settings, std::future::pending(), |incoming| {
+        let served = server::serve(far, &server_settings, std::future::pending(), |incoming| {
             let tunnel = incoming.accept(HeaderMap::new()).unwrap();
             accepted.send(tunnel).unwrap();
         });
         served.await
     });
-    let (connection, driver) = client::handshake(near, &Settings::default()).await.unwrap();
+    let (connection, driver) = client::handshake(near, &settings).await.unwrap();
     ambit_rt::spawn("driver", driver.run(|| {}));
     let mut all = Vec::new();
-    for _ in 0..=STALLED_STREAMS {
+    for _ in 0..count {
         let authority = Uri::from_static("10.0.0.2:80");
         let opened = connection.open_tunnel(authority, HeaderMap::new()).await;
         let (tunnel, _) = opened.unwrap();
@@ -98,6 +105,105 @@ async fn stalled_downloads_do_not_hold_up_a_sibling() {
         unread.push(near);
     }
     check_transfer(far, near).await;
+}
+
+/// Opens five tunnels with the smallest windows that a waypoint uses.
+async fn open_tunnels_with_small_windows() -> Vec<(Tunnel, Tunnel)> {
+    let settings = Settings {
+        connection_window: 64 << 10,
+        stream_window: 64 << 10,
+        min_stream_window: 16 << 10,
+        ..Settings::default()
+    };
+    open_tunnels(5, settings).await
+}
+
+/// Sends frames of one byte, all before the peer runs.
+async fn send_small_frames(writer: &mut TunnelIo) {
+    for i in 0..SMALL_FRAMES {
+        writer.write_all(&[(i % 251) as u8]).await.unwrap();
+    }
+}
+
+async fn check_small_frames(reader: &mut TunnelIo) {
+    let mut got = vec![0; SMALL_FRAMES];
+    let read = timeout(TEST_TIMEOUT, reader.read_exact(&mut got)).await;
+    read.expect("bytes are missing").unwrap();
+    let sent: Vec<u8> = (0..SMALL_FRAMES).map(|i| (i % 251) as u8).collect();
+    assert!(got == sent, "other bytes arrived than were sent");
+}
+
+/// Sends small frames on all pairs but the last, whose readers read them only after the last pair's transfer.
+async fn check_unread_small_frames(mut pairs: Vec<(Tunnel, Tunnel)>) {
+    let (near, far) = pairs.pop().unwrap();
+    let mut stalled = Vec::new();
+    for (near, far) in pairs {
+        let (mut near, far) = (near.into_io(), far.into_io());
+        send_small_frames(&mut near).await;
+        stalled.push((near, far));
+    }
+    check_transfer(near, far).await;
+    for (near, mut far) in stalled {
+        check_small_frames(&mut far).await;
+        drop(near);
+    }
+}
+
+#[tokio::test]
+async fn small_frames_that_a_server_does_not_read_end_no_sibling() {
+    check_unread_small_frames(open_tunnels_with_small_windows().await).await;
+}
+
+#[tokio::test]
+async fn small_frames_that_a_client_does_not_read_end_no_sibling() {
+    let pairs = open_tunnels_with_small_windows().await;
+    check_unread_small_frames(pairs.into_iter().map(|(near, far)| (far, near)).collect()).await;
+}
+
+/// A reader that waits is woken for data that the driver takes on its behalf.
+#[tokio::test]
+async fn bursts_of_small_frames_reach_a_waiting_reader() {
+    for mut pairs in [
+        open_tunnels_with_small_windows().await,
+        open_tunnels(1, Settings::default()).await,
+    ] {
+        let (near, far) = pairs.pop().unwrap();
+        let (mut near, mut far) = (near.into_io(), far.into_io());
+        let reading = ambit_rt::spawn("reader", async move {
+            for _ in 0..3 {
+                check_small_frames(&mut far).await;
+            }
+            far
+        });
+        for _ in 0..3 {
+            send_small_frames(&mut near).await;
+        }
+        drop(reading.await.unwrap());
+    }
+}
+
+/// A relay takes frames as soon as it runs, but not while HTTP/2 parses a burst of them.
+#[tokio::test]
+async fn bursts_of_small_frames_pass_a_relay() {
+    let (near, far) = open_tunnels_with_small_windows().await.pop().unwrap();
+    let (mut app, mut side) = tokio::io::duplex(1 << 10);
+    let relay = ambit_rt::spawn("relay", async move {
+        let mut far = far;
+        relay_tunnel(&mut side, &mut far, ()).await
+    });
+    let mut near = near.into_io();
+    for _ in 0..3 {
+        send_small_frames(&mut near).await;
+        let mut got = vec![0; SMALL_FRAMES];
+        timeout(TEST_TIMEOUT, app.read_exact(&mut got))
+            .await
+            .expect("bytes are missing")
+            .unwrap();
+    }
+    drop((app, near));
+    let _over = timeout(TEST_TIMEOUT, relay)
+        .await
+        .expect("the relay goes on");
 }
 
 #[tokio::test]

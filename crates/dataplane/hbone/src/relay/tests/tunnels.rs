@@ -92,9 +92,9 @@ async fn next_data(client: &mut Tunnel) -> Option<Result<Bytes, h2::Error>> {
 #[tokio::test]
 async fn each_direction_ends_by_itself() {
     let mut scene = start_relay(Settings::default()).await;
-    let unsent = scene.client.unsent.clone();
+    let unsent = scene.client.sender.unsent.clone();
     let request = SendChunk::new(Bytes::from_static(b"request"), &unsent);
-    scene.client.send.send_data(request, true).unwrap();
+    scene.client.sender.send.send_data(request, true).unwrap();
     let RelayedTunnel {
         server,
         open,
@@ -179,7 +179,7 @@ async fn server_reset_after_its_response_is_noticed() {
                 assert!(end.unwrap().is_empty());
             }
             open.reset(Reason::CANCEL);
-            let reset = std::future::poll_fn(|cx| client.send.poll_reset(cx)).await;
+            let reset = std::future::poll_fn(|cx| client.sender.send.poll_reset(cx)).await;
             assert_eq!(reset.unwrap(), Reason::CONNECT_ERROR);
         })
         .await;

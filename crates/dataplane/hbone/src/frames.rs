@@ -1,4 +1,4 @@
-//! Queue of data frames that wait to be written to a socket. Accumulated small ones are merged, so that waiting
+//! Queue of received data frames that wait for their reader or their socket. Accumulated small ones are merged, so that waiting
 //! frames cost little more than their bytes.
 
 use std::{collections::VecDeque, io::IoSlice};
@@ -13,18 +13,18 @@ const MAX_SEPARATE_FRAMES: usize = 4;
 const MAX_MERGED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     separate_frames: VecDeque<Bytes>,
     /// Buffer of merged small frames, which is written after the other queued frames.
     merged_small_frames: BytesMut,
 }
 
 impl Frames {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.separate_frames.is_empty() && self.merged_small_frames.is_empty()
     }
 
-    pub(super) fn push(&mut self, frame: Bytes) {
+    pub(crate) fn push(&mut self, frame: Bytes) {
         if frame.is_empty() {
             return;
         }
@@ -44,7 +44,7 @@ impl Frames {
     }
 
     /// Fills `slices` with the first frames, for a vectored write.
-    pub(super) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
+    pub(crate) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
         let small =
             (!self.merged_small_frames.is_empty()).then_some(self.merged_small_frames.as_ref());
         let all = self.separate_frames.iter().map(Bytes::as_ref).chain(small);
@@ -57,7 +57,7 @@ impl Frames {
     }
 
     /// Removes the first queued frame and returns it.
-    pub(super) fn pop(&mut self) -> Option<Bytes> {
+    pub(crate) fn pop(&mut self) -> Option<Bytes> {
         let first = self.separate_frames.pop_front();
         let first = first.or_else(|| {
             let small = self.merged_small_frames.split().freeze();
@@ -68,7 +68,7 @@ impl Frames {
     }
 
     /// Removes the first `n` bytes, which have been written.
-    pub(super) fn advance(&mut self, mut n: usize) {
+    pub(crate) fn advance(&mut self, mut n: usize) {
         while let Some(first) = self.separate_frames.front_mut() {
             let part = n.min(first.len());
             first.advance(part);

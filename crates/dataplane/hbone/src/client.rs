@@ -22,7 +22,7 @@ use crate::{
     Settings, Tunnel,
     lease::{ConnectionState, Liveness, Permit, StreamLease},
     pinger::Pinger,
-    read_quota::{LimitedReads, ReadQuota},
+    portioned_reads::{PortionEnd, PortionedReads},
     refusal,
     send_chunk::SendChunk,
     tls::HandshakeError,
@@ -293,8 +293,8 @@ impl Drop for RetireOnDrop {
 /// Task that drives the HTTP/2 protocol of one connection. The caller must spawn [`Self::run`], which ends with the
 /// connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
-    connection: h2::client::Connection<LimitedReads<IO>, SendChunk>,
-    quota: ReadQuota,
+    connection: h2::client::Connection<PortionedReads<IO>, SendChunk>,
+    portion_end: PortionEnd,
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
@@ -331,7 +331,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let result = poll_fn(|cx| {
             let Self {
                 connection,
-                quota,
+                portion_end,
                 pinger,
                 shared,
                 windows,
@@ -374,7 +374,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, DrainTimeout)));
             }
             let ended = std::pin::Pin::new(connection).poll(cx);
-            quota.renew_if_exhausted(cx, &shared.byte_receivers);
+            if portion_end.take() {
+                shared.byte_receivers.take_received();
+            }
             ended.map_err(io::Error::other)
         })
         .await;
@@ -394,7 +396,8 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
     let windows = FlowControlWindows::new(settings, settings.max_streams);
-    let quota = ReadQuota::new(windows.connection_window(0));
+    let io = PortionedReads::new(io, windows.connection_window(0));
+    let portion_end = io.portion_end();
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -406,7 +409,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .max_send_buffer_size(settings.max_send_buffer_bytes)
         .enable_push(false);
     let limit = settings.handshake_timeout;
-    let (send, mut connection) = timeout(limit, builder.handshake(LimitedReads::new(io, &quota)))
+    let (send, mut connection) = timeout(limit, builder.handshake(io))
         .await
         .map_err(|_| Http2Error::Timeout(limit))??;
     let pinger = Pinger::new(connection.ping_pong(), settings);
@@ -420,7 +423,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         client,
         Driver {
             connection,
-            quota,
+            portion_end,
             pinger,
             shared,
             windows,

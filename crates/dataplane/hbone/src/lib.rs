@@ -12,7 +12,7 @@ mod frames;
 mod lease;
 mod pinger;
 pub mod pool;
-mod read_quota;
+mod portioned_reads;
 pub mod refusal;
 pub mod relay;
 mod scratch;
@@ -28,6 +28,7 @@ pub use client::{ClientConnection, DialError, TunnelError};
 pub use lease::{Liveness, Permit};
 pub use pinger::PingTimeout;
 pub use pool::{Pool, PoolKey, WeakPool};
+pub use portioned_reads::PortionedReads;
 pub use relay::{
     Meter, RelayError, ReversedMeter, Socket, relay_plain, relay_tunnel, relay_tunnels,
 };

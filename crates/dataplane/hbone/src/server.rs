@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     Settings, Tunnel,
     pinger::{PingTimeout, Pinger},
-    read_quota::{LimitedReads, ReadQuota},
+    portioned_reads::PortionedReads,
     send_chunk::SendChunk,
     tunnel::{OpenStream, ServerStreams, StreamSlot},
     windows::FlowControlWindows,
@@ -170,7 +170,8 @@ where
 {
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
     let mut windows = FlowControlWindows::new(settings, max_streams);
-    let quota = ReadQuota::new(windows.connection_window(0));
+    let io = PortionedReads::new(io, windows.connection_window(0));
+    let portion_end = io.portion_end();
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -182,13 +183,10 @@ where
         .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.max_send_buffer_bytes);
     let limit = settings.handshake_timeout;
-    let mut connection = timeout(
-        limit,
-        builder.handshake::<_, SendChunk>(LimitedReads::new(io, &quota)),
-    )
-    .await
-    .map_err(|_| ServeError::HandshakeTimeout(limit))?
-    .map_err(ServeError::Handshake)?;
+    let mut connection = timeout(limit, builder.handshake::<_, SendChunk>(io))
+        .await
+        .map_err(|_| ServeError::HandshakeTimeout(limit))?
+        .map_err(ServeError::Handshake)?;
     let mut pinger = Pinger::new(connection.ping_pong(), settings);
     let mut drain = pin!(drain);
     let mut draining = false;
@@ -211,7 +209,9 @@ where
             }
             match connection.poll_accept(cx) {
                 Poll::Pending => {
-                    quota.renew_if_exhausted(cx, &streams.byte_receivers);
+                    if portion_end.take() {
+                        streams.byte_receivers.take_received();
+                    }
                     return Poll::Pending;
                 }
                 Poll::Ready(None) => return Poll::Ready(Ok(())),

@@ -28,6 +28,7 @@ pub(crate) use send::retry_state::DEFAULT_RETRIES;
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
+use ambit_hbone::PortionedReads;
 use http::{
     HeaderValue, StatusCode,
     header::{CONNECTION, CONTENT_LENGTH},
@@ -188,6 +189,7 @@ where
             let limit = session.shard.waypoint.config.headers_timeout;
             let max_header_bytes = session.shard.waypoint.config.headers.bytes;
             let io = HeaderBlockIo::new(io, limit, max_header_bytes, session.memory.clone());
+            let io = PortionedReads::new(io, u32::try_from(window.bytes()).unwrap_or(u32::MAX));
             let mut builder = http2_builder(window.bytes(), max_header_bytes, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;
             if upgrades.iter().any(|one| one == WEBSOCKET) {

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ambit_hbone::PortionedReads;
 use ambit_model::DestinationLimits;
 use http_body_util::BodyExt as _;
 use hyper::{
@@ -213,6 +214,7 @@ impl HttpPool {
             }
             Version::Http2 => {
                 in_use.share().set(share);
+                let io = PortionedReads::new(io, CONNECTION_WINDOW_BYTES);
                 let builder = http2_builder(self.1, &task_share);
                 let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
                 let (failed, failing) = oneshot::channel();
@@ -279,7 +281,8 @@ impl HttpPool {
         let mut builder = http2_builder(self.1, &task_share);
         // No streams are allowed before the endpoint's SETTINGS arrive.
         builder.initial_max_send_streams(0);
-        let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
+        let io = PortionedReads::new(stream, CONNECTION_WINDOW_BYTES);
+        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
         let deadline = Instant::now() + SETTINGS_TIMEOUT;
         while connection.current_max_send_streams() == 0 {
             if Instant::now() >= deadline {

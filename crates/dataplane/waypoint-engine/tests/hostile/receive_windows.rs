@@ -250,3 +250,79 @@ async fn upgraded_connections_are_charged_until_they_close() {
     tunnel.shutdown().await.unwrap();
     wait_until("they are given back", || world.memory_budget().0 <= idle).await;
 }
+/// Connection window of applications in bytes, with which h2 accepts bursts of small frames.
+const LARGE_WINDOW: u32 = 64 << 20;
+/// Number of DATA frames with one gRPC message of five bytes each: as many as a stream's window holds.
+const SMALL_MESSAGES: usize = 12_000;
+
+/// Runs an HTTP/2 application that reads each request to its end, and responds with as many small messages.
+async fn run_message_application() -> SocketAddr {
+    let (address, _) = run_scripted_server(|_, stream| async move {
+        let mut builder = h2::server::Builder::new();
+        builder.initial_connection_window_size(LARGE_WINDOW);
+        let mut connection = builder.handshake(stream).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            ambit_rt::spawn("response", async move {
+                let mut body = request.into_body();
+                let mut got = 0;
+                while let Some(Ok(data)) = body.data().await {
+                    got += data.len();
+                    let _credited = body.flow_control().release_capacity(data.len());
+                }
+                let mut send = respond.send_response(Response::new(()), false).unwrap();
+                for _ in 0..got / 5 {
+                    send_message(&mut send).await;
+                }
+                send.send_data(Bytes::new(), true).unwrap();
+            });
+        }
+    })
+    .await;
+    address
+}
+
+async fn send_message(send: &mut h2::SendStream<Bytes>) {
+    send.reserve_capacity(5);
+    while send.capacity() < 5 {
+        poll_fn(|cx| send.poll_capacity(cx)).await.unwrap().unwrap();
+    }
+    send.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_small_messages_pass() {
+    let world = World::new().await;
+    let address = run_message_application().await;
+    world.serve("web", VIP, &[address]);
+    let client = world.client().await;
+    let tunnel = client.tunnel(VIP, HTTP2).await;
+    let mut builder = h2::client::Builder::new();
+    builder.initial_connection_window_size(LARGE_WINDOW);
+    let (requests, connection) = builder.handshake(tunnel).await.unwrap();
+    ambit_rt::spawn("client", async move {
+        // The connection ends with the test.
+        let _ended: Result<(), h2::Error> = connection.await;
+    });
+    let mut requests: h2::client::SendRequest<Bytes> = requests.ready().await.unwrap();
+    let request = Request::post("http://web/").body(()).unwrap();
+    let (response, mut send) = requests.send_request(request, false).unwrap();
+    for _ in 0..SMALL_MESSAGES {
+        send_message(&mut send).await;
+    }
+    send.send_data(Bytes::new(), true).unwrap();
+    let mut body = tokio::time::timeout(TIMEOUT, response)
+        .await
+        .expect("no response")
+        .unwrap()
+        .into_body();
+    let mut got = 0;
+    while let Some(data) = tokio::time::timeout(TIMEOUT, body.data())
+        .await
+        .expect("silence")
+    {
+        let data = data.unwrap();
+        got += data.len();
+        let _credited = body.flow_control().release_capacity(data.len());
+    }
+    assert_eq!(got, 5 * SMALL_MESSAGES);
+}

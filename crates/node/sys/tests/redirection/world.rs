@@ -6,6 +6,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd,
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -132,9 +133,14 @@ fn listen_with(
     socket.set_only_v6(false).unwrap();
     socket.set_reuse_address(true).unwrap();
     prepare(&socket).unwrap();
-    socket
-        .bind(&SocketAddr::new("::".parse().unwrap(), port).into())
-        .unwrap();
+    let address = SocketAddr::new("::".parse().unwrap(), port).into();
+    // A program that another test starts holds an earlier listener of this port until it has replaced its process.
+    let until = Instant::now() + DEADLINE;
+    while let Err(error) = socket.bind(&address) {
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{error}");
+        assert!(Instant::now() < until, "port {port} stays in use");
+        thread::yield_now();
+    }
     socket.listen(128).unwrap();
     socket.into()
 }

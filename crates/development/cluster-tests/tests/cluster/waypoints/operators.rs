@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use ambit_cluster_tests::{Mesh, built_binary, wait_until};
+use ambit_cluster_tests::{Mesh, TestNamespace, built_binary, wait_until};
 use serde_json::{Value, json};
 
 use super::WaypointFixture;
@@ -87,11 +87,24 @@ fn default_account_kubeconfig(mesh: &Mesh, namespace: &str) -> tempfile::NamedTe
     file
 }
 
+/// Makes the waypoint open a connection to the server for each request, since the server's node proxy reports connections:
+/// one that the waypoint keeps from before the reader would give it nothing to report.
+fn use_connections_once(space: &TestNamespace<'_>) {
+    space.apply(
+        "apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: server}
+spec: {host: server, trafficPolicy: {connectionPool: {http: {maxRequestsPerConnection: 1}}}}
+",
+    );
+}
+
 #[test]
 fn flows_are_shown_live_to_users_with_the_right() {
     let mesh = Mesh::shared();
     let space = mesh.test_namespace("flows");
     let covered = WaypointFixture::new(&space);
+    use_connections_once(&space);
     let child = Command::new(built_binary("ambit"))
         .args(["flows", "-o", "json", "--for", "15s", "-n", space.name()])
         .env("KUBECONFIG", mesh.cluster().kubeconfig())
@@ -206,6 +219,7 @@ fn flows_of_a_namespace_are_for_those_who_may_view_it() {
     let mesh = Mesh::shared();
     let (mine, theirs) = (mesh.test_namespace("viewed"), mesh.test_namespace("hidden"));
     let covered = WaypointFixture::new(&mine);
+    use_connections_once(&mine);
     let their_server = theirs.deploy_captured_server();
     theirs.deploy_client("client", Some("n1"));
     theirs.wait_until_captured("client", true);

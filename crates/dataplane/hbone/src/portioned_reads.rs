@@ -1,0 +1,126 @@
+//! Transport from which HTTP/2 reads in portions.
+//!
+//! HTTP/2 parses everything that its transport has at one go. It counts small DATA frames that no stream has taken
+//! against a limit for the whole connection, and ends the connection with ENHANCE_YOUR_CALM beyond it, although the
+//! tasks that take them could not run meanwhile.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Budget for small DATA frames that HTTP/2 grants a connection with a small window (h2's default). Otherwise it is
+/// half the connection's window.
+const MIN_FRAME_BUDGET: usize = 25_600;
+/// Maximum part of that budget that one byte on the wire can take: a DATA frame with one byte takes 10 bytes, and 255
+/// of the budget.
+const BUDGET_PER_BYTE: usize = 26;
+
+/// Wrapper of an HTTP/2 connection's transport. After each portion of bytes it lets other tasks run, so that they take
+/// the frames in it.
+#[derive(Debug)]
+pub struct PortionedReads<IO> {
+    io: IO,
+    /// Bytes in a portion: frames in it take at most half the budget of HTTP/2.
+    portion: usize,
+    /// Unread bytes of the current portion.
+    left: usize,
+    portion_ended: PortionEnd,
+}
+
+/// Flag that a connection's [`PortionedReads`] sets at the end of a portion.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PortionEnd(Arc<AtomicBool>);
+
+impl PortionEnd {
+    /// Returns whether a portion has ended since the last call.
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl<IO> PortionedReads<IO> {
+    /// Wraps the transport `io` of a connection with this receive window in bytes.
+    pub fn new(io: IO, connection_window: u32) -> Self {
+        let window = usize::try_from(connection_window).unwrap_or(usize::MAX);
+        let budget = (window / 2).max(MIN_FRAME_BUDGET);
+        let portion = budget / 2 / BUDGET_PER_BYTE;
+        Self {
+            io,
+            portion,
+            left: portion,
+            portion_ended: PortionEnd::default(),
+        }
+    }
+
+    /// Returns the flag for the ends of portions.
+    pub(crate) fn portion_end(&self) -> PortionEnd {
+        self.portion_ended.clone()
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for PortionedReads<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.left == 0 {
+            this.left = this.portion;
+            this.portion_ended.0.store(true, Ordering::Relaxed);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let io = Pin::new(&mut this.io);
+        let before = buf.filled().len();
+        if buf.remaining() <= this.left {
+            ready!(io.poll_read(cx, buf))?;
+        } else {
+            let mut portion = ReadBuf::new(buf.initialize_unfilled_to(this.left));
+            ready!(io.poll_read(cx, &mut portion))?;
+            let n = portion.filled().len();
+            buf.advance(n);
+        }
+        let n = buf.filled().len().saturating_sub(before);
+        this.left = this.left.saturating_sub(n);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for PortionedReads<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}

@@ -40,7 +40,14 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         "build the binaries",
         &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
-    let programs = build(revision.is_none())?;
+    let part = args.first().map(String::as_str);
+    let statically: &[&str] = match (revision, part) {
+        (Some(_), _) => &[],
+        (None, Some("traffic" | "paths")) => &["ambit-node-proxy"],
+        (None, Some("waypoint")) => &["ambit-node-proxy", "ambit-waypoint"],
+        (None, _) => &images::STATIC_PROGRAMS,
+    };
+    let programs = build(statically)?;
     // `ambit-bench` finds the other programs in its own directory.
     let mut bench = Command::new(programs.join("ambit-bench"));
     bench.args(args).current_dir(shell::workspace_root());
@@ -100,16 +107,14 @@ fn find_envoy() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the measured programs and returns their directory: release builds, with the statically linked programs of
-/// the images if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
-fn build(is_static: bool) -> Result<PathBuf> {
+/// Builds the measured programs and returns their directory: release builds, those named `statically` as they are in
+/// images. The directory is separate from cargo's, so that cargo's output stays unchanged.
+fn build(statically: &[&str]) -> Result<PathBuf> {
     let directory = shell::target_dir().join("bench");
     copy_programs(&shell::target_dir().join("release"), &directory)?;
-    if is_static {
-        for program in images::STATIC_PROGRAMS {
-            let built = static_binary::build(program, program, Architecture::native()?)?;
-            replace_program(&built, &directory.join(program))?;
-        }
+    for program in statically {
+        let built = static_binary::build(program, program, Architecture::native()?)?;
+        replace_program(&built, &directory.join(program))?;
     }
     Ok(directory)
 }

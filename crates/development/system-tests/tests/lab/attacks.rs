@@ -1,12 +1,5 @@
 //! Attacks on a mesh in the lab, and what they must not achieve. Each module tests one property, which its header
 //! states.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests"
-)]
 
 mod admin_port;
 mod amplification;

@@ -1,5 +1,4 @@
 //! Tests of nodes whose clocks are wrong: within the backdating of certificates, and beyond it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
 

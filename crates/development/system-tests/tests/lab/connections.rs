@@ -1,6 +1,5 @@
 //! Tests of connection settings of a `DestinationRule` at a waypoint, with real programs: limits, timeouts, and
 //! endpoints that accept no connections.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     io::{Read as _, Write as _},

@@ -1,11 +1,6 @@
 //! Tests of `ambit dashboard` in a real Chromium, driven by scripts in `web/test`: over a lab, and
 //! over a mesh of a thousand workloads that a mock server describes. With `AMBIT_IMAGES=DIRECTORY`
 //! they save screenshots there.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

@@ -1,11 +1,5 @@
 //! Tests of DNS answers for captured pods, over UDP and TCP, and over IPv4 and IPv6.
 
-#![expect(
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
-
 use ambit_system_tests::{
     CLIENT_AND_SERVER, IpFamily, LAB_TOOL, LogSource, Mesh, Options, built_binary, options,
     wait_until,

@@ -1,12 +1,5 @@
 //! Tests of calls out of the mesh through a waypoint in a separate namespace, with real TLS servers outside. Each
 //! module tests one property, which its header states.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests"
-)]
 
 mod names;
 mod original_destination;

@@ -1,5 +1,4 @@
 //! Tests of pushing images to a registry of CNCF's distribution project, with TLS and passwords.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, net::SocketAddr, path::Path};
 

@@ -1,6 +1,5 @@
 //! Tests of Ambit's own kinds at a waypoint, with real programs: faults that routes inject, and
 //! subsets of services as backends.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::BTreeSet,

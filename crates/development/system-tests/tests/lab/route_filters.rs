@@ -1,6 +1,5 @@
 //! Tests of mirrors, CORS and retries of routes, from manifests to the requests that applications
 //! receive.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{io::Write as _, net::SocketAddr, thread};
 

@@ -1,5 +1,4 @@
 //! Tests of routes at a waypoint, from manifests to the requests that the application receives.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -1,10 +1,4 @@
 //! Tests that no connection is refused while the node proxy dies or is replaced and pods continuously open connections.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
 
 use std::{net::SocketAddr, time::Instant};
 

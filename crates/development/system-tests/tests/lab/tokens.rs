@@ -1,10 +1,5 @@
 //! Tests of JWTs at a waypoint, from manifests to the requests that an application receives: accepted issuers, claims
 //! in policies, rotation of keys, and failures of the key server.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking"
-)]
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,7 +18,7 @@ use ambit_system_tests::{
 use serde_json::{Value, json};
 
 /// Tokens signed by another JWT implementation, with its keys.
-const FOREIGN_TOKENS: &str = include_str!("../../../dataplane/jwt/src/tests/pyjwt.json");
+const FOREIGN_TOKENS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
 
 const APP: &str = "
 ---

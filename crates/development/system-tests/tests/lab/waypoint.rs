@@ -1,10 +1,4 @@
 //! Tests of a Gateway of class `istio-waypoint`, and of requests to the pods that it covers.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::too_many_lines,
-    reason = "a test fails by panicking, and a table is as long as it is"
-)]
 
 use std::net::SocketAddr;
 

@@ -1,12 +1,5 @@
 //! Tests of waypoints under faults, in routing loops, and with every kind of traffic. Each module tests one property,
 //! which its header states.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests"
-)]
 
 mod authorizers;
 mod collectors;

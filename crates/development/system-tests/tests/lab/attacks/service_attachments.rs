@@ -154,7 +154,7 @@ spec:
     )
 }
 
-const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
+const HEADERS: &str = include_str!("../../../../../dataplane/wasm/tests/modules/headers.wat");
 
 /// Host name that resolves to the victim's address; its owner may choose any address.
 const DIVERTING_HOST: &str = "headless.shop.svc.cluster.local";

@@ -9,7 +9,7 @@ use std::{
 
 use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, wait_until};
 
-use crate::outside::{
+use crate::egress::outside::{
     listen, send_request, service_entry, start_mesh, start_waypoint_with, wait_for_response,
     waypoint_access_log,
 };

@@ -8,7 +8,7 @@ use std::{
 
 use ambit_system_tests::{LabNetns, Mesh, answer_ok, read_head, wait_until};
 
-use crate::outside::{listen, start_mesh, start_waypoint, waypoint_access_log};
+use crate::egress::outside::{listen, start_mesh, start_waypoint, waypoint_access_log};
 
 const HTTP_PORT: u16 = 8080;
 const TCP_PORT: u16 = 8091;

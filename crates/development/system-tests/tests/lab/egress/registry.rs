@@ -3,7 +3,7 @@
 
 use ambit_system_tests::{CLIENT_AND_SERVER, LabNetns, Mesh, options, wait_until};
 
-use crate::outside::{ADDRESS_PREFIX, listen};
+use crate::egress::outside::{ADDRESS_PREFIX, listen};
 
 const PORT: u16 = 8090;
 

@@ -5,7 +5,9 @@ use std::io::Write as _;
 
 use ambit_system_tests::{read_head, wait_until};
 
-use crate::outside::{send_request, service_entry, start_mesh, start_waypoint, wait_for_response};
+use crate::egress::outside::{
+    send_request, service_entry, start_mesh, start_waypoint, wait_for_response,
+};
 
 const PORT: u16 = 8090;
 

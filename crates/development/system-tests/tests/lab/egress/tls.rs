@@ -5,7 +5,7 @@ use std::fs;
 
 use ambit_system_tests::{LabNetns, Mesh, wait_until};
 
-use crate::outside::{
+use crate::egress::outside::{
     Authority, OutsideServer, SignedCertificate, send_request, service_entry, start_mesh,
     start_waypoint, wait_for_response, waypoint_access_log,
 };

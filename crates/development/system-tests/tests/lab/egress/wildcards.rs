@@ -10,7 +10,7 @@ use std::{
 use ambit_system_tests::{LabNetns, Mesh, TIMEOUT, answer_ok, is_closed, read_head, wait_until};
 use rustls::ClientConfig;
 
-use crate::outside::{
+use crate::egress::outside::{
     ADDRESS_PREFIX, Authority, OutsideServer, listen, service_entry, start_mesh, start_waypoint,
     wait_for_response, waypoint_access_log,
 };

@@ -7,7 +7,7 @@ use ambit_system_tests::{LabNetns, wait_until};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 
-use crate::scene::PluginFixture;
+use crate::plugins::scene::PluginFixture;
 
 const RUST_PLUGIN: &str = "plugin-rust.wasm";
 const GO_PLUGIN: &str = "plugin-go.wasm";

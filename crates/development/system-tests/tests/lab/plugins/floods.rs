@@ -15,7 +15,7 @@ use ambit_system_tests::{
     EchoConnection, LabNetns, answer_ok, is_complete_response, options, read_head, wait_until,
 };
 
-use crate::{handwritten::CALLING_MODULE, scene::PluginFixture};
+use crate::plugins::{handwritten::CALLING_MODULE, scene::PluginFixture};
 
 /// Number of the client's concurrent requests that wait for the plugin: more than one caller's share of calls in
 /// flight.

@@ -2,10 +2,10 @@
 
 use ambit_system_tests::{options, wait_until};
 
-use crate::scene::PluginFixture;
+use crate::plugins::scene::PluginFixture;
 
 pub(crate) const HEADERS: &str =
-    include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
+    include_str!("../../../../../dataplane/wasm/tests/modules/headers.wat");
 /// Module that traps on requests with `x-trap`, and loops forever on requests with `x-spin`.
 const HOSTILE_MODULE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))

@@ -9,7 +9,7 @@ use std::{
 
 use ambit_system_tests::{Options, built_binary, options, read_head, wait_until};
 
-use crate::{handwritten::HEADERS, scene::PluginFixture};
+use crate::plugins::{handwritten::HEADERS, scene::PluginFixture};
 
 const USER: &str = "puller";
 const PASSWORD: &str = "a-password-nobody-else-knows";

@@ -9,7 +9,7 @@ use ambit_system_tests::{
     is_complete_response, wait_until,
 };
 
-use crate::progress::Progress;
+use crate::waypoints::progress::Progress;
 
 /// Port of the application.
 const PORT: u16 = 8081;

@@ -7,7 +7,7 @@ use ambit_system_tests::{
     CLIENT_AND_SERVER, GATEWAY, Mesh, Options, options, wait_until, wait_until_via_waypoint,
 };
 
-use crate::pod_termination::RequestLoad;
+use crate::waypoints::pod_termination::RequestLoad;
 
 /// Port of the server that is not a port of any Service.
 const UNDECLARED_PORT: u16 = 8085;

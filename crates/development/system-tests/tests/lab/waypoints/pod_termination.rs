@@ -12,7 +12,7 @@ use std::{
 
 use ambit_system_tests::{CLIENT_AND_SERVER, GATEWAY, Mesh, wait_until};
 
-use crate::progress::Progress;
+use crate::waypoints::progress::Progress;
 
 /// Namespaces of the servers, with the Services' addresses: one behind a waypoint, one behind node proxies alone.
 const NAMESPACES: [(&str, &str); 2] = [("shop", "10.96.0.70"), ("plain", "10.96.0.71")];

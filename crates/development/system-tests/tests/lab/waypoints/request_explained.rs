@@ -7,7 +7,7 @@ use ambit_system_tests::{Mesh, with_waypoint};
 use serde_json::Value;
 
 /// Tokens signed by another JWT implementation, with its keys.
-const FOREIGN_TOKENS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
+const FOREIGN_TOKENS: &str = include_str!("../../../../../dataplane/jwt/src/tests/pyjwt.json");
 
 fn pod(namespace: &str, name: &str) -> String {
     format!(

@@ -10,7 +10,7 @@ use ambit_system_tests::{
     CLIENT_AND_SERVER, GATEWAY, Mesh, is_complete_response, wait_until, wait_until_via_waypoint,
 };
 
-use crate::progress::Progress;
+use crate::waypoints::progress::Progress;
 
 const SERVICE: &str = "
 ---

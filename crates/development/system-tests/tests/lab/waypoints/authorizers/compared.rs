@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use super::*;
 
-const CASES: &str = include_str!("../../../../../../vectors/ext-authz/cases.json");
-const ENVOY: &str = include_str!("../../../../../../vectors/ext-authz/envoy.json");
+const CASES: &str = include_str!("../../../../../../../vectors/ext-authz/cases.json");
+const ENVOY: &str = include_str!("../../../../../../../vectors/ext-authz/envoy.json");
 
 /// Fields of a check that differ between runs, of which only the presence is compared.
 const VARYING: [&str; 9] = [

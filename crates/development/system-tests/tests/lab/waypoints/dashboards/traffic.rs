@@ -11,7 +11,7 @@ use ambit_system_tests::{
     with_waypoint_options,
 };
 
-use crate::protocols::{call_grpc, serve_grpc_on};
+use crate::waypoints::protocols::{call_grpc, serve_grpc_on};
 
 /// Objects besides the waypoint's namespace: a namespace without a waypoint, whose node proxies enforce a policy;
 /// Services of the server for each feature of waypoints; an ext_authz provider for CUSTOM policies, and a collector.

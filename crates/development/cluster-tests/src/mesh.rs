@@ -31,6 +31,15 @@ const RELEASE: &str = "ambit";
 pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
     global.waypoint.terminationGracePeriodSeconds=300";
 
+/// Environment variable with the redirection backend of the test cluster's mesh: `bpf`, for instance.
+const BACKEND: &str = "AMBIT_TEST_BACKEND";
+
+/// Returns the setting of the backend that [`BACKEND`] names.
+fn backend_value() -> Option<String> {
+    let backend = std::env::var(BACKEND).ok()?;
+    Some(format!("cni.redirectionBackend={backend}"))
+}
+
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Lock that tests which kill nodes or replace the mesh hold exclusively, and other tests share.
 static EXCLUSIVE_USE: RwLock<()> = RwLock::new(());
@@ -245,8 +254,13 @@ impl Mesh {
     /// Runs `ambit install` with `values` in addition to those of the test cluster. Returns when all workloads are
     /// ready.
     pub fn install(&self, values: &[&str]) {
+        let backend = backend_value();
         let mut args = vec!["install", "--timeout=120s", "--set", VALUES];
-        for value in values {
+        for value in backend
+            .iter()
+            .map(String::as_str)
+            .chain(values.iter().copied())
+        {
             args.extend(["--set", value]);
         }
         self.ambit(&args);
@@ -260,7 +274,9 @@ impl Mesh {
         let chart = sources().join("../charts/ambit");
         let chart = chart.to_str().expect("a path of letters");
         let args = ["install", RELEASE, chart, "--wait", "--timeout=120s"];
-        self.helm(&[&args[..], &["--set", VALUES]].concat());
+        let values = [VALUES.to_owned()].into_iter().chain(backend_value());
+        let values = values.collect::<Vec<_>>().join(",");
+        self.helm(&[&args[..], &["--set", &values]].concat());
     }
 
     /// Runs `helm uninstall`, and returns once only terminating pods of the release are left.

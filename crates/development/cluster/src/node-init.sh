@@ -15,6 +15,7 @@ umount -R -l /sys
 mount -t sysfs sysfs /sys
 mount --rbind "$dir/cgroup" /sys/fs/cgroup
 umount -R -l "$dir/cgroup"
+mount -t bpf bpf /sys/fs/bpf
 
 own() { # what is written there is this node's
     mkdir -p "$dir/own$1" "$dir/work$1"

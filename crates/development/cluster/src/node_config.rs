@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     network::Network,
     options::{Layout, Options, PrimaryCni},
-    primary_cni::{AgentOptions, CNI_FILE},
+    primary_cni::{AgentOptions, CNI_FILE, POD_CGROUP_PLUGIN},
 };
 
 /// Image of the pause container, which holds a pod's namespaces.
@@ -48,9 +49,12 @@ pub(crate) fn write(
     )?;
     // Pods that use the node's resolver get none, instead of that of the machine under the cluster.
     fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.1\n")?;
+    let plugins = node_file(directory, options.layout.plugins());
+    fs::create_dir_all(&plugins)?;
+    let pod_cgroup = plugins.join(POD_CGROUP_PLUGIN);
+    fs::write(&pod_cgroup, include_str!("pod-cgroup.sh"))?;
+    fs::set_permissions(&pod_cgroup, fs::Permissions::from_mode(0o755))?;
     if let Some(program) = plugin.plugin_name() {
-        let plugins = node_file(directory, options.layout.plugins());
-        fs::create_dir_all(&plugins)?;
         fs::copy(bin.join(program), plugins.join(program))?;
     }
     let kubeconfig = pki.join("admin.conf");

@@ -14,6 +14,9 @@ use crate::{
 /// Name of the primary CNI's file in the directory of CNI configurations.
 pub const CNI_FILE: &str = "10-kube.conflist";
 
+/// Name of the plugin that makes pods' cgroups of version 2 and then runs `portmap`.
+pub(crate) const POD_CGROUP_PLUGIN: &str = "pod-cgroup";
+
 /// Program of a primary CNI, built from a Go package.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -143,7 +146,7 @@ impl PrimaryCni {
         };
         Some(json!({
             "cniVersion": "0.4.0", "name": "kube",
-            "plugins": [wiring, {"type": "portmap", "capabilities": {"portMappings": true}}],
+            "plugins": [wiring, {"type": POD_CGROUP_PLUGIN, "capabilities": {"portMappings": true}}],
         }))
     }
 

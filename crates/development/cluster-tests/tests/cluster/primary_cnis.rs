@@ -21,7 +21,10 @@ fn captured_pods_talk_tls_alone_over_macvlan() {
     let options = ["--ip-family=dual", "--primary-cni=macvlan"];
     let mesh = Mesh::with_own_cluster(&options, &["cni.mode=chained"]);
     for node in mesh.cluster().nodes() {
-        assert_eq!(cni_plugin_types(node), ["macvlan", "portmap", "ambit-cni"]);
+        assert_eq!(
+            cni_plugin_types(node),
+            ["macvlan", "pod-cgroup", "ambit-cni"]
+        );
     }
     assert_mesh_works(&mesh, ProbeTreatment::RejectedAsPlaintext);
 }
@@ -30,7 +33,7 @@ fn captured_pods_talk_tls_alone_over_macvlan() {
 fn captured_pods_talk_tls_alone_over_flannel() {
     let options = ["--ip-family=dual", "--primary-cni=flannel"];
     let mesh = Mesh::with_own_cluster(&options, &["cni.mode=chained"]);
-    let chain = ["flannel", "portmap", "ambit-cni"];
+    let chain = ["flannel", "pod-cgroup", "ambit-cni"];
     for node in mesh.cluster().nodes() {
         assert_eq!(cni_plugin_types(node), chain);
     }

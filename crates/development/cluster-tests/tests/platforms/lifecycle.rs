@@ -11,7 +11,7 @@ fn the_mesh_lives_with_calico_and_its_policies() {
     assert_supported(&Platform {
         options: &["--primary-cni=calico", "--ip-family=dual"],
         values: &[],
-        expected_plugin_chain: &["calico", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["calico", "pod-cgroup", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
         additional_manifests: "",
     });
@@ -22,7 +22,7 @@ fn the_mesh_lives_with_kube_router_and_its_policies() {
     assert_supported(&Platform {
         options: &["--primary-cni=kube-router", "--ip-family=ipv4"],
         values: &[],
-        expected_plugin_chain: &["bridge", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["bridge", "pod-cgroup", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
         additional_manifests: "",
     });
@@ -45,7 +45,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_k3s() {
     assert_supported(&Platform {
         options: &["--layout=k3s", "--primary-cni=flannel", "--ip-family=dual"],
         values: &["global.platform=k3s"],
-        expected_plugin_chain: &["flannel", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["flannel", "pod-cgroup", "ambit-cni"],
         engine: PolicyEngine::TestEngine,
         additional_manifests: "",
     });
@@ -61,7 +61,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
             "--ip-family=dual",
         ],
         values: &["global.platform=microk8s"],
-        expected_plugin_chain: &["calico", "portmap", "ambit-cni"],
+        expected_plugin_chain: &["calico", "pod-cgroup", "ambit-cni"],
         engine: PolicyEngine::PrimaryCni,
         additional_manifests: "",
     });

@@ -1,5 +1,5 @@
-//! Queue of received data frames that wait for their reader or their socket. Accumulated small ones are merged, so that waiting
-//! frames cost little more than their bytes.
+//! Queue of received data frames that wait for their reader or their socket. Accumulated small ones are merged, so that
+//! waiting frames cost little more than their bytes.
 
 use std::{collections::VecDeque, io::IoSlice};
 

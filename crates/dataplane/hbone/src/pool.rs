@@ -272,7 +272,8 @@ impl Pool {
                         key,
                         done: false,
                     };
-                    let outcome = self.dial(key, dial).await;
+                    // Most tunnels use an open connection, and need no memory for this.
+                    let outcome = Box::pin(self.dial(key, dial)).await;
                     return guard.finish(outcome).map(|leased| (leased, true));
                 }
             }

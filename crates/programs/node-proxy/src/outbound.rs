@@ -312,9 +312,9 @@ async fn dial(
             let tunnel = dialer
                 .open_tunnel(pool, &outer, peer.ip(), headers.clone())
                 .await?;
-            let (inner, far) = dialer
-                .open_nested_tunnel(tunnel, &inner, outer.addr, headers)
-                .await?;
+            // Two more handshakes, for which other connections would reserve memory too.
+            let opening = dialer.open_nested_tunnel(tunnel, &inner, outer.addr, headers);
+            let (inner, far) = Box::pin(opening).await?;
             report.set_mutual_tls_identities(Some(pod.identity()), far.as_ref());
             Ok(RelayTransport::NestedTunnel(Box::new(inner)))
         }

@@ -118,10 +118,15 @@ async fn open_tunnels_with_small_windows() -> Vec<(Tunnel, Tunnel)> {
     open_tunnels(5, settings).await
 }
 
+/// Returns as many bytes as small frames are sent, of which two neighbours differ.
+fn numbered_bytes() -> impl Iterator<Item = u8> {
+    (0..=250).cycle().take(SMALL_FRAMES)
+}
+
 /// Sends frames of one byte, all before the peer runs.
 async fn send_small_frames(writer: &mut TunnelIo) {
-    for i in 0..SMALL_FRAMES {
-        writer.write_all(&[(i % 251) as u8]).await.unwrap();
+    for byte in numbered_bytes() {
+        writer.write_all(&[byte]).await.unwrap();
     }
 }
 
@@ -129,8 +134,10 @@ async fn check_small_frames(reader: &mut TunnelIo) {
     let mut got = vec![0; SMALL_FRAMES];
     let read = timeout(TEST_TIMEOUT, reader.read_exact(&mut got)).await;
     read.expect("bytes are missing").unwrap();
-    let sent: Vec<u8> = (0..SMALL_FRAMES).map(|i| (i % 251) as u8).collect();
-    assert!(got == sent, "other bytes arrived than were sent");
+    assert!(
+        got.into_iter().eq(numbered_bytes()),
+        "other bytes arrived than were sent"
+    );
 }
 
 /// Sends small frames on all pairs but the last, whose readers read them only after the last pair's transfer.

@@ -40,7 +40,9 @@ struct NodeState {
     inotify_instances: Option<u64>,
     /// Whether there is a cgroup hierarchy of version 2.
     has_cgroup_v2: bool,
-    /// Whether a BPF file system is mounted where the agent keeps programs.
+    /// Whether the directory in which the agent keeps programs exists.
+    has_bpf_directory: bool,
+    /// Whether a BPF file system is mounted there.
     has_bpffs: bool,
 }
 
@@ -79,6 +81,7 @@ fn read_node_state() -> NodeState {
         has_cgroup_v2: CGROUP_ROOTS
             .iter()
             .any(|root| Path::new(root).join("cgroup.controllers").exists()),
+        has_bpf_directory: Path::new(BPF_DIRECTORY).is_dir(),
         has_bpffs: read("/proc/mounts").lines().any(|line| {
             let mut fields = line.split(' ').skip(1);
             fields.next() == Some(BPF_DIRECTORY) && fields.next() == Some("bpf")
@@ -130,6 +133,14 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
         ));
     }
     findings.push(check_backends(node));
+    if !node.has_bpf_directory {
+        findings.push(Finding::new(
+            FindingLevel::Error,
+            BPF_DIRECTORY,
+            "there is no such directory, so the kubelet cannot start the node proxy",
+            "set cni.redirectionBackend to nftables, iptables-nft or iptables-legacy",
+        ));
+    }
     match &node.cni {
         None => findings.push(Finding::new(
             FindingLevel::Warning,
@@ -258,6 +269,7 @@ mod tests {
             plugin: false,
             inotify_instances: Some(128),
             has_cgroup_v2: true,
+            has_bpf_directory: true,
             has_bpffs: true,
         }
     }
@@ -316,6 +328,10 @@ mod tests {
         assert_eq!(
             findings_after(|n| n.modules = None),
             [(FindingLevel::Info, "kernel".into())]
+        );
+        assert_eq!(
+            findings_after(|n| n.has_bpf_directory = false),
+            [(FindingLevel::Error, BPF_DIRECTORY.into())]
         );
         assert_eq!(findings_after(|n| n.cni = None).len(), 1);
         assert_eq!(findings_after(|n| n.cni = Some(vec![])).len(), 1);

@@ -293,6 +293,7 @@ fn connection_is_closed_when_a_policy_starts_to_deny_it() {
 
 /// Sends requests that proxies and applications interpret differently, and checks the responses.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 fn ambiguous_requests_are_rejected() {
     let (mesh, _) = with_waypoint("");
     // With a policy on paths, all bytes must be HTTP.

@@ -13,7 +13,6 @@ const PROXY: &str = "/ambit-node-proxy";
 const WORKER: &str = "/ambit-node-proxy worker";
 
 mod agents;
-mod backends;
 mod chaos;
 mod control_plane;
 mod dashboard;

@@ -31,12 +31,9 @@ const RELEASE: &str = "ambit";
 pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
     global.waypoint.terminationGracePeriodSeconds=300";
 
-/// Environment variable with the redirection backend of the test cluster's mesh: `bpf`, for instance.
-const BACKEND: &str = "AMBIT_TEST_BACKEND";
-
-/// Returns the setting of the backend that [`BACKEND`] names.
+/// Returns the chart's setting of the backend that all tests shall use, if any.
 fn backend_value() -> Option<String> {
-    let backend = std::env::var(BACKEND).ok()?;
+    let backend = ambit_testkit::redirection_backend()?;
     Some(format!("cni.redirectionBackend={backend}"))
 }
 

@@ -85,12 +85,9 @@ pub fn options() -> Options {
     }
 }
 
-/// Environment variable with the redirection backend of all tests' labs that name none: `bpf`, for instance.
-const BACKEND: &str = "AMBIT_TEST_BACKEND";
-
-/// Sets the backend that [`BACKEND`] names.
+/// Sets the backend that all tests shall use, if the lab names none.
 fn set_backend(options: &mut Options) {
-    let Ok(backend) = std::env::var(BACKEND) else {
+    let Some(backend) = ambit_testkit::redirection_backend() else {
         return;
     };
     let setting = options.env.entry("REDIRECTION_BACKEND".into());

@@ -11,6 +11,7 @@
 )]
 
 mod api_server;
+mod backend;
 pub mod build;
 mod csr_api;
 mod csr_server;
@@ -30,6 +31,7 @@ mod wait;
 mod workspace;
 
 pub use api_server::{ApiRequest, ApiServer};
+pub use backend::redirection_backend;
 pub use csr_server::{CsrResponse, CsrServer, ReceivedCsr};
 pub use fake_ca::FakeCa;
 pub use helm::helm_command;

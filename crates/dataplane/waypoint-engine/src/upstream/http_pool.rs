@@ -149,6 +149,11 @@ fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Task
     builder
 }
 
+/// Wraps the transport of a connection that [`http2_builder`] sets up.
+fn http2_io<IO>(stream: IO) -> TokioIo<PortionedReads<IO>> {
+    TokioIo::new(PortionedReads::new(stream, CONNECTION_WINDOW_BYTES))
+}
+
 impl HttpPool {
     /// Creates an empty pool with limits for the header sections of responses.
     pub(crate) fn new(limits: HeaderLimits) -> Self {
@@ -214,9 +219,8 @@ impl HttpPool {
             }
             Version::Http2 => {
                 in_use.share().set(share);
-                let io = PortionedReads::new(io, CONNECTION_WINDOW_BYTES);
                 let builder = http2_builder(self.1, &task_share);
-                let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+                let (sender, connection) = builder.handshake(http2_io(io)).await?;
                 let (failed, failing) = oneshot::channel();
                 failure = Some(failing);
                 let running = task_share.run(async move {
@@ -281,8 +285,7 @@ impl HttpPool {
         let mut builder = http2_builder(self.1, &task_share);
         // No streams are allowed before the endpoint's SETTINGS arrive.
         builder.initial_max_send_streams(0);
-        let io = PortionedReads::new(stream, CONNECTION_WINDOW_BYTES);
-        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+        let (sender, connection) = builder.handshake(http2_io(stream)).await?;
         let deadline = Instant::now() + SETTINGS_TIMEOUT;
         while connection.current_max_send_streams() == 0 {
             if Instant::now() >= deadline {

@@ -137,7 +137,7 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
         findings.push(Finding::new(
             FindingLevel::Error,
             BPF_DIRECTORY,
-            "there is no such directory, so the kubelet cannot start the node proxy",
+            "there is no such directory: with `auto` or `bpf` the kubelet cannot start the node proxy",
             "set cni.redirectionBackend to nftables, iptables-nft or iptables-legacy",
         ));
     }

@@ -87,8 +87,8 @@ pub(super) struct Pod<N> {
     pub(super) suspect_netns: Option<N>,
     /// Name and addresses of the pod as last announced to a proxy, which has acknowledged them for `netns`.
     pub(super) announced_info: Option<WorkloadInfo>,
-    /// Whether a node proxy may serve the pod in any namespace: the pod was announced, successfully or not, and not
-    /// withdrawn since.
+    /// Whether a node proxy may serve the pod in any namespace: the pod was announced, successfully or not, or kept for
+    /// proxies of an earlier agent, and not withdrawn since.
     pub(super) may_be_served: bool,
     pub(super) rule_state: RuleState,
     /// Whether to compare the redirection with the kernel if the next scan finds the pod running.

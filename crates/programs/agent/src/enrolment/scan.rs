@@ -102,19 +102,17 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 continue;
             };
             let goal = self.goal(pod);
-            if matches!(goal, Ok(Goal::Enrolled(_)) | Err(_)) {
+            let is_kept = if matches!(goal, Ok(Goal::Enrolled(_)) | Err(_)) {
                 keep.insert(pod.view.name.clone());
-                if pod.netns.is_none() {
-                    effects.push(Effect::HoldPod(uid.clone()));
-                }
-            } else if matches!(goal, Ok(Goal::Unenrolled))
-                && pod.view.reported == RedirectionStatus::Enabled
-            {
+                pod.netns.is_none()
+            } else {
                 // It left while no agent looked: a proxy serves it until all others know.
+                matches!(goal, Ok(Goal::Unenrolled))
+                    && pod.view.reported == RedirectionStatus::Enabled
+            };
+            if is_kept && let Some(pod) = self.pods.get_mut(&uid) {
+                pod.may_be_served = true;
                 effects.push(Effect::HoldPod(uid.clone()));
-                if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.may_be_served = true;
-                }
             }
             // Orders given now are part of the first snapshot.
             self.start_next_step(&uid, now, effects);

@@ -1,4 +1,4 @@
-//! Tests the state machine against a simulated kernel: every order of events, every step failing.
+//! Tests the state machine against a simulated kernel, with every step failing.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -7,11 +7,11 @@ use std::{
 };
 
 use ambit_model::PodName;
-use proptest::prelude::*;
 
 use super::*;
 use crate::source::RedirectionStatus;
 
+mod any_order;
 mod late_capture;
 mod reports;
 
@@ -36,6 +36,8 @@ struct TestAgent {
     membership: BTreeMap<ArcStr, bool>,
     pruned_except: Option<BTreeSet<PodName>>,
     held_pods: Vec<PodUid>,
+    /// Pods of the snapshot for node proxies: announced or held, and not withdrawn since.
+    snapshot: BTreeSet<PodUid>,
     zds_open: bool,
     /// Failures that were reported to pods' owners; `None` reports that the failure has ended.
     reported_failures: Vec<(PodUid, Option<String>)>,
@@ -74,16 +76,20 @@ fn pod_ref(name: &str, uid: Option<&str>) -> PodRef {
     }
 }
 
+/// Creates the state machine of an agent that knows nothing yet.
+fn new_machine() -> Enrolment<u32> {
+    let enablement = Enablement::new(Vec::new(), [], "istio-system");
+    Enrolment::new(Settings {
+        enablement: enablement.unwrap(),
+        redirection: RedirectionSpec::default(),
+        exempt_probe_ports_only: true,
+    })
+}
+
 impl TestAgent {
     fn new() -> Self {
-        let enablement = Enablement::new(Vec::new(), [], "istio-system");
-        let settings = Settings {
-            enablement: enablement.unwrap(),
-            redirection: RedirectionSpec::default(),
-            exempt_probe_ports_only: true,
-        };
         Self {
-            machine: Enrolment::new(settings),
+            machine: new_machine(),
             now: Instant::now(),
             running: BTreeMap::new(),
             redirected: BTreeSet::new(),
@@ -98,6 +104,7 @@ impl TestAgent {
             membership: BTreeMap::new(),
             pruned_except: None,
             held_pods: Vec::new(),
+            snapshot: BTreeSet::new(),
             zds_open: false,
             reported_failures: Vec::new(),
             closed_netns: Vec::new(),
@@ -114,6 +121,15 @@ impl TestAgent {
         world.source_event(SourceEvent::Synced);
         world.perform_all_effects();
         world
+    }
+
+    /// Replaces the agent by one that knows nothing yet; what it did on the node stays.
+    fn restart(&mut self) {
+        self.machine = new_machine();
+        self.pending_effects.clear();
+        self.held_pods.clear();
+        self.snapshot.clear();
+        self.zds_open = false;
     }
 
     fn handle_event(&mut self, event: Event<u32>) {
@@ -177,12 +193,20 @@ impl TestAgent {
             }
             Effect::HoldPod(uid) => {
                 assert!(!self.zds_open, "held after the snapshot may have been sent");
+                self.snapshot.insert(uid.clone());
                 self.held_pods.push(uid);
             }
-            Effect::OpenZds => self.zds_open = true,
+            Effect::OpenZds => {
+                self.zds_open = true;
+                self.served.retain(|uid, _| self.snapshot.contains(uid));
+            }
             Effect::WriteMembership(membership) => self.membership = membership,
             Effect::SetProbeMembers(members) => {
                 self.log.push(format!("probe members {}", members.len()));
+                let addresses = members
+                    .into_iter()
+                    .map(|(uid, targets)| (uid, targets.addresses));
+                self.probes = addresses.collect();
             }
             Effect::PruneStatus(keep) => self.pruned_except = Some(keep),
             Effect::ReportFailure { uid, failure, .. } => {
@@ -208,6 +232,11 @@ impl TestAgent {
             },
         };
         self.log.push(format!("{uid} {name}"));
+        match step {
+            Step::Proxy(ProxyStep::Announce { .. }) => self.snapshot.insert(uid.clone()),
+            Step::Proxy(ProxyStep::Withdraw) => self.snapshot.remove(uid),
+            Step::Redirection(_) | Step::Probes(_) | Step::Status(_) => false,
+        };
         if self.failing_step == Some(name) {
             return name.to_owned();
         }
@@ -780,6 +809,27 @@ fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
 }
 
 #[test]
+fn pod_kept_for_proxies_is_withdrawn_when_it_goes() {
+    let deleted = SourceEvent::PodGone("web".into());
+    let opted_out = SourceEvent::Namespace("shop".into(), labels(OPT_OUT_LABELS));
+    for departure in [deleted, opted_out] {
+        let mut world = TestAgent::new();
+        // A proxy serves it, and its processes have ended before this agent started.
+        world.served.insert("web".into(), 7);
+        world.label_namespace(AMBIENT_LABELS);
+        world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
+        world.source_event(SourceEvent::Synced);
+        world.perform_all_effects();
+        assert_eq!(world.held_pods, ["web"]);
+        assert!(world.served.contains_key("web"));
+        world.source_event(departure);
+        world.perform_all_effects();
+        world.advance_time(Duration::from_secs(3));
+        assert!(world.served.is_empty(), "{:?}", world.log);
+    }
+}
+
+#[test]
 fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
     let mut world = TestAgent::start_with_pods(AMBIENT_LABELS, vec![pod_view("web", "10.0.0.7")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
@@ -934,96 +984,4 @@ fn calls_that_wait_are_bounded() {
             .values()
             .all(|reply| matches!(reply, PluginReply::TryLater(_)))
     );
-}
-
-#[derive(Clone, Debug)]
-enum TestAction {
-    Label(bool),
-    OptOut(bool),
-    CallCniAdd(u32),
-    PerformEffects(u8),
-    PassTime(u8),
-    Reconcile,
-    FailStep(Option<&'static str>),
-    ProxySynced,
-    PodEnded,
-}
-
-fn any_test_action() -> impl Strategy<Value = TestAction> {
-    prop_oneof![
-        any::<bool>().prop_map(TestAction::Label),
-        any::<bool>().prop_map(TestAction::OptOut),
-        (1..4u32).prop_map(TestAction::CallCniAdd),
-        (1..5u8).prop_map(TestAction::PerformEffects),
-        (0..100u8).prop_map(TestAction::PassTime),
-        Just(TestAction::Reconcile),
-        prop_oneof![
-            Just(None),
-            Just(Some("announce")),
-            Just(Some("apply")),
-            Just(Some("release")),
-            Just(Some("status enabled")),
-            Just(Some("withdraw")),
-        ]
-        .prop_map(TestAction::FailStep),
-        Just(TestAction::ProxySynced),
-        Just(TestAction::PodEnded),
-    ]
-}
-
-proptest! {
-    /// Checks that any order of events converges: once nothing fails, every pod is captured or not as its labels
-    /// demand, in its newest namespace, and every call has got exactly one response.
-    #[test]
-    fn every_order_of_events_ends_where_the_labels_say(
-        moves in proptest::collection::vec(any_test_action(), 0..40),
-        label: bool,
-    ) {
-        let mut world = TestAgent::start_with_pods(&[], vec![pod_view("web", "10.0.0.7")]);
-        world.running.insert("web".into(), 1);
-        let mut view = pod_view("web", "10.0.0.7");
-        let mut requests = 0;
-        for one in moves {
-            match one {
-                TestAction::Label(on) => world.label_namespace(if on { AMBIENT_LABELS } else { &[] }),
-                TestAction::OptOut(on) => {
-                    view.labels = labels(if on { OPT_OUT_LABELS } else { &[] });
-                    world.source_event(SourceEvent::Pod(view.clone()));
-                }
-                TestAction::CallCniAdd(netns) => {
-                    requests += 1;
-                    world.running.insert("web".into(), netns);
-                    world.cni_add(requests, "web", netns, "10.0.0.7");
-                }
-                TestAction::PerformEffects(times) => for _ in 0..times { world.perform_next_effect(); },
-                TestAction::PassTime(tenths) => world.advance_time(Duration::from_millis(u64::from(tenths) * 100)),
-                TestAction::Reconcile => world.handle_event(Event::Reconcile),
-                TestAction::FailStep(what) => world.failing_step = what,
-                TestAction::ProxySynced => world.handle_event(Event::ProxySynced),
-                TestAction::PodEnded => {
-                    // The node is rebooted into a new sandbox that the plugin does not report.
-                    let next = world.running.get("web").map_or(1, |netns| netns % 3 + 1);
-                    world.running.insert("web".into(), next);
-                }
-            }
-        }
-        world.failing_step = None;
-        view.labels.clear();
-        world.source_event(SourceEvent::Pod(view));
-        world.label_namespace(if label { AMBIENT_LABELS } else { &[] });
-        world.advance_time(Duration::from_secs(40));
-        for _ in 0..3 {
-            world.handle_event(Event::Reconcile);
-            world.advance_time(Duration::from_secs(40));
-        }
-        prop_assert_eq!(world.replies.len(), usize::try_from(requests).unwrap());
-        let netns = world.running["web"];
-        if label {
-            prop_assert!(world.is_captured("web", netns), "{:?}", world.log);
-        } else {
-            prop_assert!(world.served.is_empty());
-            prop_assert!(world.probes.is_empty());
-            prop_assert_ne!(world.status.get("shop/web"), Some(&RedirectionStatus::Enabled));
-        }
-    }
 }

@@ -11,10 +11,11 @@ use std::{
 
 use crate::{Options, layout::Layout};
 
-/// Returns the directory of the lab's cgroups; `None` if its agents use no BPF programs, or the machine has no hierarchy
-/// of version 2. The agents find pods below names like kubelet's.
+/// Returns the directory of the lab's cgroups; `None` if its options do not name a backend with BPF programs, or the
+/// machine has no hierarchy of version 2. The agents find pods below names like kubelet's.
 pub(crate) fn of_lab(layout: &Layout, options: &Options) -> Option<PathBuf> {
-    if options.env.get("REDIRECTION_BACKEND")? != "bpf" {
+    let backend = options.env.get("REDIRECTION_BACKEND")?;
+    if !matches!(backend.as_str(), "auto" | "bpf") {
         return None;
     }
     let mut roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter();

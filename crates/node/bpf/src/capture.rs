@@ -60,8 +60,8 @@ const MAPS: [&str; 3] = [SETTINGS, ADDRESSES, PROBES];
 /// agents of different versions then never share one that only one of them understands.
 const LAYOUT: &str = "layout-1";
 
-const CONNECTING: [&str; 2] = ["connecting_v4", "connecting_v6"];
-const ACCEPTED: &str = "accepted";
+pub(crate) const CONNECTING: [&str; 2] = ["connecting_v4", "connecting_v6"];
+pub(crate) const ACCEPTED: &str = "accepted";
 const STEER: &str = "steer";
 /// Programs in the order in which they are attached: openings are steered before sockets are marked.
 const PROGRAMS: [&str; 4] = [STEER, ACCEPTED, CONNECTING[0], CONNECTING[1]];

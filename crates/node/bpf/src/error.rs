@@ -1,6 +1,6 @@
 //! Errors of capture by BPF programs.
 
-use std::{error::Error, path::PathBuf};
+use std::{error::Error, io, path::PathBuf};
 
 /// Error of loading, attaching, changing or removing a pod's programs.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,37 @@ pub enum CaptureError {
         /// Error of the library or the kernel.
         #[source]
         source: Box<dyn Error + Send + Sync>,
+    },
+    /// The programs that are attached to a cgroup cannot be queried.
+    #[error("cannot query the BPF programs of the cgroup {}", path.display())]
+    Query {
+        /// Directory of the cgroup.
+        path: PathBuf,
+        /// Error of opening it or of the kernel.
+        #[source]
+        source: io::Error,
+    },
+    /// A program of another above the pod's cgroup would not run for the pod any more.
+    #[error(
+        "the program {program} would switch off a BPF program that is attached to the cgroup {}, which permits that it \
+         is overridden (BPF_F_ALLOW_OVERRIDE); its owner can attach it with BPF_F_ALLOW_MULTI or a link", path.display()
+    )]
+    Overrides {
+        /// Name of the program of capture.
+        program: &'static str,
+        /// Directory of the other program's cgroup.
+        path: PathBuf,
+    },
+    /// Programs are attached to cgroups that the agent does not see.
+    #[error(
+        "BPF programs are attached above {}, to cgroups that are not visible here, and {program} may switch them off",
+        path.display()
+    )]
+    Unseen {
+        /// Name of the program of capture.
+        program: &'static str,
+        /// Highest directory of a cgroup that is visible.
+        path: PathBuf,
     },
     /// The pod has more addresses or probes than a map holds.
     #[error("the pod has {count} {what}; capture by BPF has room for {limit}")]

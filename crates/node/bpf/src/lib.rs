@@ -22,11 +22,13 @@
 mod capture;
 mod cookie;
 mod error;
+mod overridden;
 mod pins;
 mod settings;
 
 pub use capture::{Capture, Listeners, Role, SLOTS};
 pub use cookie::NetnsCookie;
 pub use error::CaptureError;
+pub use overridden::check_overridden;
 pub use pins::Pins;
 pub use settings::{Marks, Probe, Settings};

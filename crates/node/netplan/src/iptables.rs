@@ -63,6 +63,12 @@ impl State {
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
+
+    /// Whether guards of Ambit's are in use.
+    pub fn has_guards(&self) -> bool {
+        let mut jumps = self.jumps.keys();
+        jumps.any(|(table, _, _)| *table == TableName::Filter)
+    }
 }
 
 /// Returns the chains and jumps that implement a ruleset for one address family.

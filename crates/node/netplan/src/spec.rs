@@ -40,7 +40,8 @@ pub mod probes {
 /// Kernel interface that the rules are written through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// nftables over netlink; if the kernel lacks a feature, iptables' nft variant, then the legacy one.
+    /// BPF programs in pods that they can capture. Elsewhere, and on the node, nftables over netlink; if the kernel
+    /// lacks a feature, iptables' nft variant, then the legacy one.
     #[default]
     Auto,
     /// nftables over netlink only.
@@ -49,8 +50,7 @@ pub enum Backend {
     IptablesNft,
     /// Only `iptables-legacy-restore` and its IPv6 counterpart.
     IptablesLegacy,
-    /// BPF programs on the pod's cgroup and network namespace, without rules that translate addresses. Rules are written
-    /// as with [`Self::Auto`]: on the node, and in pods that the programs cannot capture.
+    /// As with [`Self::Auto`]; that rules capture a pod is logged as a warning.
     Bpf,
 }
 

@@ -56,8 +56,7 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
         })?;
         // Connection tracking, with its settings, is certainly loaded only now.
         track_for_the_guards(true);
-        drift.nothing_found &= rules.nothing_found;
-        drift.items.extend(rules.items);
+        drift.add(rules);
         // Only after our rules are in place: the pod is captured at every moment.
         take_over(&mut drift);
         Ok(drift.into_applied())
@@ -105,6 +104,7 @@ fn begin(
 fn take_over(drift: &mut Drift) {
     let removed = foreign::find().and_then(|found| {
         drift.nothing_found &= found.is_absent();
+        drift.was_captured |= found.is_present();
         // For connections that the proxy has opened since.
         foreign::prepare(&found);
         foreign::remove(found)
@@ -146,11 +146,10 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
             Some(Ok(rules)) => rules,
             _ => Drift {
                 items: vec!["the rules are missing".into()],
-                nothing_found: true,
+                ..Drift::of_nothing()
             },
         };
-        drift.nothing_found &= rules.nothing_found;
-        drift.items.extend(rules.items);
+        drift.add(rules);
         let found = foreign::find()?;
         drift.nothing_found &= found.is_absent();
         if found.is_present() {

@@ -59,6 +59,8 @@ pub trait Actions: Send + Sync + 'static {
         spec: &RedirectionSpec,
         bpf: &BpfReadiness,
     ) -> Result<RedirectionOutcome, ActionError>;
+    /// Forgets which pods' node proxy has not entered its listeners for BPF programs: another one has connected.
+    fn forget_missing_listeners(&self);
     /// Removes what is left of BPF programs of pods that are gone; `pods` are those that exist.
     fn sweep_bpf(&self, pods: &BTreeSet<PodUid>);
     /// Closes the pre-capture connections of a captured pod, which its proxy does not carry. Kubelet's probes of
@@ -132,7 +134,9 @@ pub enum PriorRedirection {
     Complete,
     /// No redirection existed, neither of Ambit's agent nor of Istio's.
     Absent,
-    /// Redirection differed from the desired state, as the text describes.
+    /// Redirection differed from the desired state, as the text describes, and captured nothing: an attempt had not ended.
+    Incomplete(String),
+    /// Redirection captured the pod, and differed from the desired state, as the text describes.
     Drifted(String),
 }
 
@@ -342,6 +346,10 @@ impl Actions for KernelActions {
         self.prepare_programs(pod, &spec)
     }
 
+    fn forget_missing_listeners(&self) {
+        self.clear_missing_listeners();
+    }
+
     fn sweep_bpf(&self, pods: &BTreeSet<PodUid>) {
         self.sweep_programs(pods);
     }
@@ -383,7 +391,10 @@ impl Actions for KernelActions {
             prior: match applied {
                 Applied::Unchanged => PriorRedirection::Complete,
                 Applied::Installed => PriorRedirection::Absent,
-                Applied::Repaired { what } => PriorRedirection::Drifted(what.to_string()),
+                Applied::Repaired { what } if what.was_captured => {
+                    PriorRedirection::Drifted(what.to_string())
+                }
+                Applied::Repaired { what } => PriorRedirection::Incomplete(what.to_string()),
             },
             method,
             warnings,

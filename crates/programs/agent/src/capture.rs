@@ -8,9 +8,9 @@ use ambit_zds::PodUid;
 pub enum CaptureMethod {
     /// Rules, as the agent is set to.
     Rules,
-    /// BPF programs, as the agent is set to.
+    /// BPF programs instead of rules.
     Bpf,
-    /// Rules, although the agent is set to BPF programs, for this reason.
+    /// Rules, since BPF programs cannot capture the pod, for this reason.
     RulesInsteadOfBpf(String),
 }
 

@@ -105,7 +105,7 @@ pub struct Args {
     /// Source address of IPv6 probes.
     #[arg(long, env = "HOST_PROBE_SNAT_IPV6", default_value_t = ambit_netplan::probes::V6)]
     pub probe_v6: std::net::Ipv6Addr,
-    /// Backend of the redirection: auto, nftables, iptables-nft, iptables-legacy or bpf.
+    /// Backend of the redirection: auto, bpf, nftables, iptables-nft or iptables-legacy.
     #[arg(long, env = "REDIRECTION_BACKEND", default_value_t = Backend::Auto)]
     pub backend: Backend,
     /// Directory of pods' BPF programs, on the node's bpffs; by default /sys/fs/bpf/ambit on the node.

@@ -171,8 +171,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 method,
                 warnings,
             } => {
+                let backend = self.settings.redirection.backend;
                 if let Some(pod) = self.pods.get_mut(&uid) {
-                    pod.set_method(method);
+                    pod.set_method(method, backend);
                     pod.set_warnings(warnings);
                 }
             }

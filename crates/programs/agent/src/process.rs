@@ -152,7 +152,11 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let (events, received) = mpsc::unbounded_channel();
     let synced = events.clone();
     let proxies = metrics.proxies.clone();
-    let server = server.run(proxies, move || drop(synced.send(Event::ProxySynced)));
+    let by = Arc::clone(&actions);
+    let server = server.run(proxies, move || {
+        by.forget_missing_listeners();
+        drop(synced.send(Event::ProxySynced));
+    });
     let server = ambit_rt::spawn_abortable("zds", server);
     let plugin = plugin::run(
         socket,

@@ -153,6 +153,12 @@ async fn programs_capture_where_they_can_and_rules_elsewhere() {
     node.prepare();
     node.assert_rules(node.apply(&ACKNOWLEDGED), "has not entered its listeners");
 
+    // It is not prepared again before another one connects.
+    let known = node.actions.prepare_bpf(&node.target(UID), &spec());
+    let reason = known.unwrap_err().to_string();
+    assert!(reason.contains("has not entered its listeners"), "{reason}");
+    assert!(!node.has_pins());
+    node.actions.forget_missing_listeners();
     node.prepare();
     node.enter(&listeners);
     assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
@@ -169,6 +175,7 @@ async fn programs_capture_where_they_can_and_rules_elsewhere() {
     // Another proxy has taken its place.
     node.prepare();
     node.assert_rules(node.apply(&ACKNOWLEDGED), "has not entered its listeners");
+    node.actions.forget_missing_listeners();
 
     let virtual_interface = RedirectionSpec {
         virtual_interfaces: vec!["docker0".to_owned()],
@@ -244,12 +251,13 @@ async fn pod_gets_rules_where_the_kernel_refuses_bpf() {
     }
     // Commands of bpf(2), of which -1 stands for all.
     for (command, expected) in [
-        ("-1", "cannot load the BPF programs"),
+        ("-1", "cannot query the BPF programs"),
         ("0", "cannot load the BPF programs"),
         ("2", "cannot use the BPF map PROXY"),
         ("5", "cannot load the BPF programs"),
         ("6", "cannot load the BPF programs"),
         ("7", "cannot use the BPF map PROXY"),
+        ("16", "cannot query the BPF programs"),
         ("28", "cannot attach the BPF program steer"),
     ] {
         let own = std::env::current_exe().unwrap();
@@ -292,6 +300,24 @@ async fn limit_of_locked_memory_does_not_count() {
     node.prepare();
     node.enter(&listeners);
     assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
+}
+
+/// As by security products that attach to all pods' cgroup.
+#[tokio::test]
+async fn program_above_the_pod_is_not_switched_off() {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.enter(&listeners);
+    let mut hook = Command::new(tools());
+    hook.arg("hook").arg(&node.cgroups).arg("overridable");
+    assert!(hook.status().unwrap().success());
+    let expected = "would switch off a BPF program that is attached to the cgroup";
+    node.assert_rules(node.apply(&ACKNOWLEDGED), expected);
+    let refused = node.actions.prepare_bpf(&node.target(UID), &spec());
+    let reason = ambit_rt::ErrorChain(&refused.unwrap_err()).to_string();
+    assert!(reason.contains(expected), "{reason}");
+    assert!(!node.has_pins());
 }
 
 #[tokio::test]

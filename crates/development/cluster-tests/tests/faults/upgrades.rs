@@ -99,14 +99,17 @@ fn capture_lines(mesh: &Mesh) -> Vec<String> {
 
 #[test]
 fn pods_change_to_bpf_programs_and_back_without_a_failure() {
+    const RULES: &[&str] = &["cni.redirectionBackend=nftables"];
     let mesh = Mesh::exclusive();
     let space = mesh.test_namespace("backends");
+    mesh.install(RULES);
     let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
     let client = space.pods(load.pod()).remove(0);
+    wait_until("rules capture all pods", || capture_lines(&mesh).is_empty());
     let wire = mesh.capture_traffic(&[]);
 
-    mesh.install(&["cni.redirectionBackend=bpf"]);
+    mesh.install(&[]);
     wait_until("BPF programs capture the pods of both nodes", || {
         let lines = capture_lines(&mesh);
         lines.len() == 2 && lines.iter().all(|line| line.contains("by BPF programs: "))
@@ -121,9 +124,10 @@ fn pods_change_to_bpf_programs_and_back_without_a_failure() {
         capture_lines(&mesh)
     );
 
-    mesh.install(&[]);
+    mesh.install(RULES);
     wait_until("rules capture all pods", || capture_lines(&mesh).is_empty());
     space.get("late", "http://server/").unwrap();
+    mesh.install(&[]);
 
     let outcome = load.finish();
     assert_only_tls(&wire.finish(), &[&server, &client, &late]);

@@ -19,7 +19,7 @@ spec:
 ";
 
 fn by_bpf() -> Options {
-    let env = [("REDIRECTION_BACKEND", "bpf"), ("RECONCILE_SECONDS", "1")];
+    let env = [("REDIRECTION_BACKEND", "auto"), ("RECONCILE_SECONDS", "1")];
     Options {
         env: env
             .map(|(name, value)| (name.to_owned(), value.to_owned()))

@@ -2,9 +2,9 @@
 //! rules have the same effect with each.
 
 use ambit_netplan::{
-    Backend, Family, InboundGuard, RedirectionSpec, Ruleset, bpf_guards,
+    Backend, ChainKind, Family, InboundGuard, RedirectionSpec, Ruleset, bpf_guards,
     iptables::{self, CHAIN_PREFIX, State},
-    nft::{self, Change, POD_TABLE, Table},
+    nft::{self, Change, POD_TABLE, Table, chain_name},
 };
 
 use super::{drift::Drift, error::RedirectionError, settings::family_enabled};
@@ -143,6 +143,7 @@ impl RedirectionBackend {
         for (family, current) in self.read_both()? {
             let desired = iptables::desired(ruleset, family);
             drift.nothing_found &= current.is_empty();
+            drift.was_captured |= current.has_guards();
             let differences = iptables::differences(&current, &desired);
             drift
                 .items
@@ -209,7 +210,18 @@ pub(super) fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
     Drift {
         items,
         nothing_found: current.is_none(),
+        was_captured: current.is_some_and(|table| table.chains.keys().any(|chain| is_guard(chain))),
     }
+}
+
+/// Whether this chain of a pod's table refuses packets that bypass the proxy.
+pub(super) fn is_guard(chain: &str) -> bool {
+    let guards = [
+        ChainKind::GuardInput,
+        ChainKind::GuardForward,
+        ChainKind::GuardOutput,
+    ];
+    guards.map(chain_name).contains(&chain)
 }
 
 /// Reads the pod's or node's table, computes the desired one, and commits the changes, with the redirects in one

@@ -18,7 +18,7 @@ use std::{
     path::Path,
 };
 
-use ambit_bpf::{Capture, Marks, NetnsCookie, Probe, Settings};
+use ambit_bpf::{Capture, Marks, NetnsCookie, Probe, Settings, check_overridden};
 use ambit_model::{HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_MARK};
 use ambit_netplan::{
     Backend, ChainKind, Family, PolicyRouting, RedirectionSpec, Ruleset, Translated, marks,
@@ -29,7 +29,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{
     Applied, Drift, FOREIGN_RULES_MESSAGE, RedirectionError,
-    backend::{RedirectionBackend, change_table, describe},
+    backend::{RedirectionBackend, change_table, describe, is_guard},
     ensure_routing, foreign, inside, open_routing, routing_drift_of,
     settings::{
         accepted_sockets_are_marked, family_enabled, mark_accepted_sockets, marks_are_reflected,
@@ -87,8 +87,10 @@ pub fn cookie_of(netns: &Netns) -> std::io::Result<NetnsCookie> {
 /// this backend demands, which works under the others too.
 ///
 /// # Errors
-/// When the specification is not possible, or the kernel refuses the programs' maps.
+/// When the specification is not possible, programs of others would be switched off ([`check_overridden`]), or the
+/// kernel refuses the programs' maps.
 pub fn prepare(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<(), RedirectionError> {
+    check_overridden(pod.cgroup)?;
     inside(pod.netns, || {
         captured_by_others()?;
         ensure_routing(&desired(spec)?.routings)?;
@@ -110,7 +112,7 @@ pub fn has_proxy(pins: &Path) -> Result<bool, RedirectionError> {
 /// bypass the programs, and the guards let them pass.
 ///
 /// # Errors
-/// When the kernel refuses a step, no proxy has entered its listeners before programs begin to capture, or the pod is
+/// When the kernel refuses a step, programs of others would be switched off ([`check_overridden`]), no proxy has entered its listeners before programs begin to capture, or the pod is
 /// captured by iptables or by Istio's agent: their translated connections would break. What was changed before stays,
 /// and another attempt continues from there.
 pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, RedirectionError> {
@@ -118,6 +120,7 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
         path: pod.cgroup.to_owned(),
         source,
     })?;
+    check_overridden(pod.cgroup)?;
     inside(pod.netns, || {
         captured_by_others()?;
         let desired = desired(spec)?;
@@ -149,13 +152,14 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
         if !programs.is_empty() {
             capture.install(cgroup, pod.netns, &desired.settings)?;
         }
-        let rules = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
+        let mut rules = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
+        // What this call has just made was not found.
+        rules.nothing_found |= redirects.nothing_found && !redirects.is_empty();
         if !rules.is_empty() {
             track_for_the_guards(false);
         }
         for part in [redirects, programs, rules] {
-            drift.nothing_found &= part.nothing_found;
-            drift.items.extend(part.items);
+            drift.add(part);
         }
         Ok(drift.into_applied())
     })
@@ -218,8 +222,7 @@ pub fn observe(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Drift, Redire
             program_drift(pod, &desired.settings)?,
             describe(current.as_ref(), &changes),
         ] {
-            drift.nothing_found &= part.nothing_found;
-            drift.items.extend(part.items);
+            drift.add(part);
         }
         let found = foreign::find()?;
         drift.nothing_found &= found.is_absent();
@@ -435,15 +438,6 @@ fn with_redirects(present: Option<&Table>, desired: &Table) -> Table {
         }
     }
     table
-}
-
-fn is_guard(chain: &str) -> bool {
-    let guards = [
-        ChainKind::GuardInput,
-        ChainKind::GuardForward,
-        ChainKind::GuardOutput,
-    ];
-    guards.map(chain_name).contains(&chain)
 }
 
 /// Whether each chain of a table, except guards, is also one of the other table, with the same rules.

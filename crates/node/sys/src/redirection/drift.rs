@@ -23,6 +23,8 @@ pub struct Drift {
     pub items: Vec<String>,
     /// Whether the namespace had no rules of Ambit's at all.
     pub nothing_found: bool,
+    /// Whether the namespace was captured: it had Ambit's guards, which come last, or rules of Istio's agent.
+    pub was_captured: bool,
 }
 
 impl Drift {
@@ -36,7 +38,15 @@ impl Drift {
         Self {
             items: Vec::new(),
             nothing_found: true,
+            was_captured: false,
         }
+    }
+
+    /// Adds the differences of another part of the same namespace.
+    pub(super) fn add(&mut self, part: Self) {
+        self.nothing_found &= part.nothing_found;
+        self.was_captured |= part.was_captured;
+        self.items.extend(part.items);
     }
 
     pub(super) fn into_applied(self) -> Applied {

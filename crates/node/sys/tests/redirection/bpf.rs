@@ -87,7 +87,7 @@ impl Pod {
         apply(&self.place(), &with(Backend::Bpf)).unwrap()
     }
 
-    fn apply_rules(&self) -> Applied {
+    pub(crate) fn apply_rules(&self) -> Applied {
         apply_rules(&self.world.pod, &self.pins, &with(Backend::Bpf)).unwrap()
     }
 
@@ -166,6 +166,21 @@ fn both_directions_are_captured_and_the_application_is_called() {
         talk(&mut by_proxy, &mut accept(&listener).0);
     }
     nobody(&application);
+}
+
+/// The agent closes connections from before the capture when a pod had no redirection, as after the loss of its plugin.
+#[test]
+fn pod_without_redirection_is_recognized_with_each_setting() {
+    for dns_capture in [false, true] {
+        let pod = Pod::new();
+        pod.prepare();
+        let spec = RedirectionSpec {
+            dns_capture,
+            ..with(Backend::Bpf)
+        };
+        assert_eq!(apply(&pod.place(), &spec).unwrap(), Applied::Installed);
+        assert_eq!(apply(&pod.place(), &spec).unwrap(), Applied::Unchanged);
+    }
 }
 
 #[test]

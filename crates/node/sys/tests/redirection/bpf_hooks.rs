@@ -6,14 +6,18 @@ use std::{
     process::{Command, Output},
 };
 
+use ambit_bpf::CaptureError;
 use ambit_bpf_testkit::{create_threaded_cgroup, new_cgroup, remove_cgroup, tools};
-use ambit_netplan::Backend;
-use ambit_sys::redirection::{RedirectionError, bpf::apply};
+use ambit_netplan::{Backend, RedirectionSpec};
+use ambit_sys::redirection::{
+    Applied, RedirectionError,
+    bpf::{apply, prepare},
+};
 
 use super::{
     bpf::{Pod, at},
     with,
-    world::{PEER4, PEER6, POD4, accept, address, listen, nobody, talk},
+    world::{PEER4, PEER6, POD4, accept, address, listen, nobody, original_destination, talk},
 };
 
 /// Address that no test's host has.
@@ -136,12 +140,21 @@ fn exclusive_program_of_another_is_an_error_and_nothing_is_captured() {
         let pod = nested.pod();
         let cgroup = if own { &pod.cgroup } else { &nested.parent };
         attach(cgroup, "alone", None);
-        let refused = apply(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+        let spec = RedirectionSpec {
+            dns_capture: true,
+            ..with(Backend::Bpf)
+        };
+        let refused = apply(&pod.place(), &spec).unwrap_err();
         let RedirectionError::Bpf(error) = refused else {
             panic!("{refused}")
         };
         let text = error.to_string();
         assert!(text.contains("connecting_v4"), "{own} {text}");
+        // What the attempt has left is no capture.
+        let Applied::Repaired { what } = pod.apply_rules() else {
+            panic!("not repaired")
+        };
+        assert!(!what.was_captured, "{own} {what}");
     }
 }
 
@@ -159,18 +172,42 @@ fn exclusive_program_cannot_replace_the_captures() {
     }
 }
 
-/// The kernel defines this; the documentation of settings states it.
 #[test]
-fn overridable_program_above_sees_connections_only_before_the_capture() {
+fn program_that_the_capture_would_switch_off_is_an_error() {
     let nested = Nested::new();
     let pod = nested.pod();
-    attach(&nested.parent, "overridable", Some(PEER4));
     let far = listen(&pod.world.peer, 80);
+    let assert_refused = |result: Result<_, RedirectionError>| {
+        let Err(RedirectionError::Bpf(CaptureError::Overrides { path, .. })) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(path, nested.parent);
+    };
+    attach(&nested.parent, "overridable", Some(PEER4));
+    assert_refused(prepare(&pod.place(), &with(Backend::Bpf)).map(drop));
+    assert_refused(apply(&pod.place(), &with(Backend::Bpf)).map(drop));
     drop(pod.connect(address(FAR, 80)).unwrap());
     drop(accept(&far));
+}
+
+#[test]
+fn program_that_is_switched_off_later_is_reported_and_rules_let_it_run() {
+    let nested = Nested::new();
+    let pod = nested.pod();
     pod.apply();
+    attach(&nested.parent, "overridable", Some(PEER4));
+    let refused = apply(&pod.place(), &with(Backend::Bpf)).unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            RedirectionError::Bpf(CaptureError::Overrides { .. })
+        ),
+        "{refused}"
+    );
+    // The first call stops the capture, and the second one detaches the programs.
+    pod.apply_rules();
+    pod.apply_rules();
     let _client = pod.connect(address(FAR, 80)).unwrap();
     let captured = accept(&pod.proxy.outbound).0;
-    assert_eq!(at(&captured), address(FAR, 80));
-    nobody(&far);
+    assert_eq!(original_destination(&captured), address(PEER4, 80));
 }

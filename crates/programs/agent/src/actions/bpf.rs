@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use ambit_bpf::{NetnsCookie, Pins};
+use ambit_bpf::{CaptureError, NetnsCookie, Pins};
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_rt::ErrorChain;
 use ambit_sys::{
@@ -21,8 +21,10 @@ impl KernelActions {
         pod: &CaptureTarget,
         spec: &RedirectionSpec,
     ) -> Result<(), ActionError> {
-        if let Some(reason) = self.programs.refused.lock().get(&pod.uid) {
-            return Err(ActionError::NotByBpf(reason.clone()));
+        for known in [&self.programs.refused, &self.programs.without_listeners] {
+            if let Some(reason) = known.lock().get(&pod.uid) {
+                return Err(ActionError::NotByBpf(reason.clone()));
+            }
         }
         self.with_place(pod, |place, netns| {
             self.programs.preparing.lock().insert(netns);
@@ -86,16 +88,32 @@ impl KernelActions {
             // has no proxy.
             if acknowledged && !redirection::bpf::has_proxy(place.pins)? {
                 let path = place.pins.to_owned();
-                return Err(RedirectionError::NoProxy { path });
+                let error = RedirectionError::NoProxy { path };
+                let reason = ErrorChain(&error).to_string();
+                let mut known = self.programs.without_listeners.lock();
+                known.insert(pod.uid.clone(), reason);
+                return Err(error);
             }
             let applied = redirection::bpf::apply(place, spec);
-            if let Err(error @ RedirectionError::Bpf(_)) = &applied {
-                // The kernel will not change its mind, and each attempt costs.
-                let reason = ErrorChain(error).to_string();
-                self.programs.refused.lock().insert(pod.uid.clone(), reason);
+            match &applied {
+                // Whoever attached the other program may detach it.
+                Err(RedirectionError::Bpf(
+                    CaptureError::Overrides { .. } | CaptureError::Unseen { .. },
+                )) => {}
+                Err(error @ RedirectionError::Bpf(_)) => {
+                    // The kernel will not change its mind, and each attempt costs.
+                    let reason = ErrorChain(error).to_string();
+                    self.programs.refused.lock().insert(pod.uid.clone(), reason);
+                }
+                Ok(_) | Err(_) => {}
             }
             applied
         })
+    }
+
+    /// Lets pods be prepared again whose proxy had not entered its listeners, since another one has connected.
+    pub(super) fn clear_missing_listeners(&self) {
+        self.programs.without_listeners.lock().clear();
     }
 
     /// Removes redirection by rules or programs.
@@ -112,8 +130,11 @@ impl KernelActions {
             pins,
             preparing,
             refused,
+            without_listeners,
         } = &self.programs;
-        refused.lock().retain(|pod, _| pods.contains(pod));
+        for known in [refused, without_listeners] {
+            known.lock().retain(|pod, _| pods.contains(pod));
+        }
         // There are none where the agent never prepared a pod, or cannot see the node's file system.
         if !pins.root().exists() {
             return;
@@ -171,9 +192,9 @@ pub(crate) fn default_pins(proc: &std::path::Path) -> Pins {
     Pins::at(Pins::ROOT)
 }
 
-/// Whether the agent is set to BPF programs.
+/// Whether BPF programs shall capture the pods that they can.
 pub(crate) fn is_requested(spec: &RedirectionSpec) -> bool {
-    spec.backend == Backend::Bpf
+    matches!(spec.backend, Backend::Auto | Backend::Bpf)
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub struct NodePrograms {
     pub(super) preparing: Mutex<BTreeSet<NetnsCookie>>,
     /// Pods whose programs the kernel has refused, with its reason.
     pub(super) refused: Mutex<BTreeMap<PodUid, String>>,
+    /// Pods whose node proxy has not entered its listeners, with the error, until another proxy connects.
+    pub(super) without_listeners: Mutex<BTreeMap<PodUid, String>>,
 }
 
 impl NodePrograms {
@@ -24,6 +26,7 @@ impl NodePrograms {
             pins,
             preparing: Mutex::default(),
             refused: Mutex::default(),
+            without_listeners: Mutex::default(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_netplan::RedirectionSpec;
+use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_zds::WorkloadInfo;
 
 use super::{
@@ -191,15 +191,21 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings.clear();
     }
 
-    /// Sets the method of capture, and logs why it is not the one that the agent is set to.
-    pub(super) fn set_method(&mut self, method: CaptureMethod) {
+    /// Sets the method of capture, and logs it, with the reason if rules capture the pod instead of BPF programs: as a
+    /// warning if the agent is set to BPF programs.
+    pub(super) fn set_method(&mut self, method: CaptureMethod, backend: Backend) {
         if self.method.as_ref() == Some(&method) {
             return;
         }
         let pod = &self.view.name;
         match &method {
             CaptureMethod::RulesInsteadOfBpf(reason) => {
-                tracing::warn!(%pod, reason, "rules capture the pod, not BPF programs");
+                let text = "rules capture the pod, not BPF programs";
+                if backend == Backend::Bpf {
+                    tracing::warn!(%pod, reason, text);
+                } else {
+                    tracing::info!(%pod, reason, text);
+                }
             }
             CaptureMethod::Bpf => tracing::info!(%pod, "BPF programs capture the pod"),
             CaptureMethod::Rules => {}

@@ -137,8 +137,8 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
         findings.push(Finding::new(
             FindingLevel::Error,
             BPF_DIRECTORY,
-            "there is no such directory: with `auto` or `bpf` the kubelet cannot start the node proxy",
-            "set cni.redirectionBackend to nftables, iptables-nft or iptables-legacy",
+            "there is no such directory: the kubelet cannot start the node proxy",
+            "set cni.redirectionBackend to iptables-legacy",
         ));
     }
     match &node.cni {
@@ -164,7 +164,7 @@ fn check_node_state(node: &NodeState) -> Vec<Finding> {
     findings
 }
 
-/// Names the backend of rules that captures pods here, and whether BPF programs can.
+/// Names what captures pods here: BPF programs where they can, and the backend of rules.
 fn check_backends(node: &NodeState) -> Finding {
     let kernel = parse_version(&node.kernel);
     let is_older = |oldest: (u64, u64)| kernel.is_some_and(|found| found < oldest);
@@ -192,18 +192,13 @@ fn check_backends(node: &NodeState) -> Finding {
     if !node.has_bpffs {
         obstacles.push(format!("no BPF file system at {BPF_DIRECTORY}"));
     }
-    let (can, advice) = if obstacles.is_empty() {
-        let advice = "cni.redirectionBackend=bpf sets them";
-        ("BPF programs can too".to_owned(), advice)
+    let finding = if obstacles.is_empty() {
+        format!("BPF programs can capture pods, and {rules} those that they cannot")
     } else {
-        (format!("BPF programs cannot: {}", obstacles.join("; ")), "")
+        let obstacles = obstacles.join("; ");
+        format!("{rules} can capture pods; BPF programs cannot: {obstacles}")
     };
-    Finding::new(
-        FindingLevel::Info,
-        "redirection",
-        format!("{rules} can capture pods; {can}"),
-        advice,
-    )
+    Finding::new(FindingLevel::Info, "redirection", finding, "")
 }
 
 fn check_cni(files: &[ConfFile], plugin: bool, findings: &mut Vec<Finding>) {
@@ -293,11 +288,11 @@ mod tests {
         };
         assert_eq!(
             found(|_| {}),
-            "nftables can capture pods; BPF programs can too"
+            "BPF programs can capture pods, and nftables those that they cannot"
         );
         assert_eq!(
             found(|node| node.modules = None),
-            "nftables can capture pods; BPF programs can too"
+            "BPF programs can capture pods, and nftables those that they cannot"
         );
         assert_eq!(
             found(|node| node.kernel = "5.1.0".into()),
@@ -305,7 +300,7 @@ mod tests {
         );
         assert_eq!(
             found(|node| node.modules.as_mut().unwrap().truncate(1)),
-            "iptables can capture pods; BPF programs can too"
+            "BPF programs can capture pods, and iptables those that they cannot"
         );
         assert_eq!(
             found(|node| (node.has_cgroup_v2, node.has_bpffs) = (false, false)),

@@ -29,7 +29,7 @@ enum ApplyOutcome {
     InPlace,
     /// The redirection had drifted, as the text describes, and was repaired.
     Repaired(String),
-    /// No redirection was in place and the pod was captured late: its pre-capture connections are being closed.
+    /// No redirection captured the pod, which is captured late: its pre-capture connections are being closed.
     ClosingPreCapture,
 }
 
@@ -125,14 +125,16 @@ async fn apply_rules<A: Actions>(
         events.send(applied).ok();
         Ok(match before {
             PriorRedirection::Complete => ApplyOutcome::InPlace,
-            PriorRedirection::Absent if close_pre_capture => {
+            PriorRedirection::Absent | PriorRedirection::Incomplete(_) if close_pre_capture => {
                 match pre_capture::close_connections(&*by, &metrics, &of, &at, &spec.probe_ports) {
                     true => ApplyOutcome::ClosingPreCapture,
                     false => ApplyOutcome::InPlace,
                 }
             }
             PriorRedirection::Absent => ApplyOutcome::Repaired("all of it was missing".to_owned()),
-            PriorRedirection::Drifted(what) => ApplyOutcome::Repaired(what),
+            PriorRedirection::Incomplete(what) | PriorRedirection::Drifted(what) => {
+                ApplyOutcome::Repaired(what)
+            }
         })
     };
     let applied = spawn_blocking(report.name, work).await;

@@ -152,15 +152,16 @@ impl ReportFiles {
                 .await;
         }
         for (labels, port, paths) in DEBUG_PAGES {
-            for pod in pod_access::list_pods(cluster, namespace, labels)
-                .await
-                .unwrap_or_default()
-            {
+            let pods = pod_access::list_pods(cluster, namespace, labels).await;
+            for pod in self.listed(labels, pods) {
                 self.collect_debug_pages(cluster, &pod, *port, paths).await;
             }
         }
-        for gateway in waypoint::list_in_cluster(cluster).await.unwrap_or_default() {
-            for pod in waypoint::waypoint_pods(cluster, &gateway).await {
+        let gateways = waypoint::list_in_cluster(cluster).await;
+        for gateway in self.listed("waypoints", gateways) {
+            let pods = waypoint::waypoint_pods(cluster, &gateway).await;
+            let name = format!("{}.{}", gateway.name(), gateway.namespace());
+            for pod in self.listed(&name, pods) {
                 self.collect_debug_pages(cluster, &pod, NODE_PROXY_ADMIN.1, &["/config_dump"])
                     .await;
                 self.collect_debug_pages(cluster, &pod, 15020, &["/metrics"])
@@ -169,13 +170,22 @@ impl ReportFiles {
             }
         }
         for labels in [AGENT_DEBUG.0, NODE_PROXY_ADMIN.0, CONTROL_PLANE_DEBUG.0] {
-            for pod in pod_access::list_pods(cluster, namespace, labels)
-                .await
-                .unwrap_or_default()
-            {
+            let pods = pod_access::list_pods(cluster, namespace, labels).await;
+            for pod in self.listed(labels, pods) {
                 self.collect_logs(cluster, &pod, args.log_lines).await;
             }
         }
+    }
+
+    /// Returns the objects of a list; if there is none, adds the error to the report under the list's name.
+    fn listed<T>(&mut self, name: &str, list: Result<Vec<T>, CliError>) -> Vec<T> {
+        list.unwrap_or_else(|error| {
+            self.add_text(
+                &format!("unlisted/{name}.txt"),
+                &error.message_with_sources(),
+            );
+            Vec::new()
+        })
     }
 
     /// Adds a pod's responses to requests for `paths` to the report.

@@ -8,7 +8,7 @@ use ambit_install::{
 };
 use ambit_k8s_api::{Node, Pod};
 use clap::Args;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use hyper::Method;
 use serde::de::DeserializeOwned;
 
@@ -18,8 +18,8 @@ use crate::{
     install::install_error,
     output::{self, OutputFormat},
     pod_access::{self, AGENT_DEBUG, CONTROL_PLANE_DEBUG, NODE_PROXY_ADMIN, choose_pod, pod_phase},
-    problems::{self, ProblemsPage},
-    waypoint,
+    problems::{self, Problem, ProblemsPage},
+    waypoint::{self, GatewayObject},
 };
 
 mod in_lab;
@@ -100,31 +100,26 @@ async fn gather_responses(
             .collect()
     };
     let (agents, proxies) = (on_nodes(&agents), on_nodes(&proxies));
-    let (agents, proxies, controls) = tokio::join!(
+    // A component that does not answer delays the others no further than by its own timeout.
+    let (agents, proxies, controls, objects, waypoints) = tokio::join!(
         query_pods(cluster, agents, AGENT_DEBUG.1, "/v1/status"),
         query_pods(cluster, proxies, NODE_PROXY_ADMIN.1, "/config_dump"),
         query_pods(cluster, controls, CONTROL_PLANE_DEBUG.1, "/debug/syncz"),
+        query_problems(cluster, &control_pods),
+        async {
+            match node {
+                // Waypoints belong to no node.
+                Some(_) => Ok(Vec::new()),
+                None => query_waypoints(cluster).await,
+            }
+        },
     );
-    let objects = match choose_pod(&control_pods, None) {
-        Some(pod) => {
-            let page = query_pod::<ProblemsPage>(
-                cluster,
-                pod.clone(),
-                CONTROL_PLANE_DEBUG.1,
-                problems::PROBLEMS_PATH,
-            )
-            .await;
-            page.answer
-                .map(ProblemsPage::into_problems)
-                .unwrap_or_default()
-        }
-        None => Vec::new(),
-    };
-    let waypoints = match node {
-        // Waypoints belong to no node.
-        Some(_) => Vec::new(),
-        None => query_waypoints(cluster).await,
-    };
+    let mut unlisted = Vec::new();
+    let waypoints = waypoints.unwrap_or_else(|error| {
+        let error = error.message_with_sources();
+        unlisted.push(format!("the waypoints cannot be listed: {error}"));
+        Vec::new()
+    });
     Ok(Responses {
         objects,
         nodes,
@@ -132,21 +127,39 @@ async fn gather_responses(
         proxies,
         controls,
         waypoints,
+        unlisted,
     })
 }
 
-/// Queries the pods of the cluster's waypoints; none if the Gateways cannot be listed.
-async fn query_waypoints(cluster: &ClusterApi) -> Vec<WaypointResponses> {
-    let mut gathered = Vec::new();
-    for gateway in waypoint::list_in_cluster(cluster).await.unwrap_or_default() {
-        let pods = waypoint::waypoint_pods(cluster, &gateway).await;
-        gathered.push(WaypointResponses {
+/// Queries the problems of objects from one replica of the control plane; none if it does not answer, which its status
+/// reports.
+async fn query_problems(cluster: &ClusterApi, control_pods: &[Pod]) -> Vec<Problem> {
+    let Some(pod) = choose_pod(control_pods, None) else {
+        return Vec::new();
+    };
+    let (port, path) = (CONTROL_PLANE_DEBUG.1, problems::PROBLEMS_PATH);
+    let page = query_pod::<ProblemsPage>(cluster, pod.clone(), port, path).await;
+    page.answer
+        .map(ProblemsPage::into_problems)
+        .unwrap_or_default()
+}
+
+/// Queries the pods of the cluster's waypoints.
+async fn query_waypoints(cluster: &ClusterApi) -> Result<Vec<WaypointResponses>, CliError> {
+    let query = async |gateway: GatewayObject| -> Result<WaypointResponses, CliError> {
+        let pods = waypoint::waypoint_pods(cluster, &gateway).await?;
+        Ok(WaypointResponses {
             name: format!("{}/{}", gateway.namespace(), gateway.name()),
             is_programmed: gateway.is_programmed(),
             pods: query_pods(cluster, pods, NODE_PROXY_ADMIN.1, "/config_dump").await,
-        });
-    }
-    gathered
+        })
+    };
+    let gateways = waypoint::list_in_cluster(cluster).await?;
+    stream::iter(gateways)
+        .map(query)
+        .buffered(MAX_CONCURRENT_QUERIES)
+        .try_collect()
+        .await
 }
 
 async fn query_pods<T: DeserializeOwned>(

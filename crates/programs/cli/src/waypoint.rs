@@ -85,11 +85,12 @@ pub(crate) async fn list_in_cluster(cluster: &ClusterApi) -> Result<Vec<GatewayO
     Ok(sorted_waypoints(all, GatewayObject::is_waypoint))
 }
 
-/// Lists the pods of a waypoint in a cluster; empty if the API server cannot list them.
-pub(crate) async fn waypoint_pods(cluster: &ClusterApi, gateway: &GatewayObject) -> Vec<Pod> {
-    in_cluster::list_pods(cluster, gateway)
-        .await
-        .unwrap_or_default()
+/// Lists the pods of a waypoint in a cluster.
+pub(crate) async fn waypoint_pods(
+    cluster: &ClusterApi,
+    gateway: &GatewayObject,
+) -> Result<Vec<Pod>, CliError> {
+    in_cluster::list_pods(cluster, gateway).await
 }
 
 fn format_list(waypoints: &[GatewayObject], all_namespaces: bool) -> String {

@@ -90,6 +90,7 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliErro
         objects: objects.flatten().collect(),
         waypoints: waypoints.collect(),
         nodes: nodes.clone(),
+        unlisted: Vec::new(),
     })
 }
 

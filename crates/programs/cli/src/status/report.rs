@@ -39,6 +39,8 @@ pub(crate) struct Responses {
     /// Problems of objects that the control plane reports.
     pub(crate) objects: Vec<Problem>,
     pub(crate) waypoints: Vec<WaypointResponses>,
+    /// Problems of lists that the API server did not return, in words.
+    pub(crate) unlisted: Vec<String>,
 }
 
 /// Waypoint with its pods' responses to `/config_dump`.
@@ -155,6 +157,7 @@ pub(crate) fn report(gathered: &Responses) -> Report {
     let waypoints = gathered.waypoints.iter();
     let waypoints = waypoints.map(|one| waypoint_report(one, gathered, &clients, &mut problems));
     let waypoints = waypoints.collect();
+    problems.extend(gathered.unlisted.iter().cloned());
     if !gathered.objects.is_empty() {
         let count = gathered.objects.len();
         problems.push(format!(

@@ -61,6 +61,7 @@ fn healthy() -> Responses {
         )],
         objects: Vec::new(),
         waypoints: Vec::new(),
+        unlisted: Vec::new(),
     }
 }
 
@@ -119,6 +120,16 @@ fn problems_with_objects_are_counted() {
         ..healthy()
     };
     let expected = "problems with objects of the mesh: 1; `ambit problems` lists them";
+    assert_eq!(report(&gathered).problems, [expected]);
+}
+
+#[test]
+fn waypoints_that_cannot_be_listed_are_a_problem() {
+    let expected = "the waypoints cannot be listed: forbidden".to_owned();
+    let gathered = Responses {
+        unlisted: vec![expected.clone()],
+        ..healthy()
+    };
     assert_eq!(report(&gathered).problems, [expected]);
 }
 

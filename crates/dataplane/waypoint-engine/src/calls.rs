@@ -124,8 +124,8 @@ pub(crate) async fn request(
             .hops
             .write(request.headers_mut(), upstream.is_waypoint());
         // A connection that waited may have been closed by its endpoint in the meantime.
-        while let Some(pooled) = pool.check_out(&key, &DestinationLimits::default(), Reuse::Recent)
-        {
+        let limits = ReuseLimits::for_calls();
+        while let Some(pooled) = pool.check_out(&key, limits, Reuse::Recent) {
             match pooled.send(pool, request, None).await {
                 Ok(response) => return Ok(response),
                 Err(error) => match error.unsent_request {
@@ -150,9 +150,7 @@ pub(crate) async fn request(
         };
         match shard.upstreams.connect(connect).await {
             Ok(stream) => {
-                let reuse_limits =
-                    ReuseLimits::from_destination_limits(&DestinationLimits::default());
-                let checkout = pool.handshake(&key, stream, reuse_limits, None).await?;
+                let checkout = pool.handshake(&key, stream, limits, None).await?;
                 let sent = checkout.send(pool, request, None).await;
                 return sent.map_err(|error| error.error.into());
             }

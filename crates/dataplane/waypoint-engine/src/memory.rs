@@ -5,7 +5,7 @@
 mod account;
 mod callers;
 
-pub(crate) use account::{BudgetExhausted, BudgetScope, MemoryPermit};
+pub(crate) use account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit};
 pub(crate) use callers::{ChargePurpose, ConnectionMemory, Memory, WindowDivisors};
 
 /// Limits of the memory budgets, in bytes.

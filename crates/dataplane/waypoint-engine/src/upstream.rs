@@ -16,7 +16,7 @@ use ambit_proxy::{Dialer, LocalPod, dial::tunnel_headers};
 use ambit_sys::socket::keep_alive;
 
 use crate::{
-    applied_services::AppliedServices, config::HeaderLimits, destination::with_connect_timeout,
+    applied_services::AppliedServices, config::Config, destination::with_connect_timeout,
     hops::Hops, memory::ConnectionMemory, tls_origination::TlsUpstream,
     tunnel_windows::UpstreamWindows,
 };
@@ -29,6 +29,24 @@ pub(crate) use next_hop::Upstream;
 pub(crate) use proxy_protocol::ProxyProtocolHeader;
 pub(crate) use reset_on_drop::{ConnectionActivity, RequestGuard, ResetOnDropStream};
 pub(crate) use stream::Stream;
+
+/// Memory of one idle HTTP/1.1 connection in bytes, without its read buffer.
+const IDLE_CONNECTION_BYTES: usize = 16 << 10;
+/// Divisor of the memory limit: the part of it that idle HTTP/1.1 connections may use.
+const IDLE_MEMORY_DIVISOR: usize = 4;
+/// Number of idle HTTP/1.1 connections that a worker may have whatever the memory limit is: one to each of a thousand
+/// endpoints.
+const MIN_IDLE_CONNECTIONS: usize = 1024;
+/// Upper bound of the maximum number of idle HTTP/1.1 connections of one worker.
+const MAX_IDLE_CONNECTIONS: usize = 4096;
+
+/// Returns the maximum number of idle HTTP/1.1 connections of one worker. `read_buffer` is the maximum size of a
+/// connection's read buffer in bytes, which it keeps after a large response.
+fn max_idle_connections(memory_limit: usize, workers: usize, read_buffer: usize) -> usize {
+    let bytes = memory_limit / IDLE_MEMORY_DIVISOR / workers.max(1);
+    let count = bytes / read_buffer.saturating_add(IDLE_CONNECTION_BYTES);
+    count.clamp(MIN_IDLE_CONNECTIONS, MAX_IDLE_CONNECTIONS)
+}
 
 /// Connection pools of one worker.
 #[derive(Debug)]
@@ -81,13 +99,15 @@ pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
 
 impl UpstreamPools {
     /// Creates the empty connection pools of a worker.
-    pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
+    pub(crate) fn new(dialer: &Dialer, config: &Config) -> Self {
         let tunnels = Pool::new(dialer.http2_settings.clone());
         dialer.state.close_departed_connections(&tunnels);
+        let headers = config.headers;
+        let max_idle = max_idle_connections(config.memory_limit, config.workers, headers.bytes);
         Self {
             tunnels,
             dialer: dialer.clone(),
-            http: HttpPool::new(limits),
+            http: HttpPool::new(headers, max_idle),
         }
     }
 
@@ -176,6 +196,25 @@ impl UpstreamPools {
                 let tunnel = Box::pin(tunnel).await?;
                 Ok(Stream::Tunnel(Box::new(tunnel.into_io()), permit))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_idle_connections_follows_the_memory_limit() {
+        const MIB: usize = 1 << 20;
+        for (memory_limit, workers, expected) in [
+            (4096 * MIB, 2, 4096),
+            (1024 * MIB, 2, 1638),
+            (1024 * MIB, 8, 1024),
+            (0, 0, 1024),
+        ] {
+            let count = max_idle_connections(memory_limit, workers, 64 << 10);
+            assert_eq!(count, expected, "{memory_limit}, {workers}");
         }
     }
 }

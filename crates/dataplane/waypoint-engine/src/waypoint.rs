@@ -105,7 +105,7 @@ impl Shard {
     /// Creates the state of one worker.
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
-            upstreams: UpstreamPools::new(&waypoint.dialer, waypoint.config.headers),
+            upstreams: UpstreamPools::new(&waypoint.dialer, &waypoint.config),
             mirrors: MirrorLimits::default(),
             stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
             checks: InFlightChecks::default(),

@@ -102,6 +102,13 @@ impl MemoryAccount {
         above.map_or_else(|| self.free_bytes(), Self::free_bytes_at_root)
     }
 
+    /// Whether more than half of the limit of this account or of an enclosing one is charged.
+    pub(crate) fn is_mostly_charged(&self) -> bool {
+        let is_charged = self.charged_bytes() > self.limit() / 2;
+        let above = self.0.parent.as_ref();
+        is_charged || above.is_some_and(Self::is_mostly_charged)
+    }
+
     /// Returns the number of references to this account: clones, nested accounts, and permits.
     pub(crate) fn reference_count(&self) -> usize {
         Arc::strong_count(&self.0)
@@ -158,6 +165,11 @@ impl MemoryPermit {
         self.account.add_to_chain(bytes, 0)?;
         self.bytes += bytes;
         Ok(())
+    }
+
+    /// Returns the account that the permit is charged to.
+    pub(crate) fn account(&self) -> &MemoryAccount {
+        &self.account
     }
 
     /// Returns the number of bytes that the permit covers.

@@ -5,7 +5,9 @@
 //! transports to them. HTTP/2 connections are not shared between callers either, since all requests share the
 //! endpoint's receive window: a caller whose data the endpoint does not read stalls only its own requests.
 
+mod closing_times;
 mod http2_connections;
+mod idle_connections;
 mod key;
 mod reuse;
 
@@ -22,7 +24,6 @@ use std::{
 };
 
 use ambit_hbone::PortionedReads;
-use ambit_model::DestinationLimits;
 use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
@@ -42,14 +43,11 @@ use crate::{
 };
 pub(crate) use http2_connections::StreamSlot;
 use http2_connections::{ActiveStreams, Http2Connections};
+use idle_connections::{Http1Connection, IdleConnections};
 pub(crate) use key::HttpKey;
 use reuse::{ConnectionUse, MAX_STREAMS};
 pub(crate) use reuse::{Reuse, ReuseLimits};
 
-/// Maximum idle HTTP/1 connections to one endpoint.
-const MAX_IDLE_CONNECTIONS: usize = 128;
-/// Number of idle HTTP/1 connections of a worker above which those are closed that have not been used recently.
-const MAX_LONG_IDLE_CONNECTIONS: usize = 1024;
 /// Interval at which idle connections in the pool are checked for expiry.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of counted endpoints above which the request counters of idle endpoints are removed.
@@ -67,7 +65,7 @@ const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 enum HttpSender {
     /// HTTP/1.1 connection, which carries one request at a time.
-    Http1(http1::SendRequest<Body>, ConnectionActivity),
+    Http1(Http1Connection),
     /// HTTP/2 connection, which carries concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
@@ -85,24 +83,8 @@ pub(crate) struct Checkout {
 }
 
 #[derive(Debug)]
-struct IdleConnection {
-    sender: http1::SendRequest<Body>,
-    activity: ConnectionActivity,
-    idle_since: Instant,
-    usage: ConnectionUse,
-}
-
-impl IdleConnection {
-    /// Whether the connection has been idle for too long to carry a request.
-    fn is_stale(&self, reuse: Reuse) -> bool {
-        self.idle_since.elapsed() >= self.usage.limits.max_idle_time(reuse)
-            || self.usage.is_expired()
-    }
-}
-
-#[derive(Debug, Default)]
 struct State {
-    idle: HashMap<HttpKey, Vec<IdleConnection>>,
+    idle: IdleConnections,
     /// Whether the task that closes expired idle connections is running.
     is_sweeping: bool,
     http2: Http2Connections,
@@ -113,7 +95,7 @@ struct State {
 }
 
 /// Pool of HTTP connections to endpoints. Clones share it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
 /// Guard that counts an active request at an endpoint, for load balancing.
@@ -155,24 +137,31 @@ fn http2_io<IO>(stream: IO) -> TokioIo<PortionedReads<IO>> {
 }
 
 impl HttpPool {
-    /// Creates an empty pool with limits for the header sections of responses.
-    pub(crate) fn new(limits: HeaderLimits) -> Self {
-        Self(Arc::default(), limits)
+    /// Creates an empty pool with limits for the header sections of responses, and for the number of idle HTTP/1.1
+    /// connections.
+    pub(crate) fn new(limits: HeaderLimits, max_idle_connections: usize) -> Self {
+        let state = State {
+            idle: IdleConnections::new(max_idle_connections),
+            is_sweeping: false,
+            http2: Http2Connections::default(),
+            request_counts: HashMap::new(),
+            cleanup_threshold: 0,
+        };
+        Self(Arc::new(Mutex::new(state)), limits)
     }
 
     /// Takes a pooled connection with this key that may carry another request.
     pub(crate) fn check_out(
         &self,
         key: &HttpKey,
-        limits: &DestinationLimits,
+        reuse_limits: ReuseLimits,
         reuse: Reuse,
     ) -> Option<Checkout> {
-        let reuse_limits = ReuseLimits::from_destination_limits(limits);
         let mut state = self.0.lock();
         let (sender, life, stream) = match key.version {
             Version::Http1 => {
-                let (sender, in_use, life) = state.take_idle(key, reuse_limits, reuse)?;
-                (HttpSender::Http1(sender, in_use), life, None)
+                let (connection, life) = state.idle.take(key, reuse_limits, reuse)?;
+                (HttpSender::Http1(connection), life, None)
             }
             Version::Http2 => {
                 let (sender, life, stream) = state.http2.take(key, reuse_limits)?;
@@ -200,6 +189,7 @@ impl HttpPool {
         let (mut slot, mut failure) = (None, None);
         let in_use = ConnectionActivity::default();
         let task_share = TaskShare::Current(in_use.share().clone());
+        let memory = stream.memory_account().cloned();
         let io = ResetOnDropStream::new(stream, in_use.clone());
         let sender = match key.version {
             Version::Http1 => {
@@ -209,13 +199,20 @@ impl HttpPool {
                     .max_headers(self.1.fields);
                 let io = Http1Io::new(io, in_use.additions().clone());
                 let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+                let activity = in_use.clone();
                 let running = task_share.run(async move {
                     if let Err(error) = connection.with_upgrades().await {
                         tracing::debug!(%error, "a connection to an endpoint ended");
                     }
+                    activity.record_end();
                 });
                 ambit_rt::spawn("http1 upstream", running);
-                HttpSender::Http1(sender, in_use)
+                HttpSender::Http1(Http1Connection {
+                    sender,
+                    activity: in_use,
+                    memory,
+                    idle_before: None,
+                })
             }
             Version::Http2 => {
                 in_use.share().set(share);
@@ -260,7 +257,7 @@ impl HttpPool {
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {
-            let mut wait = life.limits.idle_timeout;
+            let mut wait = life.limits.http2_idle_timeout;
             loop {
                 tokio::time::sleep(wait).await;
                 let next = pool.0.lock().http2.retire(&key, &streams);
@@ -334,28 +331,13 @@ impl HttpPool {
             .map_or(0, |load| load.load(Relaxed))
     }
 
-    fn return_idle(
-        &self,
-        key: HttpKey,
-        sender: http1::SendRequest<Body>,
-        in_use: ConnectionActivity,
-        life: ConnectionUse,
-    ) {
-        let now = Instant::now();
+    fn return_idle(&self, key: HttpKey, connection: Http1Connection, life: ConnectionUse) {
         let mut state = self.0.lock();
         if !state.is_sweeping {
             state.is_sweeping = true;
             ambit_rt::spawn("http1 idle", self.clone().sweep());
         }
-        let idle = state.idle.entry(key).or_default();
-        if idle.len() < MAX_IDLE_CONNECTIONS {
-            idle.push(IdleConnection {
-                sender,
-                activity: in_use,
-                idle_since: now,
-                usage: life,
-            });
-        }
+        state.idle.insert(key, connection, life);
     }
 
     /// Closes expired idle connections until the pool has none, so that an application without callers has no
@@ -364,51 +346,12 @@ impl HttpPool {
         loop {
             tokio::time::sleep(SWEEP_INTERVAL).await;
             let mut state = self.0.lock();
-            state.sweep();
+            state.idle.sweep();
             if state.idle.is_empty() {
                 state.is_sweeping = false;
                 return;
             }
         }
-    }
-}
-
-impl State {
-    fn take_idle(
-        &mut self,
-        key: &HttpKey,
-        reuse_limits: ReuseLimits,
-        reuse: Reuse,
-    ) -> Option<(http1::SendRequest<Body>, ConnectionActivity, ConnectionUse)> {
-        let idle = self.idle.get_mut(key)?;
-        while let Some(mut one) = idle.pop() {
-            one.usage = one.usage.with_limits(reuse_limits);
-            if !one.sender.is_ready() || one.is_stale(Reuse::Any) {
-                continue;
-            }
-            if one.is_stale(reuse) {
-                // So are the others, which have been idle for longer.
-                idle.push(one);
-                return None;
-            }
-            return Some((one.sender, one.activity, one.usage));
-        }
-        self.idle.remove(key);
-        None
-    }
-
-    fn sweep(&mut self) {
-        self.close_stale(Reuse::Any);
-        if self.idle.values().map(Vec::len).sum::<usize>() > MAX_LONG_IDLE_CONNECTIONS {
-            self.close_stale(Reuse::Recent);
-        }
-    }
-
-    fn close_stale(&mut self, reuse: Reuse) {
-        self.idle.retain(|_, idle| {
-            idle.retain(|one| !one.is_stale(reuse) && !one.sender.is_closed());
-            !idle.is_empty()
-        });
     }
 }
 
@@ -421,17 +364,18 @@ pub(crate) struct SendError {
 }
 
 impl SendError {
-    /// Whether the endpoint has closed or reset an HTTP/1.1 connection before it had sent the whole head of a response.
+    /// Whether an HTTP/1.1 connection, its TLS or its tunnel ended before the endpoint had sent the whole head of a
+    /// response.
     pub(crate) fn is_closed_connection(&self) -> bool {
         let cause = self.error.source();
-        let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
-        let is_reset = cause.is_some_and(|error| {
-            matches!(
-                error.kind(),
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
-            )
-        });
-        self.error.is_incomplete_message() || is_reset
+        let is_broken = cause.is_some_and(|cause| cause.is::<io::Error>());
+        // The request's own body may fail with any error.
+        self.error.is_incomplete_message() || (is_broken && !self.error.is_user())
+    }
+
+    /// Whether the HTTP/1.1 connection had ended, or ended as the request was sent.
+    fn is_closing(&self) -> bool {
+        self.unsent_request.is_some() || self.is_closed_connection()
     }
 
     /// Converts hyper's error. If nothing of the request was sent, the cause is the failure of its new connection, such
@@ -474,7 +418,8 @@ impl Checkout {
         share: Option<&FairShare>,
     ) -> Result<Response<Incoming>, SendError> {
         match self.sender {
-            HttpSender::Http1(mut sender, in_use) => {
+            HttpSender::Http1(mut connection) => {
+                let in_use = connection.activity.clone();
                 in_use.share().set(share);
                 // Before the response, dropping this future abandons the request; after it, dropping the guard does.
                 let guard = in_use.begin_request();
@@ -483,9 +428,22 @@ impl Checkout {
                     true => body,
                     false => TrailersBody::new(body, additions, false).boxed_unsync(),
                 });
-                let mut response = sender.try_send_request(request).await?;
+                let sent = connection.sender.try_send_request(request).await;
+                let mut response = match sent {
+                    Ok(response) => response,
+                    Err(error) => {
+                        let error = SendError::from(error);
+                        let idle_before = connection.idle_before.zip(self.usage);
+                        if let Some((after, usage)) = idle_before.filter(|_| error.is_closing()) {
+                            let idle = &mut pool.0.lock().idle;
+                            idle.record_closing(&self.key, after, usage.limits);
+                        }
+                        return Err(error);
+                    }
+                };
                 let (pool, key) = (pool.clone(), self.key);
                 let life = self.usage.filter(|life| !life.is_expired());
+                let life = life.map(|life| life.with_response_headers(response.headers()));
                 if response.status() == http::StatusCode::SWITCHING_PROTOCOLS {
                     // After the switch, the stream's owner closes the connection.
                     in_use.end_request();
@@ -493,12 +451,12 @@ impl Checkout {
                 }
                 response.extensions_mut().insert(guard);
                 ambit_rt::spawn("http1 reuse", async move {
-                    if sender.ready().await.is_err() {
+                    if connection.sender.ready().await.is_err() {
                         return;
                     }
                     in_use.end_request();
                     if let Some(life) = life {
-                        pool.return_idle(key, sender, in_use, life);
+                        pool.return_idle(key, connection, life);
                     }
                 });
                 Ok(response)
@@ -521,74 +479,5 @@ impl Checkout {
                 Ok(response)
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::upstream::Upstream;
-
-    /// Returns a pooled connection that has been idle for this time, and its endpoint.
-    async fn idle_connection(idle: Duration) -> (IdleConnection, tokio::io::DuplexStream) {
-        let (near, far) = tokio::io::duplex(64);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(near)).await.unwrap();
-        ambit_rt::spawn("connection", async move { drop(connection.await) });
-        sender.ready().await.unwrap();
-        let connection = IdleConnection {
-            sender,
-            activity: ConnectionActivity::default(),
-            idle_since: Instant::now().checked_sub(idle).unwrap(),
-            usage: ConnectionUse::new(default_limits()),
-        };
-        (connection, far)
-    }
-
-    fn default_limits() -> ReuseLimits {
-        ReuseLimits::from_destination_limits(&DestinationLimits::default())
-    }
-
-    fn key(port: u16) -> HttpKey {
-        let upstream = Upstream::Plain(SocketAddr::from(([10, 0, 0, 1], port)), None);
-        HttpKey::new(&upstream, Version::Http1)
-    }
-
-    #[tokio::test]
-    async fn connections_idle_for_long_carry_repeatable_requests_only() {
-        let (connection, _far) = idle_connection(Duration::from_secs(30)).await;
-        let mut state = State::default();
-        state.idle.insert(key(1), vec![connection]);
-        let mut is_taken = |reuse| state.take_idle(&key(1), default_limits(), reuse).is_some();
-        assert!(!is_taken(Reuse::Recent));
-        assert!(is_taken(Reuse::Any));
-        assert!(!is_taken(Reuse::Any));
-    }
-
-    #[tokio::test]
-    async fn full_pool_closes_connections_that_were_not_used_recently() {
-        let mut state = State::default();
-        let mut ends = Vec::new();
-        let mut add = async |state: &mut State, port, seconds| {
-            let (connection, far) = idle_connection(Duration::from_secs(seconds)).await;
-            ends.push(far);
-            state.idle.entry(key(port)).or_default().push(connection);
-        };
-        let full = u16::try_from(MAX_LONG_IDLE_CONNECTIONS).unwrap();
-        add(&mut state, 0, 30).await;
-        add(&mut state, 0, 90).await;
-        for port in 1..full {
-            add(&mut state, port, 1).await;
-        }
-        let count = |state: &State, port| state.idle.get(&key(port)).map_or(0, Vec::len);
-        state.sweep();
-        // One was idle for longer than the timeout: full, and no more.
-        assert_eq!((count(&state, 0), state.idle.len()), (1, usize::from(full)));
-        // The other one has been closed in a pool with one more.
-        add(&mut state, full, 1).await;
-        state.sweep();
-        assert_eq!(
-            (count(&state, 0), count(&state, 1), count(&state, full)),
-            (0, 1, 1)
-        );
     }
 }

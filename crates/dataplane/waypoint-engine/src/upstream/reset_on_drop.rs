@@ -13,6 +13,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Instant,
 };
 
 use parking_lot::Mutex;
@@ -35,6 +36,8 @@ struct State {
     is_abandoned: bool,
     /// Waker of the connection's task, while a write waits for the endpoint.
     write_waker: Option<Waker>,
+    /// Time at which the connection ended.
+    ended_at: Option<Instant>,
 }
 
 /// Guard of the current request on a connection. If all clones are dropped before [`ConnectionActivity::end_request`],
@@ -81,6 +84,16 @@ impl ConnectionActivity {
     /// Records the end of the request, so that the connection may be reused or upgraded.
     pub(crate) fn end_request(&self) {
         self.0.lock().is_in_use = false;
+    }
+
+    /// Records that the connection has ended.
+    pub(crate) fn record_end(&self) {
+        self.0.lock().ended_at = Some(Instant::now());
+    }
+
+    /// Returns the time at which the connection ended; `None` if it is open.
+    pub(crate) fn ended_at(&self) -> Option<Instant> {
+        self.0.lock().ended_at
     }
 
     /// Whether a request is active on the connection.

@@ -13,7 +13,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::memory::MemoryPermit;
+use crate::memory::{MemoryAccount, MemoryPermit};
 
 /// Byte stream of a connection to an endpoint.
 #[derive(Debug)]
@@ -21,15 +21,21 @@ pub(crate) enum Stream {
     /// TCP stream without tunnel or TLS.
     Plain(TcpStream),
     /// HBONE tunnel, with its memory permit.
-    Tunnel(
-        Box<TunnelIo>,
-        #[expect(dead_code, reason = "what it does is to be held")] Option<MemoryPermit>,
-    ),
+    Tunnel(Box<TunnelIo>, Option<MemoryPermit>),
     /// TLS stream that the waypoint originates over another stream.
     Tls(Box<ClientStream<Self>>),
 }
 
 impl Stream {
+    /// Returns the memory account that the connection is charged to, if any.
+    pub(crate) fn memory_account(&self) -> Option<&MemoryAccount> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tunnel(_, permit) => permit.as_ref().map(MemoryPermit::account),
+            Self::Tls(stream) => stream.get_ref().0.memory_account(),
+        }
+    }
+
     /// Makes the stream reset its connection on drop, instead of closing it gracefully.
     pub(crate) fn reset_on_drop(&mut self) {
         match self {

@@ -8,13 +8,17 @@ use std::{
     },
 };
 
+use ambit_hbone::{Settings, TunnelIo, server, tls};
+use ambit_rt::AbortOnDrop;
+use ambit_testkit::{build, wait_until};
+use http::HeaderMap;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
-    sync::mpsc,
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    sync::{Notify, mpsc},
 };
 
-use crate::fixture::bind_listener;
+use crate::fixture::{TIMEOUT, World, bind_listener};
 
 /// Request that the strict server has received, or the reason why it is malformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,8 +99,55 @@ pub(crate) async fn run_scripted_server<F: Future<Output = ()> + Send>(
     (address, count)
 }
 
+/// Runs an HBONE server at port 15008 of an address, until the guard is dropped. It calls `script` for each tunnel; the
+/// notification breaks the tunnel's connection.
+pub(crate) async fn run_tunnel_server<F: Future<Output = ()> + Send + 'static>(
+    world: &World,
+    name: &str,
+    ip: &str,
+    script: impl Fn(TunnelIo, Arc<Notify>) -> F + Send + Sync + 'static,
+) -> AbortOnDrop<()> {
+    let identity = build::identity("ns", name);
+    let (script, pki) = (Arc::new(script), world.pki.clone());
+    // The listener of a previous test may not be closed yet.
+    let mut bound = None;
+    wait_until(
+        "the endpoint of an earlier scene has released the port",
+        || {
+            bound = std::net::TcpListener::bind((ip, 15008)).ok();
+            bound.is_some()
+        },
+    )
+    .await;
+    let bound = bound.unwrap();
+    bound.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from_std(bound).unwrap();
+    ambit_rt::spawn_abortable("endpoint", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let config = pki.cert(&identity).server_config().unwrap();
+            let script = script.clone();
+            ambit_rt::spawn("endpoint connection", async move {
+                let stream = tls::accept(stream, config, TIMEOUT).await.unwrap();
+                let (settings, never) = (Settings::default(), std::future::pending());
+                let broken = Arc::new(Notify::new());
+                let serving = server::serve(stream, &settings, never, |incoming| {
+                    let (script, broken) = (script.clone(), broken.clone());
+                    ambit_rt::spawn("endpoint tunnel", async move {
+                        let tunnel = incoming.accept(HeaderMap::new()).unwrap();
+                        script(tunnel.into_io(), broken).await;
+                    });
+                });
+                tokio::select! {
+                    _ended = serving => {}
+                    () = broken.notified() => {}
+                }
+            });
+        }
+    })
+}
+
 /// Reads an HTTP/1.1 request up to the end of its header section.
-pub(crate) async fn read_request_head(stream: &mut TcpStream) {
+pub(crate) async fn read_request_head(stream: &mut (impl AsyncRead + Unpin)) {
     let mut seen = Vec::new();
     while !seen.ends_with(b"\r\n\r\n") {
         let Ok(byte) = stream.read_u8().await else {
@@ -109,7 +160,9 @@ pub(crate) async fn read_request_head(stream: &mut TcpStream) {
 type Stream = BufReader<TcpStream>;
 
 /// Parses the next request by the strict grammar of RFC 9112; `None` if the connection ends between two requests.
-async fn read_request(stream: &mut Stream) -> Result<Option<ReceivedRequest>, ReceivedRequest> {
+pub(crate) async fn read_request(
+    stream: &mut Stream,
+) -> Result<Option<ReceivedRequest>, ReceivedRequest> {
     let mut head = String::new();
     let mut length = None;
     let mut chunked = false;

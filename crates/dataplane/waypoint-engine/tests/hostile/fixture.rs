@@ -234,13 +234,13 @@ impl World {
 
     /// Publishes a service at `vip` whose endpoint at `ip` is reached through an HBONE tunnel.
     pub(crate) fn serve_by_tunnel(&self, name: &str, vip: &str, ip: &str) {
-        let mut service = build::service(name, &[vip], &[(TCP, TCP)]);
-        service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
+        let targets = [(TCP, TCP), (HTTP1, HTTP1)];
+        let mut service = build::service(name, &[vip], &targets);
+        service.app_protocols = [(TCP, AppProtocol::Tcp), (HTTP1, AppProtocol::Http11)].into();
         let hostname = NamespacedHostname::new("ns", service.hostname.clone());
         self.state
             .apply(&mut vec![MeshUpdate::Service(Box::new(service))]);
         let record = build::workload(name, &[ip]);
-        let targets = [(TCP, TCP)];
         self.publish_workload(build::make_endpoint(
             record,
             &hostname.to_string(),

@@ -10,18 +10,15 @@ use std::{
     time::Duration,
 };
 
-use ambit_hbone::{Settings, server, tls};
+use ambit_hbone::{Settings, TunnelIo};
 use ambit_rt::AbortOnDrop;
-use ambit_testkit::{build, wait_until};
+use ambit_testkit::wait_until;
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use http::{Request, Response};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
-    application::{read_request_head, run_scripted_server},
+    application::{read_request_head, run_scripted_server, run_tunnel_server},
     fixture::{HTTP1, HTTP2, TCP, TIMEOUT, World},
 };
 
@@ -155,42 +152,16 @@ pub(crate) async fn run_flooding_server(
     ip: &str,
 ) -> (Arc<AtomicUsize>, AbortOnDrop<()>) {
     let sent = Arc::new(AtomicUsize::new(0));
-    let (counted, pki) = (sent.clone(), world.pki.clone());
-    let identity = build::identity("ns", name);
-    // The listener of a previous test may not be closed yet.
-    let mut bound = None;
-    wait_until(
-        "the endpoint of an earlier scene has released the port",
-        || {
-            bound = std::net::TcpListener::bind((ip, 15008)).ok();
-            bound.is_some()
-        },
-    )
-    .await;
-    let bound = bound.unwrap();
-    bound.set_nonblocking(true).unwrap();
-    let listener = TcpListener::from_std(bound).unwrap();
-    let serving = ambit_rt::spawn_abortable("endpoint", async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let config = pki.cert(&identity).server_config().unwrap();
-            let counted = counted.clone();
-            ambit_rt::spawn("endpoint connection", async move {
-                let stream = tls::accept(stream, config, TIMEOUT).await.unwrap();
-                let (settings, never) = (Settings::default(), std::future::pending());
-                let serving = server::serve(stream, &settings, never, |incoming| {
-                    let counted = counted.clone();
-                    ambit_rt::spawn("flood", async move {
-                        let mut tunnel = incoming.accept(HeaderMap::new()).unwrap().into_io();
-                        while let Ok(count) = tunnel.write(&[b'd'; 16 << 10]).await {
-                            counted.fetch_add(count, Relaxed);
-                        }
-                    });
-                });
-                let _ended = serving.await;
-            });
+    let counted = sent.clone();
+    let script = move |mut tunnel: TunnelIo, _| {
+        let counted = counted.clone();
+        async move {
+            while let Ok(count) = tunnel.write(&[b'd'; 16 << 10]).await {
+                counted.fetch_add(count, Relaxed);
+            }
         }
-    });
-    (sent, serving)
+    };
+    (sent, run_tunnel_server(world, name, ip, script).await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

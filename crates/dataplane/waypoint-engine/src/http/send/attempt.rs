@@ -86,8 +86,9 @@ impl Attempt<'_> {
             true => Reuse::Any,
             false => Reuse::Recent,
         };
+        let reuse_limits = ReuseLimits::from_destination_limits(options.limits);
         let check_out = || {
-            let pooled = (!is_connect).then(|| pool.check_out(&key, options.limits, reuse));
+            let pooled = (!is_connect).then(|| pool.check_out(&key, reuse_limits, reuse));
             pooled.flatten()
         };
         // The endpoint may have closed an idle connection in the meantime.

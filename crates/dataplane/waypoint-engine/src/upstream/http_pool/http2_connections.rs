@@ -127,7 +127,7 @@ impl Http2Connections {
         let is_busy = streams.active.load(Relaxed) > 0;
         let quiet = streams.idle_since.lock().elapsed();
         let one = all.get(at)?;
-        let (is_closed, idle) = (one.sender.is_closed(), one.usage.limits.idle_timeout);
+        let (is_closed, idle) = (one.sender.is_closed(), one.usage.limits.http2_idle_timeout);
         if !is_closed && (is_busy || quiet < idle) {
             return Some(if is_busy { idle } else { idle - quiet });
         }

@@ -256,6 +256,11 @@ impl ClientConnection {
             )
     }
 
+    /// Returns the connection's state that it shares with its driver and its tunnels.
+    pub(crate) fn state(&self) -> &ConnectionState {
+        &self.shared
+    }
+
     /// Sets the liveness of the workload at the other end of the connection.
     pub fn set_liveness(&self, liveness: Liveness) {
         self.shared.set_liveness(liveness);
@@ -280,13 +285,14 @@ impl ClientConnection {
     }
 }
 
-/// Guard in the connection's [`Driver`] that retires the connection on drop, also after a panic. A retired connection
-/// takes no new tunnels.
+/// Guard in the connection's [`Driver`] that retires the connection on drop, also after a panic, and releases its permit.
+/// A retired connection takes no new tunnels.
 struct RetireOnDrop(Arc<ConnectionState>);
 
 impl Drop for RetireOnDrop {
     fn drop(&mut self) {
         self.0.is_retired.store(true, Ordering::Relaxed);
+        self.0.release_permit();
     }
 }
 
@@ -303,8 +309,6 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     liveness: Liveness,
     /// Deadline for closing the connection to a removed workload; `None` while the workload exists.
     close_at: Option<Instant>,
-    /// Permit of a connection limit, released when the connection ends.
-    _permit: Option<Box<dyn Permit>>,
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
@@ -318,10 +322,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     /// Makes the driver release `permit` when the connection ends.
     pub(crate) fn with_permit(self, permit: Option<Box<dyn Permit>>) -> Self {
-        Self {
-            _permit: permit,
-            ..self
-        }
+        self.shared.set_permit(permit);
+        self
     }
 
     /// Drives the connection until it ends. Calls `on_idle` after the idle timeout without a new tunnel, so that the
@@ -338,7 +340,6 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 idle_timeout: idle_release,
                 liveness,
                 close_at,
-                _permit: _,
             } = &mut self;
             shared.driver_waker.register(cx.waker());
             let now = shared.liveness();
@@ -430,7 +431,6 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             idle_timeout: settings.idle_timeout,
             liveness: Liveness::default(),
             close_at: None,
-            _permit: None,
         },
     ))
 }

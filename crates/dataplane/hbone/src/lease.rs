@@ -2,6 +2,7 @@
 //! whether tunnels with data to send make progress. The module does no IO.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::byte_receiver::ByteReceivers;
@@ -19,9 +21,9 @@ use crate::byte_receiver::ByteReceivers;
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Permit of a connection limit, which is held until the connection closes.
-pub trait Permit: fmt::Debug + Send {}
+pub trait Permit: Any + fmt::Debug + Send {}
 
-impl<T: fmt::Debug + Send> Permit for T {}
+impl<T: Any + fmt::Debug + Send> Permit for T {}
 
 /// Liveness of the workload at the other end of a connection, by the control plane's records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +64,8 @@ pub(crate) struct ConnectionState {
     /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     pub(crate) byte_receivers: ByteReceivers,
+    /// Permit of a connection limit. The connection holds it until it ends, or until the pool closes it unused.
+    permit: Mutex<Option<Box<dyn Permit>>>,
     liveness: AtomicU8,
     /// Waker of the connection's driver, woken when `liveness` changes.
     pub(crate) driver_waker: AtomicWaker,
@@ -78,6 +82,7 @@ impl ConnectionState {
             blocked_tunnels: AtomicUsize::new(0),
             last_progress_ms: AtomicUsize::new(0),
             byte_receivers: ByteReceivers::default(),
+            permit: Mutex::default(),
             liveness: AtomicU8::default(),
             driver_waker: AtomicWaker::new(),
         }
@@ -96,6 +101,20 @@ impl ConnectionState {
         if Liveness::from_number(before) != liveness {
             self.driver_waker.wake();
         }
+    }
+
+    pub(crate) fn set_permit(&self, permit: Option<Box<dyn Permit>>) {
+        *self.permit.lock() = permit;
+    }
+
+    pub(crate) fn release_permit(&self) {
+        drop(self.permit.lock().take());
+    }
+
+    /// Whether the connection holds a permit for which `predicate` is true.
+    pub(crate) fn has_permit(&self, predicate: impl Fn(&dyn Any) -> bool) -> bool {
+        let permit = self.permit.lock();
+        permit.as_deref().is_some_and(|permit| predicate(permit))
     }
 
     pub(crate) fn idle_time(&self) -> Duration {

@@ -6,6 +6,7 @@
 //! blocks all tunnels of one.
 
 use std::{
+    any::Any,
     collections::HashMap,
     future::Future,
     net::{IpAddr, SocketAddr},
@@ -216,6 +217,38 @@ impl Pool {
         let mut state = self.state.lock();
         state.draining = true;
         state.entries.clear();
+    }
+
+    /// Closes at most `count` connections without tunnels, those first on which none was opened for the longest time, and
+    /// releases their permits at once: without tunnels a peer may send nothing that needs memory. Only connections with a
+    /// permit for which `predicate` is true count. Returns the number of connections that are closed.
+    pub fn close_unused(&self, count: usize, predicate: impl Fn(&dyn Any) -> bool) -> usize {
+        let mut state = self.state.lock();
+        let is_unused = |connection: &ClientConnection| {
+            connection.stream_count() == 0 && connection.state().has_permit(&predicate)
+        };
+        let all = state.entries.values().flat_map(|entry| &entry.connections);
+        let unused = all.filter(|connection| is_unused(connection));
+        let mut idle_times: Vec<_> = unused.map(|one| one.state().idle_time()).collect();
+        idle_times.sort_unstable_by(|a, b| b.cmp(a));
+        let Some(&shortest) = idle_times.get(..count).unwrap_or(&idle_times).last() else {
+            return 0;
+        };
+        let mut closed = 0;
+        state.entries.retain(|_, entry| {
+            entry.connections.retain(|connection| {
+                let is_closed = closed < count
+                    && is_unused(connection)
+                    && connection.state().idle_time() >= shortest;
+                if is_closed {
+                    closed += 1;
+                    connection.state().release_permit();
+                }
+                !is_closed
+            });
+            !entry.is_empty()
+        });
+        closed
     }
 
     /// Returns a weak reference to the pool.

@@ -48,7 +48,7 @@ pub async fn run(waypoint: Arc<Waypoint>) {
         return;
     };
     let shard = Arc::new(Shard {
-        upstreams: UpstreamPools::new(&waypoint.dialer, &waypoint.config),
+        upstreams: UpstreamPools::new(&waypoint.dialer, &waypoint.config, &waypoint.idle),
         mirrors: MirrorLimits::default(),
         stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
         checks: InFlightChecks::default(),

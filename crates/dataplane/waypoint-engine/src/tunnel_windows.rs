@@ -118,7 +118,7 @@ impl<'a> UpstreamWindows<'a> {
     /// Charges a tunnel, and in advance a connection with minimal windows.
     ///
     /// # Errors
-    /// When the budget has no room.
+    /// When the budget has no room, which metrics do not count.
     pub(crate) fn charge_in_advance(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
@@ -151,10 +151,13 @@ impl<'a> UpstreamWindows<'a> {
                 let taken = self
                     .memory
                     .charge_upstream_tunnel(smallest.client_connection_window_bytes());
-                taken.map_err(|full| DialError::Prepare {
-                    text: "no room for a connection",
-                    reason: FailureReason::Connect,
-                    source: Box::new(full),
+                taken.map_err(|full| {
+                    self.memory.count_upstream_refusal(full);
+                    DialError::Prepare {
+                        text: "no room for a connection",
+                        reason: FailureReason::Connect,
+                        source: Box::new(full),
+                    }
                 })
             },
             Ok,

@@ -2,12 +2,16 @@
 
 mod error;
 mod http_pool;
+mod idle_memory;
 mod next_hop;
 mod proxy_protocol;
 mod reset_on_drop;
 mod stream;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use ambit_codec::Forwarded;
 use ambit_hbone::Pool;
@@ -25,6 +29,7 @@ pub(crate) use error::UpstreamError;
 pub(crate) use http_pool::{
     Checkout, HttpKey, HttpPool, Reuse, ReuseLimits, STREAM_WINDOW_BYTES, StreamSlot,
 };
+pub(crate) use idle_memory::IdleUpstreams;
 pub(crate) use next_hop::Upstream;
 pub(crate) use proxy_protocol::ProxyProtocolHeader;
 pub(crate) use reset_on_drop::{ConnectionActivity, RequestGuard, ResetOnDropStream};
@@ -54,6 +59,8 @@ pub(crate) struct UpstreamPools {
     dialer: Dialer,
     tunnels: Pool,
     pub(crate) http: HttpPool,
+    /// Idle connections of all workers.
+    idle: Arc<IdleUpstreams>,
 }
 
 /// Parameters of a new connection to an upstream.
@@ -99,15 +106,18 @@ pub(crate) fn forwarded_for_waypoint(own: &LocalPod) -> Forwarded {
 
 impl UpstreamPools {
     /// Creates the empty connection pools of a worker.
-    pub(crate) fn new(dialer: &Dialer, config: &Config) -> Self {
+    pub(crate) fn new(dialer: &Dialer, config: &Config, idle: &Arc<IdleUpstreams>) -> Self {
         let tunnels = Pool::new(dialer.http2_settings.clone());
         dialer.state.close_departed_connections(&tunnels);
         let headers = config.headers;
         let max_idle = max_idle_connections(config.memory_limit, config.workers, headers.bytes);
+        let http = HttpPool::new(headers, max_idle);
+        idle.add(&http, &tunnels);
         Self {
             tunnels,
             dialer: dialer.clone(),
-            http: HttpPool::new(headers, max_idle),
+            http,
+            idle: idle.clone(),
         }
     }
 
@@ -173,10 +183,13 @@ impl UpstreamPools {
                     identity: identity.unwrap_or(&self.dialer.identity).clone(),
                     ..self.dialer.clone()
                 };
-                let windows = memory.map(|memory| {
-                    UpstreamWindows::charge_in_advance(&dialer.http2_settings, memory)
-                });
-                let mut windows = windows.transpose()?;
+                let mut windows = match memory {
+                    Some(memory) => {
+                        let settings = &dialer.http2_settings;
+                        Some(self.idle.charge_tunnel(settings, memory).await?)
+                    }
+                    None => None,
+                };
                 let permit = windows
                     .as_mut()
                     .and_then(UpstreamWindows::take_tunnel_permit);

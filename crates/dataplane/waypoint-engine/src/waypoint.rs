@@ -32,7 +32,7 @@ use crate::{
     published::PublishedConfig,
     retry_budget::RetryBudgets,
     stall_detector::StallDetector,
-    upstream::UpstreamPools,
+    upstream::{IdleUpstreams, UpstreamPools},
 };
 
 /// State of one waypoint, shared by its workers.
@@ -51,6 +51,8 @@ pub struct Waypoint {
     pub(crate) setups: SetupCounters,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
+    /// Idle connections to endpoints of all workers.
+    pub(crate) idle: Arc<IdleUpstreams>,
     /// Registry of open connections, which drains them during shutdown.
     pub lifecycle: Lifecycle,
     /// Metrics of connections.
@@ -105,7 +107,7 @@ impl Shard {
     /// Creates the state of one worker.
     pub(crate) fn new(waypoint: Arc<Waypoint>) -> Self {
         Self {
-            upstreams: UpstreamPools::new(&waypoint.dialer, &waypoint.config),
+            upstreams: UpstreamPools::new(&waypoint.dialer, &waypoint.config, &waypoint.idle),
             mirrors: MirrorLimits::default(),
             stalls: StallDetector::new(waypoint.config.streams.stall_timeout),
             checks: InFlightChecks::default(),
@@ -164,6 +166,7 @@ impl Waypoint {
                 MemoryLimits::from_process_limit(config.memory_limit / 2),
                 http_metrics.clone(),
             ),
+            idle: Arc::default(),
             lifecycle: Lifecycle::default(),
             metrics,
             http_metrics,

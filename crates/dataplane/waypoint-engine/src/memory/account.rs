@@ -81,6 +81,11 @@ impl MemoryAccount {
         })
     }
 
+    /// Whether both are clones of one account.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns the number of bytes that are currently charged.
     pub(crate) fn charged_bytes(&self) -> usize {
         self.0.charged_bytes.load(Relaxed)
@@ -107,6 +112,15 @@ impl MemoryAccount {
         let is_charged = self.charged_bytes() > self.limit() / 2;
         let above = self.0.parent.as_ref();
         is_charged || above.is_some_and(Self::is_mostly_charged)
+    }
+
+    /// Returns the level of the account, this one or an enclosing one, of which more than five eighths are charged; `None`
+    /// if there is none. The outermost account refuses charges at six eighths already, since it has a reserve.
+    pub(crate) fn scarce_level(&self) -> Option<BudgetScope> {
+        if self.charged_bytes() > self.limit() / 8 * 5 {
+            return Some(self.0.scope);
+        }
+        self.0.parent.as_ref()?.scarce_level()
     }
 
     /// Returns the number of references to this account: clones, nested accounts, and permits.

@@ -234,12 +234,27 @@ impl ConnectionMemory {
     /// Charges a connection to an endpoint that is opened for the caller.
     ///
     /// # Errors
-    /// When the budget has no room; metrics count the failure.
+    /// When the budget has no room. If that fails a request, the caller counts it: [`Self::count_upstream_refusal`].
     pub(crate) fn charge_upstream_tunnel(
         &self,
         bytes: usize,
     ) -> Result<MemoryPermit, BudgetExhausted> {
-        self.count_exhausted(ChargePurpose::Upstream, self.connections.charge(bytes))
+        self.connections.charge(bytes)
+    }
+
+    /// Counts a connection to an endpoint for which the budget has no room, in metrics.
+    pub(crate) fn count_upstream_refusal(&self, exhausted: BudgetExhausted) {
+        let _counted = self.count_exhausted::<()>(ChargePurpose::Upstream, Err(exhausted));
+    }
+
+    /// Returns the level at which the budget for connections is scarce, if it is: see [`MemoryAccount::scarce_level`].
+    pub(crate) fn scarce_level(&self) -> Option<BudgetScope> {
+        self.connections.scarce_level()
+    }
+
+    /// Whether connections of this caller are charged to the account.
+    pub(crate) fn is_charged_for_connections(&self, account: &MemoryAccount) -> bool {
+        self.connections.is_same(account)
     }
 
     /// Charges a tunnel of the connection.

@@ -17,7 +17,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -39,6 +39,7 @@ use crate::{
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
     http1_io::{Http1Io, TrailersBody},
+    memory::MemoryAccount,
     message::{Body, TaskExecutor, Version},
 };
 pub(crate) use http2_connections::StreamSlot;
@@ -98,6 +99,26 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
+/// Weak reference to an [`HttpPool`].
+#[derive(Debug)]
+pub(crate) struct WeakHttpPool(Weak<Mutex<State>>);
+
+impl WeakHttpPool {
+    /// Closes at most `count` idle connections of each HTTP version, those first that were not used for the longest time.
+    /// Only connections count that are charged to an account for which `predicate` is true. Returns their number; `None`
+    /// if the pool was dropped.
+    pub(super) fn close_idle(
+        &self,
+        count: usize,
+        predicate: impl Fn(&MemoryAccount) -> bool,
+    ) -> Option<usize> {
+        let pool = self.0.upgrade()?;
+        let mut state = pool.lock();
+        let http1 = state.idle.close_charged(count, &predicate);
+        Some(http1 + state.http2.close_idle(count, &predicate))
+    }
+}
+
 /// Guard that counts an active request at an endpoint, for load balancing.
 #[derive(Debug)]
 pub(crate) struct ActiveRequestGuard(Arc<AtomicUsize>);
@@ -148,6 +169,11 @@ impl HttpPool {
             cleanup_threshold: 0,
         };
         Self(Arc::new(Mutex::new(state)), limits)
+    }
+
+    /// Returns a weak reference to the pool.
+    pub(super) fn downgrade(&self) -> WeakHttpPool {
+        WeakHttpPool(Arc::downgrade(&self.0))
     }
 
     /// Takes a pooled connection with this key that may carry another request.
@@ -229,7 +255,7 @@ impl HttpPool {
                 });
                 ambit_rt::spawn("http2 upstream", running);
                 if !life.is_expired() {
-                    slot = Some(self.share_connection(key, sender.clone(), life));
+                    slot = Some(self.share_connection(key, sender.clone(), life, memory));
                 }
                 HttpSender::Http2(sender)
             }
@@ -249,11 +275,12 @@ impl HttpPool {
         key: &HttpKey,
         sender: http2::SendRequest<Body>,
         life: ConnectionUse,
+        memory: Option<MemoryAccount>,
     ) -> StreamSlot {
         let (streams, slot) = ActiveStreams::with_first_stream();
         let mut state = self.0.lock();
         let http2 = &mut state.http2;
-        http2.insert(key.clone(), sender, life, streams.clone());
+        http2.insert(key.clone(), sender, life, streams.clone(), memory);
         drop(state);
         let (pool, key) = (self.clone(), key.clone());
         ambit_rt::spawn("http2 idle", async move {

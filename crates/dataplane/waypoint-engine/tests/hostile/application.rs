@@ -146,15 +146,16 @@ pub(crate) async fn run_tunnel_server<F: Future<Output = ()> + Send + 'static>(
     })
 }
 
-/// Reads an HTTP/1.1 request up to the end of its header section.
-pub(crate) async fn read_request_head(stream: &mut (impl AsyncRead + Unpin)) {
+/// Reads an HTTP/1.1 request up to the end of its header section; false if the stream ends before.
+pub(crate) async fn read_request_head(stream: &mut (impl AsyncRead + Unpin)) -> bool {
     let mut seen = Vec::new();
     while !seen.ends_with(b"\r\n\r\n") {
         let Ok(byte) = stream.read_u8().await else {
-            return;
+            return false;
         };
         seen.push(byte);
     }
+    true
 }
 
 type Stream = BufReader<TcpStream>;

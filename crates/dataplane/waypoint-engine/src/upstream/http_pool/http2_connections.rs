@@ -16,7 +16,7 @@ use super::{
     key::HttpKey,
     reuse::{ConnectionUse, ReuseLimits},
 };
-use crate::message::Body;
+use crate::{memory::MemoryAccount, message::Body};
 
 /// Number of active requests on one HTTP/2 connection.
 #[derive(Debug)]
@@ -67,6 +67,16 @@ struct Http2Connection {
     sender: SendRequest<Body>,
     usage: ConnectionUse,
     streams: Arc<ActiveStreams>,
+    /// Memory account that the connection is charged to, if any.
+    memory: Option<MemoryAccount>,
+}
+
+impl Http2Connection {
+    /// Returns the time at which the latest request ended; `None` while there are active ones.
+    fn idle_since(&self) -> Option<Instant> {
+        let is_idle = self.streams.active.load(Relaxed) == 0;
+        is_idle.then(|| *self.streams.idle_since.lock())
+    }
 }
 
 /// Pooled HTTP/2 connections by pool key.
@@ -80,12 +90,39 @@ impl Http2Connections {
         sender: SendRequest<Body>,
         life: ConnectionUse,
         streams: Arc<ActiveStreams>,
+        memory: Option<MemoryAccount>,
     ) {
         self.0.entry(key).or_default().push(Http2Connection {
             sender,
             usage: life,
             streams,
+            memory,
         });
+    }
+
+    /// Closes at most `count` connections without requests, those first that have been idle for the longest time. Only
+    /// connections count that are charged to an account for which `predicate` is true. Returns their number.
+    pub(super) fn close_idle(
+        &mut self,
+        count: usize,
+        predicate: impl Fn(&MemoryAccount) -> bool,
+    ) -> usize {
+        let idle_since = |one: &Http2Connection| {
+            one.idle_since()
+                .filter(|_| one.memory.as_ref().is_some_and(&predicate))
+        };
+        let all = self.0.values().flatten();
+        let mut times: Vec<_> = all.filter_map(idle_since).collect();
+        times.sort_unstable();
+        let Some(&last) = times.get(..count).unwrap_or(&times).last() else {
+            return 0;
+        };
+        let before: usize = self.0.values().map(Vec::len).sum();
+        self.0.retain(|_, all| {
+            all.retain(|one| idle_since(one).is_none_or(|since| since > last));
+            !all.is_empty()
+        });
+        before - self.0.values().map(Vec::len).sum::<usize>()
     }
 
     /// Takes a slot on a pooled connection that has room for one more request.

@@ -172,6 +172,33 @@ impl IdleConnections {
         self.count = self.by_key.values().map(Vec::len).sum();
     }
 
+    /// Closes at most `count` connections, those first that were not used for the longest time. Only connections count that
+    /// are charged to an account for which `predicate` is true. Returns their number.
+    pub(super) fn close_charged(
+        &mut self,
+        count: usize,
+        predicate: impl Fn(&MemoryAccount) -> bool,
+    ) -> usize {
+        let is_charged = |one: &IdleConnection| {
+            let memory = one.connection.memory.as_ref();
+            memory.is_some_and(&predicate)
+        };
+        let all = self.by_key.values().flatten();
+        let charged = all.filter(|one| is_charged(one));
+        let mut times: Vec<_> = charged.map(|one| one.idle_since).collect();
+        times.sort_unstable();
+        let Some(&last) = times.get(..count).unwrap_or(&times).last() else {
+            return 0;
+        };
+        let before = self.count;
+        self.by_key.retain(|_, idle| {
+            idle.retain(|one| one.idle_since > last || !is_charged(one));
+            !idle.is_empty()
+        });
+        self.count = self.by_key.values().map(Vec::len).sum();
+        before - self.count
+    }
+
     /// Closes the connections that have not been used for the longest time, so that there are a little fewer than the
     /// maximum.
     fn close_least_recently_used(&mut self) {
@@ -349,6 +376,28 @@ mod tests {
         let _more = caller.charge_tunnel(2 * MIB).unwrap();
         scene.idle.sweep();
         assert_eq!([scene.count(1), scene.count(2)], [1, 1]);
+    }
+
+    #[tokio::test]
+    async fn connections_are_closed_for_the_budget_that_they_are_charged_to() {
+        let limits = MemoryLimits::from_process_limit(64 * MIB);
+        let memory = Memory::new(limits, Default::default());
+        let [own, other] = [1, 2].map(|host| {
+            let caller = memory.connection(None, [10, 0, 0, host].into());
+            caller.charge_tunnel(MIB).unwrap()
+        });
+        let mut scene = Scene::new();
+        for (port, seconds, permit) in [(1, 20, &own), (2, 10, &own), (3, 30, &other)] {
+            let account = permit.account().clone();
+            scene.add_charged(port, seconds, Some(account)).await;
+        }
+        scene.add(4, 40).await;
+        let is_own = |account: &MemoryAccount| account.is_same(own.account());
+        assert_eq!(scene.idle.close_charged(1, is_own), 1);
+        assert_eq!([1, 2, 3, 4].map(|port| scene.count(port)), [0, 1, 1, 1]);
+        assert_eq!(scene.idle.close_charged(8, is_own), 1);
+        assert_eq!(scene.idle.close_charged(8, is_own), 0);
+        assert_eq!([1, 2, 3, 4].map(|port| scene.count(port)), [0, 0, 1, 1]);
     }
 
     #[tokio::test]

@@ -1,0 +1,101 @@
+//! Memory of idle connections to endpoints: when a budget is scarce, so that clients' connections may find no room, each
+//! further tunnel closes connections of all workers that are charged to it and carry no request, those first that were not
+//! used for the longest time.
+
+use std::{
+    any::Any,
+    time::{Duration, Instant},
+};
+
+use ambit_hbone::{
+    Settings,
+    pool::{Pool, WeakPool},
+};
+use parking_lot::Mutex;
+
+use super::http_pool::{HttpPool, WeakHttpPool};
+use crate::{
+    memory::{BudgetExhausted, BudgetScope, ConnectionMemory, MemoryAccount, MemoryPermit},
+    tunnel_windows::UpstreamWindows,
+};
+
+/// Number of connections of each kind and worker that one attempt closes.
+const CLOSED_AT_ONCE: usize = 8;
+/// Maximum time that closed connections are waited for.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+/// Interval of attempts: connections end in tasks of their own.
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+
+#[derive(Debug, Default)]
+struct State {
+    pools: Vec<(WeakHttpPool, WeakPool)>,
+    /// Time at which connections were closed last, which may not have released their memory yet.
+    closed_at: Option<Instant>,
+}
+
+/// Idle connections of all workers.
+#[derive(Debug, Default)]
+pub(crate) struct IdleUpstreams(Mutex<State>);
+
+impl IdleUpstreams {
+    /// Adds the pools of a worker.
+    pub(super) fn add(&self, http: &HttpPool, tunnels: &Pool) {
+        let mut state = self.0.lock();
+        state.pools.push((http.downgrade(), tunnels.downgrade()));
+    }
+
+    /// Charges a tunnel to `memory`, and in advance a connection for it. Closes idle connections if the budget is scarce,
+    /// and waits for them if it has no room.
+    ///
+    /// # Errors
+    /// When the budget has no room without any idle connection, or after [`MAX_WAIT`]; metrics count the failure.
+    pub(super) async fn charge_tunnel<'a>(
+        &self,
+        settings: &'a Settings,
+        memory: &'a ConnectionMemory,
+    ) -> Result<UpstreamWindows<'a>, BudgetExhausted> {
+        if let Some(level) = memory.scarce_level() {
+            self.close_some(memory, level);
+        }
+        let begin = Instant::now();
+        loop {
+            let exhausted = match UpstreamWindows::charge_in_advance(settings, memory) {
+                Ok(windows) => return Ok(windows),
+                Err(exhausted) => exhausted,
+            };
+            let is_pending = self.close_some(memory, exhausted.0);
+            if !is_pending || begin.elapsed() >= MAX_WAIT {
+                memory.count_upstream_refusal(exhausted);
+                return Err(exhausted);
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
+    /// Closes some idle connections that are charged to the budget of this level. Returns false if there are none, and none
+    /// were closed recently.
+    fn close_some(&self, memory: &ConnectionMemory, level: BudgetScope) -> bool {
+        let is_charged = |account: &MemoryAccount| {
+            level == BudgetScope::Process || memory.is_charged_for_connections(account)
+        };
+        let is_permit_charged = |permit: &dyn Any| {
+            let permit = permit.downcast_ref::<MemoryPermit>();
+            permit.is_some_and(|permit| is_charged(permit.account()))
+        };
+        let mut state = self.0.lock();
+        let mut closed = 0;
+        state.pools.retain(|(http, tunnels)| {
+            let Some(idle) = http.close_idle(CLOSED_AT_ONCE, is_charged) else {
+                return false;
+            };
+            let tunnels = tunnels.upgrade();
+            let unused = tunnels.map(|pool| pool.close_unused(CLOSED_AT_ONCE, is_permit_charged));
+            closed += idle + unused.unwrap_or_default();
+            true
+        });
+        if closed > 0 {
+            state.closed_at = Some(Instant::now());
+        }
+        state.closed_at.is_some_and(|at| at.elapsed() < MAX_WAIT)
+    }
+}

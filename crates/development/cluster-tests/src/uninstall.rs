@@ -7,9 +7,10 @@ use ambit_cluster::CNI_FILE;
 use crate::{Load, Mesh, process::run_successfully};
 
 /// Parts of nftables rules that exist only for captured pods.
-const CAPTURE_RULE_PARTS: [&str; 3] = ["redirect", "reject", "prerouting"];
+const CAPTURE_RULE_PARTS: [&str; 3] = ["redirect", "reject", "nat-prerouting"];
 
-const NODE_RULES: &str = "nft list tables";
+/// Rules of the node, and the directories of BPF programs.
+const NODE_STATE: &str = "nft list tables; ls /sys/fs/bpf";
 
 const POD_RULES: &str = "for netns in /run/netns/*; do
     echo $netns
@@ -46,7 +47,7 @@ pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
         let plugins = names(&node.plugins().unwrap());
         let ours = plugins.iter().any(|name| name.contains("ambit"));
         assert!(!ours && !text.contains("ambit"), "{plugins:?}, {text}");
-        let [of_node, of_pods] = [NODE_RULES, POD_RULES].map(|script| {
+        let [of_node, of_pods] = [NODE_STATE, POD_RULES].map(|script| {
             let mut shell = node.command("sh").unwrap();
             run_successfully(shell.args(["-ec", script]))
         });

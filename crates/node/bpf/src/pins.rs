@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
 };
 
@@ -73,24 +73,13 @@ impl Pins {
     /// # Errors
     /// When a directory cannot be read or removed.
     pub fn sweep(&self, preparing: &BTreeSet<NetnsCookie>) -> Result<usize, CaptureError> {
-        let error = |error| pin_error(&self.root, error);
-        let entries = match fs::read_dir(&self.root) {
-            Ok(entries) => entries,
-            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(0),
-            Err(other) => return Err(error(other)),
-        };
         let (mut gone, mut captured) = (Vec::new(), Vec::new());
-        for entry in entries {
-            let entry = entry.map_err(error)?;
-            let name = entry.file_name();
-            let Some(netns) = name.to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
-            let capture = self.of(NetnsCookie(netns));
+        for netns in self.pods()? {
+            let capture = self.of(netns);
             if capture.has_programs()? {
                 let links = links_at(&capture.steering()?)?;
                 captured.push((capture, links));
-            } else if !preparing.contains(&NetnsCookie(netns)) {
+            } else if !preparing.contains(&netns) {
                 gone.push(capture);
             }
         }
@@ -102,6 +91,50 @@ impl Pins {
         gone.extend(captured.into_iter().map(|(capture, _)| capture));
         gone.iter().try_for_each(Capture::remove)?;
         Ok(gone.len())
+    }
+
+    /// Removes the programs of pods whose capture was [stopped](Capture::pause), and the directory if no others are left.
+    ///
+    /// # Errors
+    /// When a directory cannot be read or removed.
+    pub fn remove_stopped(&self) -> Result<(), CaptureError> {
+        for netns in self.pods()? {
+            let capture = self.of(netns);
+            if capture.is_complete()? && capture.is_paused()? {
+                capture.remove()?;
+            }
+        }
+        let removed = fs::remove_dir(&self.root);
+        let is_needed = |error: &io::Error| {
+            let kind = error.kind();
+            matches!(kind, ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty)
+        };
+        removed
+            .or_else(|error| {
+                if is_needed(&error) {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
+            })
+            .map_err(|error| pin_error(&self.root, error))
+    }
+
+    /// Returns the network namespaces of the pods that have a directory.
+    fn pods(&self) -> Result<Vec<NetnsCookie>, CaptureError> {
+        let error = |error| pin_error(&self.root, error);
+        let entries = match fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(other) => return Err(error(other)),
+        };
+        let mut pods = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(error)?.file_name();
+            let netns = name.to_str().and_then(|name| name.parse().ok());
+            pods.extend(netns.map(NetnsCookie));
+        }
+        Ok(pods)
     }
 }
 

@@ -150,13 +150,8 @@ pub async fn run_with<S: PodSource, A: Actions>(
 
     started();
     let (events, received) = mpsc::unbounded_channel();
-    let synced = events.clone();
-    let proxies = metrics.proxies.clone();
-    let by = Arc::clone(&actions);
-    let server = server.run(proxies, move || {
-        by.forget_missing_listeners();
-        drop(synced.send(Event::ProxySynced));
-    });
+    let synced = report_synced_proxy(Arc::clone(&actions), events.clone());
+    let server = server.run(metrics.proxies.clone(), synced);
     let server = ambit_rt::spawn_abortable("zds", server);
     let plugin = plugin::run(
         socket,
@@ -219,9 +214,28 @@ pub async fn run_with<S: PodSource, A: Actions>(
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         // After all that was ordered, some of which would make the rule anew.
         probes.remove_rules().await;
+        remove_stopped_bpf(actions).await;
     }
     exporting.finish(EXPORT_TIMEOUT).await;
     ended
+}
+
+/// Returns the callback for a node proxy that has received every pod.
+fn report_synced_proxy<A: Actions>(
+    actions: Arc<A>,
+    events: mpsc::UnboundedSender<Event<Netns>>,
+) -> impl Fn() + Send {
+    move || {
+        actions.forget_missing_listeners();
+        // The receiver ends only with the process.
+        events.send(Event::ProxySynced).ok();
+    }
+}
+
+async fn remove_stopped_bpf<A: Actions>(actions: Arc<A>) {
+    let removed = spawn_blocking("remove BPF programs", move || actions.remove_stopped_bpf());
+    // A panic was reported under its name.
+    removed.await.ok();
 }
 
 async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {

@@ -238,3 +238,24 @@ fn programs_go_with_the_pod() {
     world.capture().remove().unwrap();
     std::fs::create_dir(&world.cgroup).unwrap();
 }
+
+#[test]
+fn stopped_programs_are_removed_with_the_directory() {
+    let (one, _proxy) = World::captured();
+    let other = World::new();
+    let pins = one.pins();
+    let cgroup = File::open(&other.cgroup).unwrap();
+    let capture = pins.of(other.settings.netns);
+    capture
+        .install(cgroup, &other.pod, &other.settings)
+        .unwrap();
+    pins.remove_stopped().unwrap();
+    assert!(capture.is_complete().unwrap() && one.capture().is_complete().unwrap());
+    capture.pause().unwrap();
+    pins.remove_stopped().unwrap();
+    assert!(!capture.exists() && one.capture().is_complete().unwrap());
+    one.capture().pause().unwrap();
+    pins.remove_stopped().unwrap();
+    assert!(!pins.root().exists());
+    pins.remove_stopped().unwrap();
+}

@@ -149,6 +149,18 @@ impl KernelActions {
         }
     }
 
+    /// Removes the programs of pods that were released from capture.
+    pub(super) fn remove_stopped_programs(&self) {
+        let NodePrograms {
+            pins, preparing, ..
+        } = &self.programs;
+        let swept = pins.sweep(&preparing.lock());
+        if let Err(error) = swept.and_then(|_| pins.remove_stopped()) {
+            let error = ErrorChain(&error);
+            tracing::warn!(%error, "BPF programs of released pods may be left");
+        }
+    }
+
     /// Returns the directory of the pod's programs, if it has any.
     fn pins_of(&self, netns: &Netns) -> Option<PathBuf> {
         if !self.programs.pins.root().exists() {

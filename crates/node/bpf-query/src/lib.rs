@@ -1,8 +1,8 @@
 //! Queries of the BPF programs that are attached to a cgroup: `BPF_PROG_QUERY` of bpf(2).
 //!
 //! A program that is attached beside others (`BPF_F_ALLOW_MULTI`, or a link) switches off those of the cgroups above
-//! that were attached to be overridden (`BPF_F_ALLOW_OVERRIDE`), without an error to anybody. Who attaches one has to
-//! look for them before. Libraries offer this query for device programs only, so that this crate calls the kernel itself:
+//! that were attached to be overridden (`BPF_F_ALLOW_OVERRIDE`), without an error. They must be looked for before it is
+//! attached. Libraries offer this query for device programs only, so that this crate calls the kernel itself:
 //! its one call is the only `unsafe` code of the workspace.
 #![deny(unsafe_code)]
 
@@ -22,8 +22,9 @@ const BPF_F_ALLOW_OVERRIDE: u32 = 1;
 /// Flag of programs that run beside those of cgroups below.
 const BPF_F_ALLOW_MULTI: u32 = 2;
 
-/// Number of 32-bit words that the kernel receives: more than any kernel's attributes have, since it writes all fields of
-/// its own version. It demands that the words that it does not know are zero.
+/// Number of 32-bit words that the kernel receives. They are more than any kernel's attributes have, since the kernel
+/// writes fields that later versions have added, such as the revision of a cgroup's programs. Words that a kernel does not
+/// know must be zero.
 const WORDS: usize = 64;
 // Fields of the query in `union bpf_attr`, as indices of words.
 const TARGET: usize = 0;

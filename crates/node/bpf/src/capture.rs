@@ -500,7 +500,7 @@ fn remove_directory(directory: &Path) -> Result<(), CaptureError> {
     absent_is_ok(fs::remove_dir(directory)).map_err(|error| pin_error(directory, error))
 }
 
-fn absent_is_ok(result: io::Result<()>) -> io::Result<()> {
+pub(crate) fn absent_is_ok(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         result => result,

@@ -3,13 +3,16 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{self, ErrorKind},
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use aya::programs::links::{FdLink, PinnedLink};
 
-use crate::{Capture, CaptureError, NetnsCookie, capture::pin_error};
+use crate::{
+    Capture, CaptureError, NetnsCookie,
+    capture::{absent_is_ok, pin_error},
+};
 
 /// Directory of all pods' programs on a node's bpffs.
 ///
@@ -93,31 +96,38 @@ impl Pins {
         Ok(gone.len())
     }
 
-    /// Removes the programs of pods whose capture was [stopped](Capture::pause), and the directory if no others are left.
+    /// Returns the pods whose capture was [stopped](Capture::pause).
     ///
     /// # Errors
-    /// When a directory cannot be read or removed.
-    pub fn remove_stopped(&self) -> Result<(), CaptureError> {
-        for netns in self.pods()? {
-            let capture = self.of(netns);
-            if capture.is_complete()? && capture.is_paused()? {
-                capture.remove()?;
-            }
-        }
-        let removed = fs::remove_dir(&self.root);
-        let is_needed = |error: &io::Error| {
-            let kind = error.kind();
-            matches!(kind, ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty)
+    /// When the directory cannot be read. A pod whose programs cannot be read counts as captured.
+    pub fn stopped(&self) -> Result<BTreeSet<NetnsCookie>, CaptureError> {
+        let is_stopped = |netns: &NetnsCookie| {
+            let capture = self.of(*netns);
+            matches!(capture.is_complete(), Ok(true)) && matches!(capture.is_paused(), Ok(true))
         };
-        removed
-            .or_else(|error| {
-                if is_needed(&error) {
-                    Ok(())
-                } else {
-                    Err(error)
-                }
-            })
-            .map_err(|error| pin_error(&self.root, error))
+        let pods = self.pods()?.into_iter();
+        Ok(pods.filter(is_stopped).collect())
+    }
+
+    /// Removes the programs of these pods: of all of them, even if some cannot be removed.
+    ///
+    /// # Errors
+    /// When a pin cannot be removed; the first error.
+    pub fn remove_all(&self, pods: &BTreeSet<NetnsCookie>) -> Result<(), CaptureError> {
+        pods.iter()
+            .map(|netns| self.of(*netns).remove())
+            .fold(Ok(()), Result::and)
+    }
+
+    /// Removes the directory, if no pod has programs.
+    ///
+    /// # Errors
+    /// When it is empty and cannot be removed.
+    pub fn remove_if_empty(&self) -> Result<(), CaptureError> {
+        match fs::remove_dir(&self.root) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+            removed => absent_is_ok(removed).map_err(|error| pin_error(&self.root, error)),
+        }
     }
 
     /// Returns the network namespaces of the pods that have a directory.

@@ -50,7 +50,7 @@ pub enum Backend {
     IptablesNft,
     /// Only `iptables-legacy-restore` and its IPv6 counterpart.
     IptablesLegacy,
-    /// As with [`Self::Auto`]; that rules capture a pod is logged as a warning.
+    /// Like [`Self::Auto`], but the agent logs a warning for each pod that rules capture.
     Bpf,
 }
 

@@ -136,7 +136,8 @@ pub enum PriorRedirection {
     Complete,
     /// No redirection existed, neither of Ambit's agent nor of Istio's.
     Absent,
-    /// Redirection differed from the desired state, as the text describes, and captured nothing: an attempt had not ended.
+    /// Redirection was partly in place, from an attempt that failed, and did not capture the pod. The text describes the
+    /// differences from the desired state.
     Incomplete(String),
     /// Redirection captured the pod, and differed from the desired state, as the text describes.
     Drifted(String),
@@ -381,17 +382,19 @@ impl Actions for KernelActions {
                 kinds.join(", ")
             ));
         }
-        let failed = |source| ActionError::Redirection {
-            what: "look for other rules beside",
-            source,
-        };
-        if redirection::has_unreadable_rules(&pod.netns).map_err(failed)? {
-            warnings.push(
+        match redirection::has_unreadable_rules(&pod.netns) {
+            Ok(false) => {}
+            Ok(true) => warnings.push(
                 "it has tables of iptables' legacy variant, which cannot be looked at: rules of another \
                  mesh in them stay until the pod is started anew, or iptables is installed in the \
                  agent's image"
                     .to_owned(),
-            );
+            ),
+            // The redirection is in place, and whether it was before must not be lost with an error.
+            Err(error) => warnings.push(format!(
+                "whether rules of another mesh are beside its redirection cannot be read: {}",
+                ErrorChain(&error)
+            )),
         }
         Ok(RedirectionOutcome {
             prior: match applied {

@@ -208,6 +208,20 @@ async fn released_pod_is_not_captured_by_programs() {
     node.actions.release_rules(node.pod.netns()).unwrap();
     assert!(capture.is_paused().unwrap());
     assert_eq!(node.rules(), "");
+    // Openings from just before still reach the proxy; later the programs go.
+    let pods = BTreeSet::from([UID.into()]);
+    node.actions.sweep_bpf(&pods);
+    assert!(node.has_pins());
+    node.prepare();
+    node.actions.sweep_bpf(&pods);
+    assert!(node.has_pins(), "the pod is being captured again");
+    node.enter(&listeners);
+    assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
+    node.actions.release_rules(node.pod.netns()).unwrap();
+    for is_left in [true, false] {
+        node.actions.sweep_bpf(&pods);
+        assert_eq!(node.has_pins(), is_left);
+    }
 }
 
 #[tokio::test]

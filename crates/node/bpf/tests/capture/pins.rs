@@ -240,7 +240,7 @@ fn programs_go_with_the_pod() {
 }
 
 #[test]
-fn stopped_programs_are_removed_with_the_directory() {
+fn stopped_programs_are_removed_and_then_the_directory() {
     let (one, _proxy) = World::captured();
     let other = World::new();
     let pins = one.pins();
@@ -249,13 +249,17 @@ fn stopped_programs_are_removed_with_the_directory() {
     capture
         .install(cgroup, &other.pod, &other.settings)
         .unwrap();
-    pins.remove_stopped().unwrap();
-    assert!(capture.is_complete().unwrap() && one.capture().is_complete().unwrap());
+    assert_eq!(pins.stopped().unwrap(), BTreeSet::new());
+    pins.remove_if_empty().unwrap();
     capture.pause().unwrap();
-    pins.remove_stopped().unwrap();
+    let stopped = BTreeSet::from([other.settings.netns]);
+    assert_eq!(pins.stopped().unwrap(), stopped);
+    pins.remove_all(&stopped).unwrap();
     assert!(!capture.exists() && one.capture().is_complete().unwrap());
     one.capture().pause().unwrap();
-    pins.remove_stopped().unwrap();
+    pins.remove_all(&pins.stopped().unwrap()).unwrap();
+    pins.remove_if_empty().unwrap();
     assert!(!pins.root().exists());
-    pins.remove_stopped().unwrap();
+    assert_eq!(pins.stopped().unwrap(), BTreeSet::new());
+    pins.remove_if_empty().unwrap();
 }

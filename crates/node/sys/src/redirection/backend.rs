@@ -114,6 +114,7 @@ impl RedirectionBackend {
         {
             other.remove()?;
             drift.nothing_found = false;
+            drift.was_captured = true;
             drift
                 .items
                 .push(format!("our rules in {} were still there", other.0));
@@ -139,11 +140,14 @@ impl RedirectionBackend {
         ruleset: &Ruleset,
         each: impl Fn(Family, &State, &State) -> Result<(), RedirectionError>,
     ) -> Result<Drift, RedirectionError> {
-        let mut drift = Drift::of_nothing();
-        for (family, current) in self.read_both()? {
+        let families = self.read_both()?;
+        let mut drift = Drift {
+            was_captured: families.iter().all(|(_, current)| current.has_guards()),
+            ..Drift::of_nothing()
+        };
+        for (family, current) in families {
             let desired = iptables::desired(ruleset, family);
             drift.nothing_found &= current.is_empty();
-            drift.was_captured |= current.has_guards();
             let differences = iptables::differences(&current, &desired);
             drift
                 .items

@@ -1,6 +1,6 @@
-//! Capture of pods by BPF programs where the agent is set to it, and by rules where they are not possible.
+//! Capture of pods by BPF programs, and by rules where they are not possible or not requested.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, path::PathBuf, sync::atomic::Ordering};
 
 use ambit_bpf::{CaptureError, NetnsCookie, Pins};
 use ambit_netplan::{Backend, RedirectionSpec};
@@ -27,7 +27,8 @@ impl KernelActions {
             }
         }
         self.with_place(pod, |place, netns| {
-            self.programs.preparing.lock().insert(netns);
+            let proxies = self.programs.connected_proxies.load(Ordering::Relaxed);
+            self.programs.preparing.lock().insert(netns, proxies);
             self.programs.pins.create()?;
             redirection::bpf::prepare(place, spec)
         })
@@ -83,22 +84,23 @@ impl KernelActions {
         spec: &RedirectionSpec,
         acknowledged: bool,
     ) -> Result<Applied, ActionError> {
-        self.with_place(pod, |place, _| {
+        self.with_place(pod, |place, netns| {
             // Without an answer a pod that programs capture already stays so: its connections are refused while it
             // has no proxy.
             if acknowledged && !redirection::bpf::has_proxy(place.pins)? {
                 let path = place.pins.to_owned();
                 let error = RedirectionError::NoProxy { path };
                 let reason = ErrorChain(&error).to_string();
-                let mut known = self.programs.without_listeners.lock();
-                known.insert(pod.uid.clone(), reason);
+                self.record_missing_listeners(&pod.uid, netns, reason);
                 return Err(error);
             }
             let applied = redirection::bpf::apply(place, spec);
             match &applied {
-                // Whoever attached the other program may detach it.
+                // Programs of others come and go.
                 Err(RedirectionError::Bpf(
-                    CaptureError::Overrides { .. } | CaptureError::Unseen { .. },
+                    CaptureError::Overrides { .. }
+                    | CaptureError::Unseen { .. }
+                    | CaptureError::Query { .. },
                 )) => {}
                 Err(error @ RedirectionError::Bpf(_)) => {
                     // The kernel will not change its mind, and each attempt costs.
@@ -111,9 +113,23 @@ impl KernelActions {
         })
     }
 
+    /// Records that the pod's proxy has not entered its listeners, unless another proxy has connected since the pod was
+    /// prepared.
+    fn record_missing_listeners(&self, pod: &PodUid, netns: NetnsCookie, reason: String) {
+        let mut known = self.programs.without_listeners.lock();
+        let proxies = self.programs.connected_proxies.load(Ordering::Relaxed);
+        if self.programs.preparing.lock().get(&netns) == Some(&proxies) {
+            known.insert(pod.clone(), reason);
+        }
+    }
+
     /// Lets pods be prepared again whose proxy had not entered its listeners, since another one has connected.
     pub(super) fn clear_missing_listeners(&self) {
-        self.programs.without_listeners.lock().clear();
+        let mut known = self.programs.without_listeners.lock();
+        self.programs
+            .connected_proxies
+            .fetch_add(1, Ordering::Relaxed);
+        known.clear();
     }
 
     /// Removes redirection by rules or programs.
@@ -124,40 +140,56 @@ impl KernelActions {
         }
     }
 
-    /// Removes the pins of pods that are gone, and forgets what is known of pods other than `pods`.
+    /// Removes the pins of pods that are gone, and those of pods whose capture had been stopped at the last sweep already,
+    /// so that openings from before have reached the proxy. Forgets what is known of pods other than `pods`.
     pub(super) fn sweep_programs(&self, pods: &BTreeSet<PodUid>) {
+        for known in [&self.programs.refused, &self.programs.without_listeners] {
+            known.lock().retain(|pod, _| pods.contains(pod));
+        }
+        let before = self.programs.stopped.lock().clone();
+        self.remove_unused_programs(|netns| before.contains(netns));
+    }
+
+    /// Removes the pins of pods that are gone, and of all pods whose capture was stopped; then their directory, if no
+    /// others are left.
+    pub(super) fn remove_stopped_programs(&self) {
+        self.remove_unused_programs(|_| true);
+        if let Err(error) = self.programs.pins.remove_if_empty() {
+            let error = ErrorChain(&error);
+            tracing::warn!(%error, "the directory of BPF programs is left");
+        }
+    }
+
+    /// Removes the pins of pods that are gone, and of those pods for which `is_removed` is true if their capture was
+    /// stopped.
+    fn remove_unused_programs(&self, is_removed: impl Fn(&NetnsCookie) -> bool) {
         let NodePrograms {
             pins,
             preparing,
-            refused,
-            without_listeners,
+            stopped,
+            ..
         } = &self.programs;
-        for known in [refused, without_listeners] {
-            known.lock().retain(|pod, _| pods.contains(pod));
-        }
         // There are none where the agent never prepared a pod, or cannot see the node's file system.
         if !pins.root().exists() {
             return;
         }
-        match pins.sweep(&preparing.lock()) {
-            Ok(0) => {}
-            Ok(count) => tracing::debug!(count, "removed the BPF programs of pods that are gone"),
-            Err(error) => {
+        let report = |result: Result<(), CaptureError>| {
+            if let Err(error) = result {
                 let error = ErrorChain(&error);
-                tracing::warn!(%error, "BPF programs of pods that are gone may be left");
+                tracing::warn!(%error, "BPF programs of pods that do not need them may be left");
             }
-        }
-    }
-
-    /// Removes the programs of pods that were released from capture.
-    pub(super) fn remove_stopped_programs(&self) {
-        let NodePrograms {
-            pins, preparing, ..
-        } = &self.programs;
-        let swept = pins.sweep(&preparing.lock());
-        if let Err(error) = swept.and_then(|_| pins.remove_stopped()) {
-            let error = ErrorChain(&error);
-            tracing::warn!(%error, "BPF programs of released pods may be left");
+        };
+        let preparing = preparing.lock();
+        let in_use = preparing.keys().copied().collect();
+        report(pins.sweep(&in_use).map(drop));
+        match pins.stopped() {
+            Ok(found) => {
+                let idle = found.difference(&in_use).copied();
+                let (removed, kept) = idle.partition(is_removed);
+                report(pins.remove_all(&removed));
+                *stopped.lock() = kept;
+            }
+            Err(error) => report(Err(error)),
         }
     }
 

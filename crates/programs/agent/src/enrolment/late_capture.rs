@@ -16,8 +16,8 @@
 //!   the labels of its namespace that the previous agent recorded. Its labels must be unchanged since its creation
 //!   ([`PodView::unchanged`]).
 //!
-//! In every other case the order is unknown, and its connections are kept and listed. They are also kept if any
-//! redirection is found in the sandbox, of this or of another agent: then the pod was captured before.
+//! In every other case the order is unknown, and its connections are kept and listed. They are also kept if the
+//! sandbox is found captured, by this or by another agent; parts that a failed attempt has left do not count.
 
 use ambit_zds::PodUid;
 

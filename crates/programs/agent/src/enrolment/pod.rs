@@ -304,6 +304,10 @@ impl<N: Clone + PartialEq> Pod<N> {
         if self.reported_status() != RedirectionStatus::None {
             return NextAction::Step(self.write_status(RedirectionStatus::None));
         }
+        // An earlier agent may have left redirection: without the proxy the pod's connections would be refused.
+        if self.may_be_served && self.netns.is_none() {
+            return NextAction::NeedNetns;
+        }
         if self.may_be_served {
             return match self.linger_until {
                 Some(until) if until > now => NextAction::Wait,

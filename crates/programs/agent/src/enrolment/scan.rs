@@ -7,7 +7,7 @@ use ambit_zds::PodUid;
 use super::{
     Enrolment,
     event::{Effect, ScanTarget},
-    pod::{Goal, RuleState},
+    pod::{Goal, Pod, RuleState},
     scan_schedule::SCAN_DELAY,
 };
 use crate::source::{PodView, RedirectionStatus};
@@ -25,7 +25,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .iter()
             .filter(|(_, pod)| {
                 // At first also pods outside: an agent before us may have left them captured.
-                let in_question = initial || matches!(self.goal(pod), Ok(Goal::Enrolled(_)));
+                let in_question = initial
+                    || matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
+                    || self.needs_netns(pod);
                 in_question
                     && !pod.is_deleted
                     && is_scannable(&pod.view)
@@ -121,13 +123,19 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         effects.push(Effect::OpenZds);
     }
 
+    /// Whether the pod's next step needs its namespace, which is not known: to capture the pod, or to release it.
+    fn needs_netns(&self, pod: &Pod<N>) -> bool {
+        let is_needed = match self.goal(pod) {
+            Ok(Goal::Enrolled(_)) => true,
+            Ok(Goal::Unenrolled) => pod.may_be_served,
+            Ok(Goal::Deleted) | Err(_) => false,
+        };
+        is_needed && pod.netns.is_none()
+    }
+
     fn scan_again_for_missing(&mut self, now: Instant) {
-        let missing = self.pods.values().any(|pod| {
-            pod.netns.is_none()
-                && !pod.addresses.is_empty()
-                && matches!(self.goal(pod), Ok(Goal::Enrolled(_)))
-        });
-        if missing {
+        let mut pods = self.pods.values();
+        if pods.any(|pod| !pod.addresses.is_empty() && self.needs_netns(pod)) {
             self.scan_schedule.scan_after_pause(now);
         } else {
             self.scan_schedule.retry_delay = SCAN_DELAY.0;

@@ -809,24 +809,39 @@ fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
 }
 
 #[test]
-fn pod_kept_for_proxies_is_withdrawn_when_it_goes() {
-    let deleted = SourceEvent::PodGone("web".into());
-    let opted_out = SourceEvent::Namespace("shop".into(), labels(OPT_OUT_LABELS));
-    for departure in [deleted, opted_out] {
-        let mut world = TestAgent::new();
-        // A proxy serves it, and its processes have ended before this agent started.
-        world.served.insert("web".into(), 7);
-        world.label_namespace(AMBIENT_LABELS);
-        world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
-        world.source_event(SourceEvent::Synced);
-        world.perform_all_effects();
-        assert_eq!(world.held_pods, ["web"]);
-        assert!(world.served.contains_key("web"));
-        world.source_event(departure);
-        world.perform_all_effects();
-        world.advance_time(Duration::from_secs(3));
-        assert!(world.served.is_empty(), "{:?}", world.log);
-    }
+fn pod_kept_for_proxies_is_withdrawn_when_it_is_deleted() {
+    let mut world = kept_pod();
+    world.source_event(SourceEvent::PodGone("web".into()));
+    world.perform_all_effects();
+    assert!(world.served.is_empty(), "{:?}", world.log);
+}
+
+#[test]
+fn pod_kept_for_proxies_is_served_until_it_is_released() {
+    let mut world = kept_pod();
+    world.label_namespace(OPT_OUT_LABELS);
+    world.advance_time(Duration::from_secs(10));
+    assert!(world.served.contains_key("web"), "{:?}", world.log);
+    // A scan missed its processes.
+    world.running.insert("web".into(), 7);
+    world.advance_time(Duration::from_secs(40));
+    assert!(world.redirected.is_empty(), "{:?}", world.log);
+    assert!(world.served.is_empty(), "{:?}", world.log);
+}
+
+/// Starts an agent that does not find a pod's processes, while an earlier agent's redirection captures the pod and a
+/// proxy serves it.
+fn kept_pod() -> TestAgent {
+    let mut world = TestAgent::new();
+    world.served.insert("web".into(), 7);
+    world.redirected.insert(7);
+    world.label_namespace(AMBIENT_LABELS);
+    world.source_event(SourceEvent::Pod(pod_view("web", "10.0.0.7")));
+    world.source_event(SourceEvent::Synced);
+    world.perform_all_effects();
+    assert_eq!(world.held_pods, ["web"]);
+    assert!(world.served.contains_key("web"));
+    world
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl<A: Actions> RedirectionExecutor<A> {
     }
 }
 
-/// Prepares the pod for BPF programs, if the agent is set to them, and orders its proxy to serve it once more: one that
+/// Prepares the pod for BPF programs, unless the agent is set to rules, and orders its proxy to serve it once more: one that
 /// can enters its listeners before it acknowledges.
 async fn prepare_bpf<A: Actions>(
     actions: &Arc<A>,

@@ -111,10 +111,10 @@ impl ConnectionState {
         drop(self.permit.lock().take());
     }
 
-    /// Whether the connection holds a permit for which `predicate` is true.
-    pub(crate) fn has_permit(&self, predicate: impl Fn(&dyn Any) -> bool) -> bool {
+    /// Calls `read` with the connection's permit; `None` if it holds none.
+    pub(crate) fn read_permit<T>(&self, read: impl FnOnce(&dyn Any) -> T) -> Option<T> {
         let permit = self.permit.lock();
-        permit.as_deref().is_some_and(|permit| predicate(permit))
+        permit.as_deref().map(|permit| read(permit))
     }
 
     pub(crate) fn idle_time(&self) -> Duration {
@@ -153,6 +153,11 @@ impl StreamLease {
             shared: shared.clone(),
             is_blocked: false,
         }
+    }
+
+    /// Returns the connection's state.
+    pub(crate) fn connection(&self) -> &ConnectionState {
+        &self.shared
     }
 
     /// Returns the connection's tunnels that are read as byte streams.

@@ -225,7 +225,8 @@ impl Pool {
     pub fn close_unused(&self, count: usize, predicate: impl Fn(&dyn Any) -> bool) -> usize {
         let mut state = self.state.lock();
         let is_unused = |connection: &ClientConnection| {
-            connection.stream_count() == 0 && connection.state().has_permit(&predicate)
+            connection.stream_count() == 0
+                && connection.state().read_permit(&predicate) == Some(true)
         };
         let all = state.entries.values().flat_map(|entry| &entry.connections);
         let unused = all.filter(|connection| is_unused(connection));

@@ -1,6 +1,7 @@
 //! Tunnel: an HTTP/2 stream that carries a connection's bytes.
 
 use std::{
+    any::Any,
     io,
     pin::Pin,
     sync::{
@@ -156,6 +157,15 @@ pub struct TunnelIo {
 }
 
 impl TunnelIo {
+    /// Calls `read` with the permit of the connection that carries the tunnel (see
+    /// [`ConnectionReservation`](crate::pool::ConnectionReservation)); `None` if it holds none.
+    pub fn read_connection_permit<T>(&self, read: impl FnOnce(&dyn Any) -> T) -> Option<T> {
+        match &self.sender.slot {
+            StreamSlot::Client(lease) => lease.connection().read_permit(read),
+            StreamSlot::Server(_) => None,
+        }
+    }
+
     /// Makes dropping the value reset the stream, unless both directions have ended; data that the peer's windows do
     /// not allow is discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
     pub fn reset_on_drop(&mut self) {

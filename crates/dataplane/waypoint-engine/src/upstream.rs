@@ -33,15 +33,14 @@ pub(crate) use idle_memory::IdleUpstreams;
 pub(crate) use next_hop::Upstream;
 pub(crate) use proxy_protocol::ProxyProtocolHeader;
 pub(crate) use reset_on_drop::{ConnectionActivity, RequestGuard, ResetOnDropStream};
-pub(crate) use stream::Stream;
+pub(crate) use stream::{ChargedAccounts, Stream};
 
 /// Memory of one idle HTTP/1.1 connection in bytes, without its read buffer.
 const IDLE_CONNECTION_BYTES: usize = 16 << 10;
 /// Divisor of the memory limit: the part of it that idle HTTP/1.1 connections may use.
 const IDLE_MEMORY_DIVISOR: usize = 4;
-/// Number of idle HTTP/1.1 connections that a worker may have whatever the memory limit is: one to each of a thousand
-/// endpoints.
-const MIN_IDLE_CONNECTIONS: usize = 1024;
+/// Lower bound of the maximum number of idle HTTP/1.1 connections of one worker.
+const MIN_IDLE_CONNECTIONS: usize = 16;
 /// Upper bound of the maximum number of idle HTTP/1.1 connections of one worker.
 const MAX_IDLE_CONNECTIONS: usize = 4096;
 
@@ -223,8 +222,8 @@ mod tests {
         for (memory_limit, workers, expected) in [
             (4096 * MIB, 2, 4096),
             (1024 * MIB, 2, 1638),
-            (1024 * MIB, 8, 1024),
-            (0, 0, 1024),
+            (1024 * MIB, 8, 409),
+            (0, 0, 16),
         ] {
             let count = max_idle_connections(memory_limit, workers, 64 << 10);
             assert_eq!(count, expected, "{memory_limit}, {workers}");

@@ -8,7 +8,7 @@ use ambit_install::{
 };
 use ambit_k8s_api::{Node, Pod};
 use clap::Args;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, stream};
 use hyper::Method;
 use serde::de::DeserializeOwned;
 
@@ -29,8 +29,10 @@ mod report;
 pub(crate) use in_lab::query_page;
 use report::{PodResponse, Report, Responses, WaypointResponses, format_report, report};
 
-/// Maximum number of pods that are queried concurrently.
+/// Maximum number of pods of one component that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 8;
+/// Maximum number of waypoints whose pods are queried concurrently.
+const MAX_CONCURRENT_WAYPOINTS: usize = 2;
 /// Timeout for the response of one pod.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -109,16 +111,15 @@ async fn gather_responses(
         async {
             match node {
                 // Waypoints belong to no node.
-                Some(_) => Ok(Vec::new()),
+                Some(_) => Ok((Vec::new(), Vec::new())),
                 None => query_waypoints(cluster).await,
             }
         },
     );
-    let mut unlisted = Vec::new();
-    let waypoints = waypoints.unwrap_or_else(|error| {
+    let (waypoints, unlisted) = waypoints.unwrap_or_else(|error| {
         let error = error.message_with_sources();
-        unlisted.push(format!("the waypoints cannot be listed: {error}"));
-        Vec::new()
+        let problem = format!("the waypoints cannot be listed: {error}");
+        (Vec::new(), vec![problem])
     });
     Ok(Responses {
         objects,
@@ -144,22 +145,33 @@ async fn query_problems(cluster: &ClusterApi, control_pods: &[Pod]) -> Vec<Probl
         .unwrap_or_default()
 }
 
-/// Queries the pods of the cluster's waypoints.
-async fn query_waypoints(cluster: &ClusterApi) -> Result<Vec<WaypointResponses>, CliError> {
-    let query = async |gateway: GatewayObject| -> Result<WaypointResponses, CliError> {
-        let pods = waypoint::waypoint_pods(cluster, &gateway).await?;
-        Ok(WaypointResponses {
-            name: format!("{}/{}", gateway.namespace(), gateway.name()),
+/// Queries the pods of the cluster's waypoints. Returns also the problems of waypoints whose pods cannot be listed.
+async fn query_waypoints(
+    cluster: &ClusterApi,
+) -> Result<(Vec<WaypointResponses>, Vec<String>), CliError> {
+    let query = async |gateway: GatewayObject| {
+        let name = format!("{}/{}", gateway.namespace(), gateway.name());
+        let pods = waypoint::waypoint_pods(cluster, &gateway).await;
+        let problem = pods.as_ref().err().map(|error| {
+            let error = error.message_with_sources();
+            format!("{name}: the pods of the waypoint cannot be listed: {error}")
+        });
+        let pods = pods.unwrap_or_default();
+        let responses = WaypointResponses {
+            name,
             is_programmed: gateway.is_programmed(),
             pods: query_pods(cluster, pods, NODE_PROXY_ADMIN.1, "/config_dump").await,
-        })
+        };
+        (responses, problem)
     };
     let gateways = waypoint::list_in_cluster(cluster).await?;
-    stream::iter(gateways)
+    let queried: Vec<_> = stream::iter(gateways)
         .map(query)
-        .buffered(MAX_CONCURRENT_QUERIES)
-        .try_collect()
-        .await
+        .buffered(MAX_CONCURRENT_WAYPOINTS)
+        .collect()
+        .await;
+    let (responses, problems): (Vec<_>, Vec<_>) = queried.into_iter().unzip();
+    Ok((responses, problems.into_iter().flatten().collect()))
 }
 
 async fn query_pods<T: DeserializeOwned>(

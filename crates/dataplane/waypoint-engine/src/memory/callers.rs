@@ -252,9 +252,9 @@ impl ConnectionMemory {
         self.connections.scarce_level()
     }
 
-    /// Whether connections of this caller are charged to the account.
-    pub(crate) fn is_charged_for_connections(&self, account: &MemoryAccount) -> bool {
-        self.connections.is_same(account)
+    /// Returns the account of all connections of the caller.
+    pub(crate) fn connections_account(&self) -> &MemoryAccount {
+        &self.connections
     }
 
     /// Charges a tunnel of the connection.

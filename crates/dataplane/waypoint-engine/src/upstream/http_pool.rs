@@ -34,7 +34,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{ConnectionActivity, ResetOnDropStream, Stream};
+use super::{ChargedAccounts, ConnectionActivity, ResetOnDropStream, Stream};
 use crate::{
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
@@ -215,7 +215,7 @@ impl HttpPool {
         let (mut slot, mut failure) = (None, None);
         let in_use = ConnectionActivity::default();
         let task_share = TaskShare::Current(in_use.share().clone());
-        let memory = stream.memory_account().cloned();
+        let memory = stream.charged_accounts();
         let io = ResetOnDropStream::new(stream, in_use.clone());
         let sender = match key.version {
             Version::Http1 => {
@@ -275,7 +275,7 @@ impl HttpPool {
         key: &HttpKey,
         sender: http2::SendRequest<Body>,
         life: ConnectionUse,
-        memory: Option<MemoryAccount>,
+        memory: ChargedAccounts,
     ) -> StreamSlot {
         let (streams, slot) = ActiveStreams::with_first_stream();
         let mut state = self.0.lock();

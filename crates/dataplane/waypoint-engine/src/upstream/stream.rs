@@ -26,13 +26,32 @@ pub(crate) enum Stream {
     Tls(Box<ClientStream<Self>>),
 }
 
+/// Memory accounts that a connection to an endpoint is charged to: that of its tunnel, and that of the HBONE connection
+/// below, which another caller may have opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChargedAccounts(pub(crate) [Option<MemoryAccount>; 2]);
+
+impl ChargedAccounts {
+    /// Whether `predicate` is true for one of the accounts.
+    pub(crate) fn any(&self, predicate: impl Fn(&MemoryAccount) -> bool) -> bool {
+        self.0.iter().flatten().any(predicate)
+    }
+}
+
 impl Stream {
-    /// Returns the memory account that the connection is charged to, if any.
-    pub(crate) fn memory_account(&self) -> Option<&MemoryAccount> {
+    /// Returns the memory accounts that the connection is charged to.
+    pub(crate) fn charged_accounts(&self) -> ChargedAccounts {
         match self {
-            Self::Plain(_) => None,
-            Self::Tunnel(_, permit) => permit.as_ref().map(MemoryPermit::account),
-            Self::Tls(stream) => stream.get_ref().0.memory_account(),
+            Self::Plain(_) => ChargedAccounts::default(),
+            Self::Tunnel(tunnel, permit) => {
+                let connection = tunnel.read_connection_permit(|permit| {
+                    let permit = permit.downcast_ref::<MemoryPermit>();
+                    permit.map(|permit| permit.account().clone())
+                });
+                let tunnel = permit.as_ref().map(|permit| permit.account().clone());
+                ChargedAccounts([tunnel, connection.flatten()])
+            }
+            Self::Tls(stream) => stream.get_ref().0.charged_accounts(),
         }
     }
 

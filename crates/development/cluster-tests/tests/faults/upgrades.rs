@@ -97,6 +97,25 @@ fn capture_lines(mesh: &Mesh) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
+/// Whether all nodes report that their pods are captured, none of them by BPF programs.
+fn rules_capture_all(mesh: &Mesh) -> bool {
+    let status = Command::new(built_binary("ambit"))
+        .args(["status", "-o", "json"])
+        .env("KUBECONFIG", mesh.cluster().kubeconfig())
+        .output()
+        .unwrap();
+    let Ok(status) = serde_json::from_slice::<serde_json::Value>(&status.stdout) else {
+        return false;
+    };
+    let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+    let by_rules = |node: &serde_json::Value| {
+        node["captured"].is_number()
+            && node["captured"] == node["wanted"]
+            && node["capturedByBpf"] == 0
+    };
+    nodes.len() == 2 && nodes.iter().all(by_rules)
+}
+
 #[test]
 fn pods_change_to_bpf_programs_and_back_without_a_failure() {
     const RULES: &[&str] = &["cni.redirectionBackend=nftables"];
@@ -106,7 +125,7 @@ fn pods_change_to_bpf_programs_and_back_without_a_failure() {
     let server = space.deploy_captured_server();
     let load = Load::start_captured(&space);
     let client = space.pods(load.pod()).remove(0);
-    wait_until("rules capture all pods", || capture_lines(&mesh).is_empty());
+    wait_until("rules capture all pods", || rules_capture_all(&mesh));
     let wire = mesh.capture_traffic(&[]);
 
     mesh.install(&[]);
@@ -125,7 +144,7 @@ fn pods_change_to_bpf_programs_and_back_without_a_failure() {
     );
 
     mesh.install(RULES);
-    wait_until("rules capture all pods", || capture_lines(&mesh).is_empty());
+    wait_until("rules capture all pods", || rules_capture_all(&mesh));
     space.get("late", "http://server/").unwrap();
     mesh.install(&[]);
 

@@ -14,6 +14,8 @@ use super::{
 /// Time for which an observation applies. Endpoints also close connections for other reasons than an idle timeout, for
 /// instance when they restart.
 const OBSERVATION_LIFETIME: Duration = Duration::from_secs(600);
+/// Time for which an observation applies that permits no reuse at all. It is rather a restart of the endpoint.
+const RESTART_OBSERVATION_LIFETIME: Duration = Duration::from_secs(30);
 /// Maximum number of observed endpoints.
 const MAX_OBSERVATIONS: usize = 1024;
 
@@ -26,7 +28,11 @@ struct Observation {
 
 impl Observation {
     fn is_current(&self) -> bool {
-        self.observed_at.elapsed() < OBSERVATION_LIFETIME
+        let lifetime = match self.closed_after <= TIMEOUT_MARGIN {
+            true => RESTART_OBSERVATION_LIFETIME,
+            false => OBSERVATION_LIFETIME,
+        };
+        self.observed_at.elapsed() < lifetime
     }
 }
 
@@ -117,6 +123,16 @@ mod tests {
         assert_eq!(times.limit(&key(1), MAX), MAX);
         record(&mut times, 1, Duration::from_secs(3));
         assert_eq!(times.limit(&key(1), MAX).as_secs(), 2);
+    }
+
+    #[test]
+    fn closing_of_a_connection_that_was_just_used_soon_does_not_apply() {
+        let mut times = ClosingTimes::default();
+        record(&mut times, 1, Duration::from_millis(300));
+        assert_eq!(times.limit(&key(1), MAX), Duration::ZERO);
+        let known = times.0.get_mut(&key(1)).unwrap();
+        known.observed_at -= RESTART_OBSERVATION_LIFETIME;
+        assert_eq!(times.limit(&key(1), MAX), MAX);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::{
     key::HttpKey,
     reuse::{ConnectionUse, ReuseLimits},
 };
-use crate::{memory::MemoryAccount, message::Body};
+use crate::{memory::MemoryAccount, message::Body, upstream::ChargedAccounts};
 
 /// Number of active requests on one HTTP/2 connection.
 #[derive(Debug)]
@@ -67,8 +67,8 @@ struct Http2Connection {
     sender: SendRequest<Body>,
     usage: ConnectionUse,
     streams: Arc<ActiveStreams>,
-    /// Memory account that the connection is charged to, if any.
-    memory: Option<MemoryAccount>,
+    /// Memory accounts that the connection is charged to.
+    memory: ChargedAccounts,
 }
 
 impl Http2Connection {
@@ -90,7 +90,7 @@ impl Http2Connections {
         sender: SendRequest<Body>,
         life: ConnectionUse,
         streams: Arc<ActiveStreams>,
-        memory: Option<MemoryAccount>,
+        memory: ChargedAccounts,
     ) {
         self.0.entry(key).or_default().push(Http2Connection {
             sender,
@@ -100,17 +100,16 @@ impl Http2Connections {
         });
     }
 
-    /// Closes at most `count` connections without requests, those first that have been idle for the longest time. Only
-    /// connections count that are charged to an account for which `predicate` is true. Returns their number.
+    /// Closes `count` connections without requests, or all if there are fewer, those first that have been idle for the
+    /// longest time, with others that became idle at the same time. Only connections count that are charged to an account
+    /// for which `predicate` is true. Returns their number.
     pub(super) fn close_idle(
         &mut self,
         count: usize,
         predicate: impl Fn(&MemoryAccount) -> bool,
     ) -> usize {
-        let idle_since = |one: &Http2Connection| {
-            one.idle_since()
-                .filter(|_| one.memory.as_ref().is_some_and(&predicate))
-        };
+        let idle_since =
+            |one: &Http2Connection| one.idle_since().filter(|_| one.memory.any(&predicate));
         let all = self.0.values().flatten();
         let mut times: Vec<_> = all.filter_map(idle_since).collect();
         times.sort_unstable();

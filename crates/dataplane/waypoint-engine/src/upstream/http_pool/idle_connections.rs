@@ -13,7 +13,11 @@ use super::{
     key::HttpKey,
     reuse::{ConnectionUse, Reuse, ReuseLimits},
 };
-use crate::{memory::MemoryAccount, message::Body, upstream::ConnectionActivity};
+use crate::{
+    memory::MemoryAccount,
+    message::Body,
+    upstream::{ChargedAccounts, ConnectionActivity},
+};
 
 /// Maximum idle connections to one endpoint.
 const MAX_CONNECTIONS_PER_ENDPOINT: usize = 128;
@@ -25,8 +29,8 @@ const EVICTION_DIVISOR: usize = 32;
 pub(super) struct Http1Connection {
     pub(super) sender: http1::SendRequest<Body>,
     pub(super) activity: ConnectionActivity,
-    /// Memory account that the connection is charged to, if any.
-    pub(super) memory: Option<MemoryAccount>,
+    /// Memory accounts that the connection is charged to.
+    pub(super) memory: ChargedAccounts,
     /// Time for which the connection was idle before its current request; `None` for its first request.
     pub(super) idle_before: Option<Duration>,
 }
@@ -41,8 +45,8 @@ struct IdleConnection {
 impl IdleConnection {
     /// Whether the connection is kept for a further request.
     fn is_kept(&self) -> bool {
-        let memory = self.connection.memory.as_ref();
-        let is_memory_scarce = memory.is_some_and(MemoryAccount::is_mostly_charged);
+        let memory = &self.connection.memory;
+        let is_memory_scarce = memory.any(MemoryAccount::is_mostly_charged);
         self.idle_since.elapsed() < self.usage.idle_timeout(is_memory_scarce)
             && !self.usage.is_expired()
     }
@@ -141,6 +145,10 @@ impl IdleConnections {
                 // The others have been idle for longer.
                 idle.push(last);
                 self.count += 1;
+                if matches!(reuse, Reuse::Recent) {
+                    // The connection that is opened instead takes its place, so that their number does not grow.
+                    self.close_first(key);
+                }
                 return None;
             }
             let mut connection = last.connection;
@@ -149,6 +157,17 @@ impl IdleConnections {
         }
         self.by_key.remove(key);
         None
+    }
+
+    /// Closes the connection with this key that was not used for the longest time.
+    fn close_first(&mut self, key: &HttpKey) {
+        if let Some(idle) = self.by_key.get_mut(key).filter(|idle| !idle.is_empty()) {
+            idle.remove(0);
+            self.count -= 1;
+            if idle.is_empty() {
+                self.by_key.remove(key);
+            }
+        }
     }
 
     /// Records that the endpoint closed a reused connection as a request was sent, after this idle time.
@@ -172,17 +191,15 @@ impl IdleConnections {
         self.count = self.by_key.values().map(Vec::len).sum();
     }
 
-    /// Closes at most `count` connections, those first that were not used for the longest time. Only connections count that
-    /// are charged to an account for which `predicate` is true. Returns their number.
+    /// Closes `count` connections, or all if there are fewer, those first that were not used for the longest time, with
+    /// others that were last used at the same time. Only connections count that are charged to an account for which
+    /// `predicate` is true. Returns their number.
     pub(super) fn close_charged(
         &mut self,
         count: usize,
         predicate: impl Fn(&MemoryAccount) -> bool,
     ) -> usize {
-        let is_charged = |one: &IdleConnection| {
-            let memory = one.connection.memory.as_ref();
-            memory.is_some_and(&predicate)
-        };
+        let is_charged = |one: &IdleConnection| one.connection.memory.any(&predicate);
         let all = self.by_key.values().flatten();
         let charged = all.filter(|one| is_charged(one));
         let mut times: Vec<_> = charged.map(|one| one.idle_since).collect();
@@ -278,7 +295,7 @@ mod tests {
             let connection = Http1Connection {
                 sender,
                 activity,
-                memory,
+                memory: ChargedAccounts([None, memory]),
                 idle_before: None,
             };
             let idle_time = Duration::from_secs(seconds);
@@ -316,8 +333,11 @@ mod tests {
     #[tokio::test]
     async fn connections_idle_for_long_carry_repeatable_requests_only() {
         let mut scene = Scene::new();
+        scene.add(1, 3_550).await;
         scene.add(1, 3_500).await;
+        // A new connection takes the place of the oldest.
         assert!(scene.take(1, Reuse::Recent).is_none());
+        assert_eq!(scene.count(1), 1);
         let taken = scene.take(1, Reuse::Any).unwrap();
         assert_eq!(taken.idle_before.unwrap().as_secs(), 3_500);
         assert!(scene.take(1, Reuse::Any).is_none());
@@ -407,7 +427,7 @@ mod tests {
         scene.close(1).await;
         scene.idle.sweep();
         assert_eq!(scene.count(1), 0);
-        for port in [1, 2] {
+        for port in [1, 1, 2] {
             scene.add(port, 3).await;
         }
         // The connection was closed after two seconds.

@@ -10,7 +10,7 @@ use crate::{Load, Mesh, process::run_successfully};
 const CAPTURE_RULE_PARTS: [&str; 3] = ["redirect", "reject", "nat-prerouting"];
 
 /// Rules of the node, and the directories of BPF programs.
-const NODE_STATE: &str = "nft list tables; ls /sys/fs/bpf";
+const NODE_STATE: &str = "nft list tables; ls -R /sys/fs/bpf";
 
 const POD_RULES: &str = "for netns in /run/netns/*; do
     echo $netns

@@ -131,14 +131,17 @@ impl Pins {
     }
 
     /// Returns the network namespaces of the pods that have a directory.
-    fn pods(&self) -> Result<Vec<NetnsCookie>, CaptureError> {
+    ///
+    /// # Errors
+    /// When the directory of all pods cannot be read.
+    pub fn pods(&self) -> Result<BTreeSet<NetnsCookie>, CaptureError> {
         let error = |error| pin_error(&self.root, error);
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
-            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(absent) if absent.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
             Err(other) => return Err(error(other)),
         };
-        let mut pods = Vec::new();
+        let mut pods = BTreeSet::new();
         for entry in entries {
             let name = entry.map_err(error)?.file_name();
             let netns = name.to_str().and_then(|name| name.parse().ok());

@@ -63,8 +63,8 @@ pub trait Actions: Send + Sync + 'static {
     fn forget_missing_listeners(&self);
     /// Removes what is left of BPF programs of pods that are gone; `pods` are those that exist.
     fn sweep_bpf(&self, pods: &BTreeSet<PodUid>);
-    /// Removes the BPF programs of pods that were released from capture. Connections in the proxy continue.
-    fn remove_stopped_bpf(&self);
+    /// Removes the BPF programs of all pods except `captured`, since the mesh was removed. Connections in the proxy continue.
+    fn remove_bpf(&self, captured: &[Netns]);
     /// Closes the pre-capture connections of a captured pod, which its proxy does not carry. Kubelet's probes of
     /// `probe_ports`, and connections within the pod, continue.
     ///
@@ -357,8 +357,8 @@ impl Actions for KernelActions {
         self.sweep_programs(pods);
     }
 
-    fn remove_stopped_bpf(&self) {
-        self.remove_stopped_programs();
+    fn remove_bpf(&self, captured: &[Netns]) {
+        self.remove_programs(captured);
     }
 
     fn apply_rules(

@@ -122,6 +122,15 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
+    /// Returns the network namespaces of running pods that have, or may have, redirection.
+    pub fn captured_netns(&self) -> Vec<N> {
+        let pods = self.pods.values();
+        let captured = pods.filter(|pod| {
+            pod.rule_state != RuleState::None && !matches!(self.goal(pod), Ok(Goal::Deleted))
+        });
+        captured.filter_map(|pod| pod.netns.clone()).collect()
+    }
+
     /// Whether a pod that left the mesh still has redirection, or a node proxy still serves it.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self

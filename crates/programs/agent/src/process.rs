@@ -163,7 +163,7 @@ pub async fn run_with<S: PodSource, A: Actions>(
     let plugin = spawn("plugin socket", plugin);
     install::plugin_log::start(&args.run_dir, watcher);
     let (installing, shutdown, removed) = installing.delay_shutdown(shutdown);
-    let agent = AgentLoop {
+    let mut agent = AgentLoop {
         enrolment: Enrolment::new(settings),
         pending_replies: HashMap::new(),
         next_request: 0,
@@ -210,11 +210,11 @@ pub async fn run_with<S: PodSource, A: Actions>(
     if removed.load(Ordering::Relaxed) {
         // No capture of pods that start from now on is late, also if there is a mesh again some day.
         kubernetes::remove_last_known(&args.run_dir);
+        remove_bpf(actions, agent.enrolment.captured_netns()).await;
     }
     if args.clean_up_on_exit || removed.load(Ordering::Relaxed) {
         // After all that was ordered, some of which would make the rule anew.
         probes.remove_rules().await;
-        remove_stopped_bpf(actions).await;
     }
     exporting.finish(EXPORT_TIMEOUT).await;
     ended
@@ -232,8 +232,8 @@ fn report_synced_proxy<A: Actions>(
     }
 }
 
-async fn remove_stopped_bpf<A: Actions>(actions: Arc<A>) {
-    let removed = spawn_blocking("remove BPF programs", move || actions.remove_stopped_bpf());
+async fn remove_bpf<A: Actions>(actions: Arc<A>, captured: Vec<Netns>) {
+    let removed = spawn_blocking("remove BPF programs", move || actions.remove_bpf(&captured));
     // A panic was reported under its name.
     removed.await.ok();
 }
@@ -279,7 +279,7 @@ struct AgentLoop<A> {
 
 impl<A: Actions> AgentLoop<A> {
     async fn run<S: PodSource>(
-        mut self,
+        &mut self,
         mut source: S,
         mut events: mpsc::UnboundedReceiver<Event<Netns>>,
         mut calls: mpsc::Receiver<(PluginCall, oneshot::Sender<PluginResponse>)>,

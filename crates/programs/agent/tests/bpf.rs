@@ -354,6 +354,19 @@ async fn refusal_is_forgotten_with_the_pod() {
 }
 
 #[tokio::test]
+async fn programs_are_removed_with_the_mesh_except_of_pods_that_stay_captured() {
+    let node = Node::new().await;
+    let listeners = node.listen();
+    node.prepare();
+    node.enter(&listeners);
+    assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
+    node.actions.remove_bpf(&[node.pod.netns().clone()]);
+    assert!(node.has_pins());
+    node.actions.remove_bpf(&[]);
+    assert!(!node.actions.programs.pins().root().exists());
+}
+
+#[tokio::test]
 async fn maps_of_a_pod_that_is_being_prepared_are_not_swept() {
     let node = Node::new().await;
     let listeners = node.listen();

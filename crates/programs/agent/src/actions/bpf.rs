@@ -150,13 +150,21 @@ impl KernelActions {
         self.remove_unused_programs(|netns| before.contains(netns));
     }
 
-    /// Removes the pins of pods that are gone, and of all pods whose capture was stopped; then their directory, if no
-    /// others are left.
-    pub(super) fn remove_stopped_programs(&self) {
-        self.remove_unused_programs(|_| true);
-        if let Err(error) = self.programs.pins.remove_if_empty() {
+    /// Removes the pins of all pods except `captured`, which could not be released, and their directory if none are left.
+    /// Among the others are pods that have ended, whose namespaces exist as long as a node proxy drains.
+    pub(super) fn remove_programs(&self, captured: &[Netns]) {
+        let pins = &self.programs.pins;
+        let kept: BTreeSet<_> = captured
+            .iter()
+            .filter_map(|netns| redirection::bpf::cookie_of(netns).ok())
+            .collect();
+        let others = pins
+            .pods()
+            .map(|all| all.difference(&kept).copied().collect());
+        let removed = others.and_then(|others| pins.remove_all(&others));
+        if let Err(error) = removed.and_then(|()| pins.remove_if_empty()) {
             let error = ErrorChain(&error);
-            tracing::warn!(%error, "the directory of BPF programs is left");
+            tracing::warn!(%error, "BPF programs are left on the node");
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     application::{read_request, read_request_head, run_scripted_server, run_tunnel_server},
-    fixture::{HTTP1, World},
+    fixture::{Client, HTTP1, World},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -121,6 +121,15 @@ async fn application_that_ignores_second_requests(
     (run_scripted_server(script).await.0, count)
 }
 
+/// Sends the requests one after the other, and checks that each succeeds and that the application counts each once.
+async fn assert_each_arrives_once(client: &Client, requests: &[&[u8]], count: &AtomicUsize) {
+    for (before, request) in requests.iter().enumerate() {
+        let reply = client.send_bytes(VIP, HTTP1, request).await;
+        assert_eq!(reply.statuses(), [200], "{before}: {reply:?}");
+        assert_eq!(count.load(Relaxed), before + 1);
+    }
+}
+
 #[tokio::test]
 async fn connections_that_close_cost_no_request() {
     let world = World::new().await;
@@ -129,11 +138,7 @@ async fn connections_that_close_cost_no_request() {
     let client = world.client().await;
     // The second request learns that the application closes connections early, and is sent once more.
     let requests = [GET, GET, POST, GET, POST, POST, GET, GET, GET, POST];
-    for (before, request) in requests.into_iter().enumerate() {
-        let reply = client.send_bytes(VIP, HTTP1, request).await;
-        assert_eq!(reply.statuses(), [200], "{before}: {reply:?}");
-        assert_eq!(count.load(Relaxed), before + 1);
-    }
+    assert_each_arrives_once(&client, &requests, &count).await;
     assert_eq!(world.request_count_with(200, "-"), 10);
 }
 
@@ -144,11 +149,7 @@ async fn announced_idle_timeout_is_observed() {
     let (application, count) = application_that_ignores_second_requests(announcement).await;
     world.serve("web", VIP, &[application]);
     let client = world.client().await;
-    for before in 0..3 {
-        let reply = client.send_bytes(VIP, HTTP1, POST).await;
-        assert_eq!(reply.statuses(), [200], "{reply:?}");
-        assert_eq!(count.load(Relaxed), before + 1);
-    }
+    assert_each_arrives_once(&client, &[POST; 3], &count).await;
 }
 
 #[tokio::test]
@@ -174,11 +175,7 @@ async fn repeatable_request_is_sent_once_more_if_its_tunnel_breaks() {
         let _endpoint = run_tunnel_server(&world, "web", ip, script).await;
         world.serve_by_tunnel("web", VIP, ip);
         let client = world.client().await;
-        for before in 0..5 {
-            let reply = client.send_bytes(VIP, HTTP1, GET).await;
-            assert_eq!(reply.statuses(), [200], "{breaks_connection}: {reply:?}");
-            assert_eq!(count.load(Relaxed), before + 1);
-        }
+        assert_each_arrives_once(&client, &[GET; 5], &count).await;
         assert_eq!(world.request_count_with(200, "-"), 5);
     }
 }

@@ -13,6 +13,7 @@ use hyper::client::conn::http2::SendRequest;
 use parking_lot::Mutex;
 
 use super::{
+    idle_connections::last_of_oldest,
     key::HttpKey,
     reuse::{ConnectionUse, ReuseLimits},
 };
@@ -111,9 +112,7 @@ impl Http2Connections {
         let idle_since =
             |one: &Http2Connection| one.idle_since().filter(|_| one.memory.any(&predicate));
         let all = self.0.values().flatten();
-        let mut times: Vec<_> = all.filter_map(idle_since).collect();
-        times.sort_unstable();
-        let Some(&last) = times.get(..count).unwrap_or(&times).last() else {
+        let Some(last) = last_of_oldest(all.filter_map(idle_since), count) else {
             return 0;
         };
         let before: usize = self.0.values().map(Vec::len).sum();

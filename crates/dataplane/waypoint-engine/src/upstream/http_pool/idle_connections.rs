@@ -191,47 +191,50 @@ impl IdleConnections {
         self.count = self.by_key.values().map(Vec::len).sum();
     }
 
-    /// Closes `count` connections, or all if there are fewer, those first that were not used for the longest time, with
-    /// others that were last used at the same time. Only connections count that are charged to an account for which
-    /// `predicate` is true. Returns their number.
+    /// Closes `count` connections that are charged to an account for which `predicate` is true, or all if there are fewer,
+    /// those first that were not used for the longest time. Returns their number.
     pub(super) fn close_charged(
         &mut self,
         count: usize,
         predicate: impl Fn(&MemoryAccount) -> bool,
     ) -> usize {
-        let is_charged = |one: &IdleConnection| one.connection.memory.any(&predicate);
-        let all = self.by_key.values().flatten();
-        let charged = all.filter(|one| is_charged(one));
-        let mut times: Vec<_> = charged.map(|one| one.idle_since).collect();
-        times.sort_unstable();
-        let Some(&last) = times.get(..count).unwrap_or(&times).last() else {
-            return 0;
-        };
-        let before = self.count;
-        self.by_key.retain(|_, idle| {
-            idle.retain(|one| one.idle_since > last || !is_charged(one));
-            !idle.is_empty()
-        });
-        self.count = self.by_key.values().map(Vec::len).sum();
-        before - self.count
+        self.close_oldest(count, |one| one.connection.memory.any(&predicate))
     }
 
     /// Closes the connections that have not been used for the longest time, so that there are a little fewer than the
     /// maximum.
     fn close_least_recently_used(&mut self) {
         let kept = self.max_count - self.max_count / EVICTION_DIVISOR;
+        self.close_oldest(self.count.saturating_sub(kept), |_| true);
+    }
+
+    /// Closes `count` of the connections for which `predicate` is true, or all if there are fewer, those first that were
+    /// not used for the longest time, with others that were last used at the same time. Returns their number.
+    fn close_oldest(&mut self, count: usize, predicate: impl Fn(&IdleConnection) -> bool) -> usize {
         let all = self.by_key.values().flatten();
-        let mut times: Vec<Instant> = all.map(|one| one.idle_since).collect();
-        let Some(closed) = times.len().checked_sub(kept + 1) else {
-            return;
+        let times = all.filter(|one| predicate(one)).map(|one| one.idle_since);
+        let Some(last) = last_of_oldest(times, count) else {
+            return 0;
         };
-        let (_, &mut last_closed, _) = times.select_nth_unstable(closed);
+        let before = self.count;
         self.by_key.retain(|_, idle| {
-            idle.retain(|one| one.idle_since > last_closed);
+            idle.retain(|one| one.idle_since > last || !predicate(one));
             !idle.is_empty()
         });
         self.count = self.by_key.values().map(Vec::len).sum();
+        before - self.count
     }
+}
+
+/// Returns the last of the `count` earliest times, or of all if there are fewer; `None` if there are none.
+pub(super) fn last_of_oldest(
+    times: impl Iterator<Item = Instant>,
+    count: usize,
+) -> Option<Instant> {
+    let mut times: Vec<_> = times.collect();
+    times.sort_unstable();
+    times.truncate(count);
+    times.last().copied()
 }
 
 #[cfg(test)]

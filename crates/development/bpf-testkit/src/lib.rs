@@ -12,7 +12,7 @@ use std::{
     fs,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
     sync::{
         LazyLock,
         atomic::{AtomicU32, Ordering},
@@ -89,6 +89,22 @@ pub fn remove_cgroup(cgroup: &Path) {
     while fs::remove_dir(cgroup).is_err() && Instant::now() < until {
         thread::yield_now();
     }
+}
+
+/// Attaches a program to the opening of IPv4 connections in a cgroup, with the flags of this mode (`alone`, `overridable`
+/// or `beside`; see `tools.c`), and returns the outcome. It sets the destination, if there is one.
+pub fn try_attach(cgroup: &Path, mode: &str, destination: Option<&str>) -> Output {
+    let mut command = Command::new(tools());
+    command.arg("hook").arg(cgroup).arg(mode).args(destination);
+    command.output().unwrap()
+}
+
+/// Attaches a program like [`try_attach`], which must succeed.
+#[track_caller]
+pub fn attach(cgroup: &Path, mode: &str, destination: Option<&str>) {
+    let output = try_attach(cgroup, mode, destination);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
 }
 
 /// Returns the path of the program `tools.c`, which the first call compiles.

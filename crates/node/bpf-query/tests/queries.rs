@@ -4,11 +4,10 @@
 use std::{
     fs::File,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use ambit_bpf_query::{Attached, Hook, attached, effective_count};
-use ambit_bpf_testkit::{create_threaded_cgroup, new_cgroup, remove_cgroup, tools};
+use ambit_bpf_testkit::{attach, create_threaded_cgroup, new_cgroup, remove_cgroup};
 
 /// Cgroup of a test, and one below it.
 struct Cgroups {
@@ -32,12 +31,6 @@ impl Drop for Cgroups {
     }
 }
 
-fn attach(cgroup: &Path, mode: &str) {
-    let mut command = Command::new(tools());
-    let status = command.arg("hook").arg(cgroup).arg(mode).status();
-    assert!(status.unwrap().success());
-}
-
 fn at(cgroup: &Path, hook: Hook) -> (u32, bool, u32) {
     let directory = File::open(cgroup).unwrap();
     let Attached {
@@ -54,7 +47,7 @@ fn programs_are_reported_with_the_mode_of_their_attachment() {
         let cgroups = Cgroups::new();
         let before = at(&cgroups.parent, Hook::Connect4);
         assert_eq!(before, (0, false, 0), "programs above the tests' cgroup");
-        attach(&cgroups.parent, mode);
+        attach(&cgroups.parent, mode, None);
         let parent = at(&cgroups.parent, Hook::Connect4);
         assert_eq!(parent, (1, is_overridable, 1), "{mode}");
         let child = at(&cgroups.child, Hook::Connect4);

@@ -66,7 +66,8 @@ impl Backend {
         }
     }
 
-    /// Whether rules are written through the first kernel interface that works.
+    /// Whether BPF programs capture the pods that they can, and rules are written through the first kernel interface that
+    /// works.
     pub fn is_automatic(self) -> bool {
         matches!(self, Self::Auto | Self::Bpf)
     }

@@ -21,7 +21,7 @@ use ambit_agent::{
     capture::{BpfReadiness, CaptureMethod, CaptureTarget},
 };
 use ambit_bpf::{Pins, Role};
-use ambit_bpf_testkit::{Bpffs, cgroup_root, remove_cgroup, tools};
+use ambit_bpf_testkit::{Bpffs, attach, cgroup_root, remove_cgroup, tools};
 use ambit_netlab::Host;
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_sys::{netns::Netns, procfs::Attribution, redirection::bpf::cookie_of};
@@ -153,7 +153,7 @@ async fn programs_capture_where_they_can_and_rules_elsewhere() {
     node.prepare();
     node.assert_rules(node.apply(&ACKNOWLEDGED), "has not entered its listeners");
 
-    // It is not prepared again before another one connects.
+    // The agent does not prepare the pod again before another proxy connects.
     let known = node.actions.prepare_bpf(&node.target(UID), &spec());
     let reason = known.unwrap_err().to_string();
     assert!(reason.contains("has not entered its listeners"), "{reason}");
@@ -247,9 +247,7 @@ async fn pod_with_a_program_that_permits_no_others_gets_rules() {
     node.prepare();
     node.enter(&listeners);
     let cgroup = node.cgroups.join(format!("pod{UID}"));
-    let mut hook = Command::new(tools());
-    hook.arg("hook").arg(cgroup).arg("alone");
-    assert!(hook.status().unwrap().success());
+    attach(&cgroup, "alone", None);
     let expected = "cannot attach the BPF program connecting_v4";
     node.assert_rules(node.apply(&ACKNOWLEDGED), expected);
     assert!(!node.has_pins());
@@ -316,16 +314,14 @@ async fn limit_of_locked_memory_does_not_count() {
     assert_eq!(node.apply(&ACKNOWLEDGED), CaptureMethod::Bpf);
 }
 
-/// As by security products that attach to all pods' cgroup.
+/// Security products attach such programs to the cgroup of all pods.
 #[tokio::test]
 async fn program_above_the_pod_is_not_switched_off() {
     let node = Node::new().await;
     let listeners = node.listen();
     node.prepare();
     node.enter(&listeners);
-    let mut hook = Command::new(tools());
-    hook.arg("hook").arg(&node.cgroups).arg("overridable");
-    assert!(hook.status().unwrap().success());
+    attach(&node.cgroups, "overridable", None);
     let expected = "would switch off a BPF program that is attached to the cgroup";
     node.assert_rules(node.apply(&ACKNOWLEDGED), expected);
     let refused = node.actions.prepare_bpf(&node.target(UID), &spec());
@@ -341,9 +337,7 @@ async fn refusal_is_forgotten_with_the_pod() {
     node.prepare();
     node.enter(&listeners);
     let cgroup = node.cgroups.join(format!("pod{UID}"));
-    let mut hook = Command::new(tools());
-    hook.arg("hook").arg(cgroup).arg("alone");
-    assert!(hook.status().unwrap().success());
+    attach(&cgroup, "alone", None);
     node.assert_rules(node.apply(&ACKNOWLEDGED), "cannot attach");
     let prepared = || node.actions.prepare_bpf(&node.target(UID), &spec());
     node.actions.sweep_bpf(&BTreeSet::from([UID.into()]));

@@ -83,14 +83,20 @@ fn hold_seconds() -> u64 {
     seconds.and_then(|text| text.parse().ok()).unwrap_or(65)
 }
 
-/// Returns the lines of `ambit status` about how pods are captured. They are also shown while components are replaced.
-fn capture_lines(mesh: &Mesh) -> Vec<String> {
+/// Returns the output of `ambit status`, whether or not everything is in order.
+fn status(mesh: &Mesh, args: &[&str]) -> String {
     let status = Command::new(built_binary("ambit"))
         .arg("status")
+        .args(args)
         .env("KUBECONFIG", mesh.cluster().kubeconfig())
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&status.stdout);
+    String::from_utf8(status.stdout).unwrap()
+}
+
+/// Returns the lines of `ambit status` about how pods are captured. They are also shown while components are replaced.
+fn capture_lines(mesh: &Mesh) -> Vec<String> {
+    let text = status(mesh, &[]);
     let lines = text
         .lines()
         .filter(|line| line.contains("pods captured by"));
@@ -99,12 +105,8 @@ fn capture_lines(mesh: &Mesh) -> Vec<String> {
 
 /// Whether all nodes report that their pods are captured, none of them by BPF programs.
 fn rules_capture_all(mesh: &Mesh) -> bool {
-    let status = Command::new(built_binary("ambit"))
-        .args(["status", "-o", "json"])
-        .env("KUBECONFIG", mesh.cluster().kubeconfig())
-        .output()
-        .unwrap();
-    let Ok(status) = serde_json::from_slice::<serde_json::Value>(&status.stdout) else {
+    let Ok(status) = serde_json::from_str::<serde_json::Value>(&status(mesh, &["-o", "json"]))
+    else {
         return false;
     };
     let nodes = status["nodes"].as_array().cloned().unwrap_or_default();

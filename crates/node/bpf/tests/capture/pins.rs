@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ambit_bpf::{Role, SLOTS};
+use ambit_bpf::{Capture, Pins, Role, SLOTS};
 
 use crate::world::{FAR4, POD4, Place, World, accept, address, nobody, talk};
 
@@ -158,16 +158,20 @@ fn proxy_answers_each_request_for_its_listeners() {
     assert!(capture.has_proxy().is_err());
 }
 
+/// Installs the programs of a pod in the directory of another one's.
+fn install_in(pins: &Pins, pod: &World) -> Capture {
+    let cgroup = File::open(&pod.cgroup).unwrap();
+    let capture = pins.of(pod.settings.netns);
+    capture.install(cgroup, &pod.pod, &pod.settings).unwrap();
+    capture
+}
+
 #[test]
 fn programs_are_swept_once_their_namespace_is_gone() {
     let (one, _proxy) = World::captured();
     let other = World::new();
     let pins = one.pins();
-    let cgroup = File::open(&other.cgroup).unwrap();
-    let capture = pins.of(other.settings.netns);
-    capture
-        .install(cgroup, &other.pod, &other.settings)
-        .unwrap();
+    let capture = install_in(&pins, &other);
     assert_eq!(pins.sweep(&BTreeSet::new()).unwrap(), 0);
     drop(other);
     // The kernel removes namespaces some time after their last user.
@@ -244,11 +248,7 @@ fn stopped_programs_are_removed_and_then_the_directory() {
     let (one, _proxy) = World::captured();
     let other = World::new();
     let pins = one.pins();
-    let cgroup = File::open(&other.cgroup).unwrap();
-    let capture = pins.of(other.settings.netns);
-    capture
-        .install(cgroup, &other.pod, &other.settings)
-        .unwrap();
+    let capture = install_in(&pins, &other);
     assert_eq!(pins.stopped().unwrap(), BTreeSet::new());
     pins.remove_if_empty().unwrap();
     capture.pause().unwrap();

@@ -153,7 +153,7 @@ pub fn apply(pod: &BpfPod<'_>, spec: &RedirectionSpec) -> Result<Applied, Redire
             capture.install(cgroup, pod.netns, &desired.settings)?;
         }
         let mut rules = change_table(POD_TABLE, |_| Some(lowered.clone()))?;
-        // What this call has just made was not found.
+        // This call has just created the table.
         rules.nothing_found |= redirects.nothing_found && !redirects.is_empty();
         if !rules.is_empty() {
             track_for_the_guards(false);

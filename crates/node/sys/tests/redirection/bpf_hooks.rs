@@ -1,13 +1,9 @@
 //! Tests capture by BPF programs beside programs that others attach to the same hooks of cgroups, as Cilium does.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use std::{io, path::PathBuf};
 
 use ambit_bpf::CaptureError;
-use ambit_bpf_testkit::{create_threaded_cgroup, new_cgroup, remove_cgroup, tools};
+use ambit_bpf_testkit::{attach, create_threaded_cgroup, new_cgroup, remove_cgroup, try_attach};
 use ambit_netplan::{Backend, RedirectionSpec};
 use ambit_sys::redirection::{
     Applied, RedirectionError,
@@ -22,20 +18,6 @@ use super::{
 
 /// Address that no test's host has.
 const FAR: &str = "203.0.113.7";
-
-/// Attaches a program to the opening of IPv4 connections in a cgroup; see `tools.c`.
-fn hook(cgroup: &Path, mode: &str, destination: Option<&str>) -> Output {
-    let mut command = Command::new(tools());
-    command.arg("hook").arg(cgroup).arg(mode).args(destination);
-    command.output().unwrap()
-}
-
-#[track_caller]
-fn attach(cgroup: &Path, mode: &str, destination: Option<&str>) {
-    let output = hook(cgroup, mode, destination);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-}
 
 /// Pod whose cgroup is below another one, as pods' are below that of all pods.
 struct Nested {
@@ -150,7 +132,7 @@ fn exclusive_program_of_another_is_an_error_and_nothing_is_captured() {
         };
         let text = error.to_string();
         assert!(text.contains("connecting_v4"), "{own} {text}");
-        // What the attempt has left is no capture.
+        // The remains of the failed attempt are not a capture.
         let Applied::Repaired { what } = pod.apply_rules() else {
             panic!("not repaired")
         };
@@ -164,9 +146,10 @@ fn exclusive_program_cannot_replace_the_captures() {
         let nested = Nested::new();
         let pod = nested.pod();
         pod.apply();
-        assert!(!hook(&pod.cgroup, mode, Some(PEER4)).status.success());
+        let refused = try_attach(&pod.cgroup, mode, Some(PEER4));
+        assert!(!refused.status.success());
         // One above is overridden by the capture's.
-        let _may_fail = hook(&nested.parent, mode, Some(PEER4));
+        let _may_fail = try_attach(&nested.parent, mode, Some(PEER4));
         drop(pod.connect(address(PEER4, 80)).unwrap());
         drop(accept(&pod.proxy.outbound));
     }

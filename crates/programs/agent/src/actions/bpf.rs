@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, sync::atomic::Ordering};
 
 use ambit_bpf::{CaptureError, NetnsCookie, Pins};
-use ambit_netplan::{Backend, RedirectionSpec};
+use ambit_netplan::RedirectionSpec;
 use ambit_rt::ErrorChain;
 use ambit_sys::{
     netns::Netns,
@@ -242,11 +242,6 @@ pub(crate) fn default_pins(proc: &std::path::Path) -> Pins {
         return Pins::at(root);
     }
     Pins::at(Pins::ROOT)
-}
-
-/// Whether BPF programs shall capture the pods that they can.
-pub(crate) fn is_requested(spec: &RedirectionSpec) -> bool {
-    matches!(spec.backend, Backend::Auto | Backend::Bpf)
 }
 
 #[cfg(test)]

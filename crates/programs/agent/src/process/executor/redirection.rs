@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use super::{pre_capture, report::StepReport};
 use crate::{
-    actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome, bpf::is_requested},
+    actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome},
     capture::{BpfReadiness, CaptureTarget},
     enrolment::{Event, RedirectionStep},
     zds::Zds,
@@ -83,7 +83,7 @@ async fn prepare_bpf<A: Actions>(
     spec: &RedirectionSpec,
     info: WorkloadInfo,
 ) -> BpfReadiness {
-    if !is_requested(spec) {
+    if !spec.backend.is_automatic() {
         return BpfReadiness::NotRequested;
     }
     let (by, pod, desired) = (Arc::clone(actions), target.clone(), spec.clone());

@@ -27,7 +27,7 @@ pub(crate) fn run() -> Result<()> {
         .context("cannot start the demonstration")?;
     let waypoint = shell::run(
         "build the waypoint",
-        shell::nice(&build([WAYPOINT_PROGRAM])).arg("--quiet"),
+        shell::nice(&build([WAYPOINT_PROGRAM]), 19).arg("--quiet"),
     );
     // The end of its standard input lets the demonstration go on.
     drop(demo.stdin.take());

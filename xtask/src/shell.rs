@@ -54,10 +54,10 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the same command at the lowest scheduling priority.
-pub(crate) fn nice(command: &Command) -> Command {
+/// Returns the same command with a scheduling priority lower by `niceness`, up to 19.
+pub(crate) fn nice(command: &Command, niceness: u8) -> Command {
     let mut nice = Command::new("nice");
-    nice.arg("-n19").arg(command.get_program());
+    nice.arg(format!("-n{niceness}")).arg(command.get_program());
     copy_environment(command, &mut nice);
     nice
 }

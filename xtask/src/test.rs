@@ -44,8 +44,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .into_iter()
         .partition(|suite| suite.kind == SuiteKind::Lab);
     // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute, which have a lower
-    // priority. Commands of cargo come last, since it locks the target directory that the fuzz targets' build uses.
-    let mut fuzzing = Lane::suite_lane("fuzz", Priority::Low, Vec::new())
+    // priority, and with fuzzing, which has the lowest. Commands of cargo come last, since it locks the target directory
+    // that the fuzz targets' build uses.
+    let mut fuzzing = Lane::suite_lane("fuzz", Priority::Lowest, Vec::new())
         .command("build the fuzz targets", fuzz::build()?);
     for (name, command) in fuzz::fuzz_commands(FUZZ_SECONDS)? {
         fuzzing = fuzzing.command(&format!("fuzz {name}"), command);

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 /// Timeout of a condition, much longer than needed even on a busy machine.
-const CONDITION_TIMEOUT: Duration = Duration::from_secs(20);
+const CONDITION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum pause between two checks of a condition.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Waits until `condition` holds; panics with the description `what` after 20 seconds.
+/// Waits until `condition` holds; panics with the description `what` after a minute.
 #[track_caller]
 pub fn wait_until(
     what: &str,

@@ -44,7 +44,7 @@ use tokio::{
 };
 
 /// Timeout of every operation in these tests.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Port on which every test service declares HTTP/1.1. The constants below are ports of other protocols.
 pub(crate) const HTTP1: u16 = 80;

@@ -5,7 +5,10 @@ mod comparison;
 mod programs;
 mod record;
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use ambit_images::Architecture;
 use anyhow::{Result, ensure};
@@ -13,8 +16,18 @@ use anyhow::{Result, ensure};
 use self::programs::{copy_programs, replace_program};
 use crate::{images, outside, setup, shell, static_binary};
 
-/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` at the
-/// end, compares the results with those of another revision; with `--write`, adds them to the benchmarks' page.
+/// Programs with which those of this tree are compared.
+#[derive(Clone, Copy)]
+enum ComparedWith<'a> {
+    /// The programs of another revision.
+    Revision(&'a str),
+    /// The programs in a directory, for instance ones that were built with other settings of the compiler.
+    Programs(&'a str),
+}
+
+/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` or
+/// `--against-programs DIR` at the end, compares the results with those of other programs; with `--write`, adds them to
+/// the benchmarks' page.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return run_floods(args.get(1).map_or("4", String::as_str));
@@ -23,12 +36,17 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         args.last().is_none_or(|last| last != "--against"),
         "--against needs a revision"
     );
-    let (args, revision, write) = match args {
-        [args @ .., flag, revision] if flag == "--against" => (args, Some(revision), false),
+    let (args, other, write) = match args {
+        [args @ .., flag, revision] if flag == "--against" => {
+            (args, Some(ComparedWith::Revision(revision)), false)
+        }
+        [args @ .., flag, directory] if flag == "--against-programs" => {
+            (args, Some(ComparedWith::Programs(directory)), false)
+        }
         [args @ .., flag] if flag == "--write" => (args, None, true),
         args => (args, None, false),
     };
-    if revision.is_some() {
+    if other.is_some() {
         let part = args.first().map(String::as_str);
         ensure!(
             matches!(part, Some("traffic" | "memory" | "control" | "waypoint")),
@@ -41,7 +59,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         &mut shell::cargo(&["build", "--release", "--bins"]),
     )?;
     let part = args.first().map(String::as_str);
-    let statically: &[&str] = match (revision, part) {
+    let statically: &[&str] = match (other, part) {
         (Some(_), _) => &[],
         (None, Some("traffic" | "paths")) => &["ambit-node-proxy"],
         (None, Some("waypoint")) => &["ambit-node-proxy", "ambit-waypoint"],
@@ -59,9 +77,16 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         bench.env("AMBIT_BENCH_ENVOY", find_envoy()?);
         bench.env("AMBIT_BENCH_COLLECTOR", outside::build_collector()?);
     }
-    match revision {
-        Some(revision) => {
-            let then = against::programs_of_revision(revision, &programs)?;
+    match other {
+        Some(other) => {
+            let then = match other {
+                ComparedWith::Revision(revision) => {
+                    against::programs_of_revision(revision, &programs)?
+                }
+                ComparedWith::Programs(directory) => {
+                    against::programs_in(Path::new(directory), &programs)?
+                }
+            };
             against::compare(&bench, &programs, &then)
         }
         None if write => {

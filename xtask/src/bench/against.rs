@@ -1,5 +1,5 @@
 //! `cargo xtask bench PART --against REV`: runs the same benchmark with this tree's programs and with those of another
-//! revision, alternately, until each result is known to be better, equal or worse.
+//! revision or directory, alternately, until each result is known to be better, equal or worse.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,6 +71,17 @@ pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf
     programs::copy_programs(&target.join("release"), &of_revision)?;
     fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
     Ok(of_revision)
+}
+
+/// Copies the programs in a directory, beside this tree's benchmark, and returns the directory of the copies.
+pub(super) fn programs_in(directory: &Path, now: &Path) -> Result<PathBuf> {
+    let copies = std::path::absolute(shell::target_dir())?.join("bench-against/given");
+    if copies.exists() {
+        fs::remove_dir_all(&copies)?;
+    }
+    programs::copy_programs(directory, &copies)?;
+    fs::copy(now.join("ambit-bench"), copies.join("ambit-bench"))?;
+    Ok(copies)
 }
 
 /// Resolves a revision to a commit in this working tree, since `HEAD` is a different commit in the separate worktree.

@@ -24,10 +24,10 @@ pub(crate) struct BenchNodes {
 }
 
 impl BenchNodes {
-    /// Returns one node with the backend that [`BACKEND_VARIABLE`] names.
-    fn single() -> Self {
+    /// Returns this number of nodes with the backend that [`BACKEND_VARIABLE`] names.
+    pub(crate) fn of(count: u8) -> Self {
         Self {
-            count: 1,
+            count,
             backend: std::env::var(BACKEND_VARIABLE).ok(),
         }
     }
@@ -43,7 +43,7 @@ pub(crate) struct BenchLab {
 impl BenchLab {
     /// Starts a lab of one node and waits until its pods are ready.
     pub(crate) fn up(files: &[(String, String)]) -> Result<Self> {
-        Self::up_on(BenchNodes::single(), files)
+        Self::up_on(BenchNodes::of(1), files)
     }
 
     /// Starts a lab of these nodes and waits until its pods are ready.
@@ -52,19 +52,19 @@ impl BenchLab {
             .parent()
             .context("a program is in a directory")?
             .to_owned();
-        let rig = Self::start_on(nodes, &bin_dir, files)?;
+        let rig = Self::start(nodes, &bin_dir, files)?;
         rig.wait_until("all pods ready", |status| {
             !status.pods.is_empty() && status.pods.iter().all(|pod| pod.ready)
         })?;
         Ok(rig)
     }
 
-    /// Starts a lab of one node with the programs in a directory.
-    pub(crate) fn start(bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
-        Self::start_on(BenchNodes::single(), bin_dir, files)
-    }
-
-    fn start_on(nodes: BenchNodes, bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
+    /// Starts a lab of these nodes with the programs in a directory.
+    pub(crate) fn start(
+        nodes: BenchNodes,
+        bin_dir: &Path,
+        files: &[(String, String)],
+    ) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         for (name, text) in files {
             fs::write(directory.path().join(name), text)?;

@@ -24,7 +24,7 @@ use anyhow::{Result, bail, ensure};
 pub(crate) use self::{authorizer::serve as serve_authorizer, envoy::run_as_waypoint};
 use self::{
     lab::{Load, WaypointLab},
-    scenario::{RULES_PER_SERVICE, Scenario, ScenarioStep},
+    scenario::{RULES_PER_SERVICE, Scenario, ScenarioStep, ServerNode},
     table::WaypointRow,
     tokens::Algorithm,
 };
@@ -37,6 +37,7 @@ type BenchmarkPart = fn(envoy: &Path) -> Result<Vec<WaypointRow>>;
 const BENCHMARK_PARTS: &[(&str, BenchmarkPart)] = &[
     ("loads", measure_loads),
     ("grpc", grpc),
+    ("nodes", nodes),
     ("policies", policies),
     ("rules", rules),
     ("many-rules", many_rules),
@@ -86,6 +87,25 @@ fn grpc(envoy: &Path) -> Result<Vec<WaypointRow>> {
     let lab = WaypointLab::up(envoy, Scenario::default())?;
     let mut rows = lab.compare("", Load::Grpc(1))?;
     rows.extend(lab.compare("", Load::Grpc(8))?);
+    Ok(rows)
+}
+
+/// Measures the latency of the path from a client to a server through a waypoint on the client's node, with the server on
+/// the same node and on another one.
+fn nodes(envoy: &Path) -> Result<Vec<WaypointRow>> {
+    let mut rows = Vec::new();
+    for (what, server_node) in [
+        ("one node", ServerNode::Same),
+        ("two nodes", ServerNode::Other),
+    ] {
+        let scenario = Scenario {
+            server_node,
+            has_baseline: true,
+            ..Scenario::default()
+        };
+        let lab = WaypointLab::up(envoy, scenario)?;
+        rows.push(lab.compare_added_latency(what)?);
+    }
     Ok(rows)
 }
 

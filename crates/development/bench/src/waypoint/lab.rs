@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
     envoy::EnvoyFiles,
-    hashing, manifests,
+    hashing,
+    manifests::{self, BASELINE_NAMESPACE},
     scenario::{Scenario, ScenarioStep},
     table::{LoadResult, WaypointRow},
 };
@@ -19,7 +20,7 @@ use crate::{
     figure,
     load::{self, HttpLoad},
     process,
-    rig::{BenchLab, wait_until_settled},
+    rig::{BenchLab, BenchNodes, wait_until_settled},
 };
 
 /// Duration of each measurement in seconds.
@@ -63,7 +64,8 @@ impl WaypointLab {
         for side in [AMBIT_WAYPOINT, ENVOY_WAYPOINT] {
             files.push((side.gateway(), manifests::gateway(side, 0)));
         }
-        let rig = BenchLab::start(&programs, &files)?;
+        let nodes = BenchNodes::of(scenario.server_node.node_count());
+        let rig = BenchLab::start(nodes, &programs, &files)?;
         rig.wait_until("the servers ready", |status| {
             let servers = status.pods.iter().filter(|pod| pod.name == "server");
             servers.filter(|pod| pod.ready && pod.captured).count() == 2
@@ -165,6 +167,23 @@ impl WaypointLab {
             p99,
             cpu,
         })
+    }
+
+    /// Compares the median latency that the path through each waypoint adds to the path without a mesh, on one connection,
+    /// alternately.
+    pub(super) fn compare_added_latency(&self, what: &str) -> Result<WaypointRow> {
+        let server = self.rig.address(BASELINE_NAMESPACE, "server")?;
+        let baseline = load::wrk(1, SECONDS, true, &format!("http://{server}:8080/"));
+        let (mut direct, mut ours, mut envoy) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..figure::configured_rounds(ROUNDS)? {
+            let output = self
+                .rig
+                .exec(&format!("{BASELINE_NAMESPACE}/client"), &baseline)?;
+            direct.extend(load::parse_wrk(&output)?.median);
+            ours.extend(self.measure(AMBIT_WAYPOINT, Load::Http1(1))?.median);
+            envoy.extend(self.measure(ENVOY_WAYPOINT, Load::Http1(1))?.median);
+        }
+        WaypointRow::added_latency(what, direct, ours, envoy)
     }
 
     /// Sends the load through a waypoint for this number of seconds, and returns its result.

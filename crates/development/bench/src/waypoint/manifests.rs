@@ -6,9 +6,12 @@ use anyhow::Result;
 
 use super::{
     compared_proxy::{AMBIT_WAYPOINT, ComparedProxy, ENVOY_WAYPOINT},
-    scenario::{RULES_PER_SERVICE, Scenario},
+    scenario::{CLIENT_NODE, RULES_PER_SERVICE, Scenario, ServerNode},
     servers::nginx,
 };
+
+/// Namespace of the client and the server outside of the mesh.
+pub(super) const BASELINE_NAMESPACE: &str = "plain";
 
 /// Maximum number of rules in an HTTPRoute.
 const RULES_PER_ROUTE: usize = 16;
@@ -32,6 +35,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: client, namespace: {name}}}
 spec:
+  nodeName: {CLIENT_NODE}
   serviceAccountName: client
   containers: [{{name: main, image: none, command: [sleep, infinity]}}]
 ---
@@ -39,6 +43,7 @@ apiVersion: v1
 kind: Pod
 metadata: {{name: server, namespace: {name}, labels: {{app: server}}}}
 spec:
+  nodeName: {node}
   serviceAccountName: server
   containers:
   - name: web
@@ -64,6 +69,7 @@ spec:
 ",
             name = side.name,
             address = side.address,
+            node = scenario.server_node.name(),
             echo = echo.display(),
         )?;
         for n in 0..scenario.policies {
@@ -85,21 +91,65 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
             text += &routes(side.name, &service, RULES_PER_SERVICE);
         }
     }
+    if scenario.has_baseline {
+        text += &baseline(scratch, scenario.server_node)?;
+    }
     if let Some(step) = scenario.step {
         text += &step.manifests(scratch)?;
     }
     Ok(text)
 }
 
-/// Returns the manifest of the Gateway; another `revision` changes its pod template.
+/// Returns the manifests of a client and a server outside of the mesh.
+fn baseline(scratch: &Path, server: ServerNode) -> Result<String> {
+    let nginx = nginx(scratch, BASELINE_NAMESPACE)?;
+    Ok(format!(
+        "apiVersion: v1
+kind: Namespace
+metadata: {{name: {BASELINE_NAMESPACE}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: client, namespace: {BASELINE_NAMESPACE}}}
+spec:
+  nodeName: {CLIENT_NODE}
+  containers: [{{name: main, image: none, command: [sleep, infinity]}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: server, namespace: {BASELINE_NAMESPACE}}}
+spec:
+  nodeName: {node}
+  containers:
+  - name: web
+    image: none
+    command: [nginx, -c, {nginx}]
+    readinessProbe: {{tcpSocket: {{port: 8080}}}}
+---
+",
+        node = server.name(),
+    ))
+}
+
+/// Returns the manifest of the Gateway, whose pods run on the clients' node; another `revision` changes its pod
+/// template.
 pub(super) fn gateway(side: ComparedProxy, revision: usize) -> String {
     format!(
-        "apiVersion: gateway.networking.k8s.io/v1
+        "apiVersion: v1
+kind: ConfigMap
+metadata: {{name: placement, namespace: {name}}}
+data:
+  deployment: |
+    spec: {{template: {{spec: {{nodeSelector: {{kubernetes.io/hostname: {CLIENT_NODE}}}}}}}}}
+---
+apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {{name: {name}, namespace: {name}}}
 spec:
   gatewayClassName: istio-waypoint
-  infrastructure: {{labels: {{revision: r{revision}}}}}
+  infrastructure:
+    labels: {{revision: r{revision}}}
+    parametersRef: {{group: '', kind: ConfigMap, name: placement}}
   listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]
 ",
         name = side.name,

@@ -20,6 +20,39 @@ pub(super) struct Scenario {
     pub(super) services: usize,
     /// Additional processing step for each request.
     pub(super) step: Option<ScenarioStep>,
+    /// Node of the servers.
+    pub(super) server_node: ServerNode,
+    /// Whether the lab also has a client and a server outside of the mesh.
+    pub(super) has_baseline: bool,
+}
+
+/// Node on which the servers run, with respect to that of the clients and the waypoints.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum ServerNode {
+    #[default]
+    Same,
+    Other,
+}
+
+/// Name of the node on which clients and waypoints run.
+pub(super) const CLIENT_NODE: &str = "node-1";
+
+impl ServerNode {
+    /// Returns the number of nodes of the lab.
+    pub(super) fn node_count(self) -> u8 {
+        match self {
+            Self::Same => 1,
+            Self::Other => 2,
+        }
+    }
+
+    /// Returns the name of the node.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Same => CLIENT_NODE,
+            Self::Other => "node-2",
+        }
+    }
 }
 
 /// Additional processing step for each request, with the objects that configure it.

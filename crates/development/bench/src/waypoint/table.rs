@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use comfy_table::{ContentArrangement, Table};
 
 use crate::figure::{BenchmarkFigure, median};
@@ -54,6 +55,28 @@ impl WaypointRow {
     pub(super) fn change(ours: Vec<f64>, envoy: Vec<f64>) -> Self {
         let middle = |times| median(times).unwrap_or(f64::NAN);
         Self::smaller_is_better("changed route", "ms", middle(ours), middle(envoy), 1.0)
+    }
+
+    /// Creates a row of the median latency that each waypoint's path adds to the `direct` one.
+    pub(super) fn added_latency(
+        what: &str,
+        direct: Vec<Duration>,
+        ours: Vec<Duration>,
+        envoy: Vec<Duration>,
+    ) -> Result<Self> {
+        let micros = |times: Vec<Duration>| {
+            median(times.iter().map(|time| time.as_secs_f64() * 1e6).collect())
+                .context("no latency was measured")
+        };
+        let direct = micros(direct)?;
+        eprintln!("  {what}: median without a mesh: {direct:.0} us");
+        Ok(Self::smaller_is_better(
+            &format!("{what}: median added to that without a mesh"),
+            "us",
+            micros(ours)? - direct,
+            micros(envoy)? - direct,
+            1.0,
+        ))
     }
 
     /// Creates a row with the numbers of failed requests; the target is none.

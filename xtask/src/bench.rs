@@ -36,6 +36,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         args.last().is_none_or(|last| last != "--against"),
         "--against needs a revision"
     );
+    ensure!(
+        args.last().is_none_or(|last| last != "--against-programs"),
+        "--against-programs needs a directory"
+    );
     let (args, other, write) = match args {
         [args @ .., flag, revision] if flag == "--against" => {
             (args, Some(ComparedWith::Revision(revision)), false)
@@ -78,15 +82,12 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         bench.env("AMBIT_BENCH_COLLECTOR", outside::build_collector()?);
     }
     match other {
-        Some(other) => {
-            let then = match other {
-                ComparedWith::Revision(revision) => {
-                    against::programs_of_revision(revision, &programs)?
-                }
-                ComparedWith::Programs(directory) => {
-                    against::programs_in(Path::new(directory), &programs)?
-                }
-            };
+        Some(ComparedWith::Revision(revision)) => {
+            let then = against::programs_of_revision(revision, &programs)?;
+            against::compare(&bench, &programs, &then)
+        }
+        Some(ComparedWith::Programs(directory)) => {
+            let then = against::programs_in(Path::new(directory), &programs)?;
             against::compare(&bench, &programs, &then)
         }
         None if write => {

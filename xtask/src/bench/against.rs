@@ -64,18 +64,12 @@ pub(super) fn programs_of_revision(revision: &str, now: &Path) -> Result<PathBuf
         .arg(&target)
         .current_dir(&source);
     shell::run(&format!("build the binaries of {revision}"), &mut build)?;
-    let of_revision = directory.join("programs");
-    if of_revision.exists() {
-        fs::remove_dir_all(&of_revision)?;
-    }
-    programs::copy_programs(&target.join("release"), &of_revision)?;
-    fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
-    Ok(of_revision)
+    programs_in(&target.join("release"), now)
 }
 
 /// Copies the programs in a directory, beside this tree's benchmark, and returns the directory of the copies.
 pub(super) fn programs_in(directory: &Path, now: &Path) -> Result<PathBuf> {
-    let copies = std::path::absolute(shell::target_dir())?.join("bench-against/given");
+    let copies = std::path::absolute(shell::target_dir())?.join("bench-against/programs");
     if copies.exists() {
         fs::remove_dir_all(&copies)?;
     }

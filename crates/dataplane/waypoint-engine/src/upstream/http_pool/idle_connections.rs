@@ -232,9 +232,9 @@ pub(super) fn last_of_oldest(
     count: usize,
 ) -> Option<Instant> {
     let mut times: Vec<_> = times.collect();
-    times.sort_unstable();
-    times.truncate(count);
-    times.last().copied()
+    let last = count.min(times.len()).checked_sub(1)?;
+    let (_, &mut last, _) = times.select_nth_unstable(last);
+    Some(last)
 }
 
 #[cfg(test)]

@@ -64,17 +64,16 @@ impl WaypointRow {
         ours: Vec<Duration>,
         envoy: Vec<Duration>,
     ) -> Result<Self> {
-        let micros = |times: Vec<Duration>| {
-            median(times.iter().map(|time| time.as_secs_f64() * 1e6).collect())
-                .context("no latency was measured")
+        let middle = |times: Vec<Duration>| {
+            median(times.into_iter().map(microseconds).collect()).context("no latency was measured")
         };
-        let direct = micros(direct)?;
+        let direct = middle(direct)?;
         eprintln!("  {what}: median without a mesh: {direct:.0} us");
         Ok(Self::smaller_is_better(
             &format!("{what}: median added to that without a mesh"),
             "us",
-            micros(ours)? - direct,
-            micros(envoy)? - direct,
+            middle(ours)? - direct,
+            middle(envoy)? - direct,
             1.0,
         ))
     }
@@ -131,7 +130,6 @@ impl WaypointRow {
             let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
             Some((side(ours)?, side(envoy)?))
         };
-        let micros = |duration: Duration| duration.as_secs_f64() * 1e6;
         let mut rows = Vec::new();
         if let Some((ours, envoy)) = both(&|f| Some(1.0 / f.cpu)) {
             let what = format!("{what}: requests a CPU second");
@@ -157,7 +155,7 @@ impl WaypointRow {
                 target_factor: 1.0,
             });
         }
-        if let Some((ours, envoy)) = both(&|f| f.median.map(micros)) {
+        if let Some((ours, envoy)) = both(&|f| f.median.map(microseconds)) {
             rows.push(Self::smaller_is_better(
                 &format!("{what}: median"),
                 "us",
@@ -166,7 +164,7 @@ impl WaypointRow {
                 1.0,
             ));
         }
-        if let Some((ours, envoy)) = both(&|f| f.p99.map(micros)) {
+        if let Some((ours, envoy)) = both(&|f| f.p99.map(microseconds)) {
             rows.push(Self::smaller_is_better(
                 &format!("{what}: p99"),
                 "us",
@@ -177,6 +175,10 @@ impl WaypointRow {
         }
         rows
     }
+}
+
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
 }
 
 /// Formats a number with this number of digits, or a dash if the number is not finite.

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Some("web") => web::build(argument == Some("--check")),
         Some("book") => book::run(args.get(1..).unwrap_or_default()),
         Some("bpf") => bpf::build(argument == Some("--check")),
-        Some("gen") => proto::generate(argument == Some("--check")),
+        Some("gen") => proto::generate(),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);

@@ -4,11 +4,11 @@ mod durations;
 mod lane;
 mod suite;
 
-use std::process::Command;
+use std::{env, process::Command};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
-use crate::{bpf, fuzz, images, outside, proto, setup, shell, tidy, web};
+use crate::{bpf, fuzz, images, outside, setup, shell, tidy, web};
 use lane::{Lane, Priority};
 use suite::SuiteKind;
 
@@ -27,13 +27,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "formatting",
         &mut shell::cargo(&["fmt", "--all", "--check"]),
     )?;
-    proto::generate(true)?;
     bpf::build(true)?;
     web::build(true)?;
     let suites = suite::build()?;
     outside::build()?;
     let mut workflows = Command::new(outside::build_actionlint()?);
     workflows.current_dir(shell::workspace_root());
+    let mut book = Command::new(env::current_exe().context("cannot find this program")?);
+    book.arg("book").current_dir(shell::workspace_root());
     images::cluster_images(&shell::target_dir().join("debug"))?;
     // Before all lanes: the clusters' one is the last to end, and would begin with minutes of compiling beside the others.
     outside::build_cluster_programs()?;
@@ -56,13 +57,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         Lane::suite_lane("labs", Priority::Normal, labs),
         Lane::suite_lane("units", Priority::Low, units)
             .command("lints of workflows", workflows)
-            .command(
-                "the book",
-                shell::cargo(&["run", "--quiet", "--package", "xtask", "--", "book"]),
-            )
+            .command("the book", book)
             .command(
                 "examples in documentation",
-                shell::linting_cargo(&["test", "--doc", "--quiet"]),
+                shell::linting_cargo(&["test", "--doc", "--quiet", suite::SPIRE_FEATURE]),
             ),
         fuzzing,
     ])?;

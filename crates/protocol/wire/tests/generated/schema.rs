@@ -6,7 +6,6 @@ use std::{
     fmt::Write as _,
 };
 
-use anyhow::{Context, Result};
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type};
 
 /// Istio's records that are checked for unknown fields, with all messages in them.
@@ -15,7 +14,8 @@ const ROOTS: [&str; 2] = ["istio.workload.Address", "istio.security.Authorizatio
 /// Name prefix of Ambit's own records, which are all checked for unknown fields.
 const OWN_ROOTS: &str = "ambit.v1.Waypoint";
 
-pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
+/// Returns the Rust code of the field numbers.
+pub(super) fn render(set: &FileDescriptorSet) -> String {
     let mut messages = BTreeMap::new();
     for file in &set.file {
         for message in &file.message_type {
@@ -30,30 +30,29 @@ pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
         if !reached.insert(name.clone()) {
             continue;
         }
-        let message = messages
-            .get(&name)
-            .with_context(|| format!("no message {name}"))?;
+        let message = messages.get(&name).unwrap();
         let mut fields: Vec<_> = message.field.iter().collect();
         fields.sort_by_key(|field| field.number());
         writeln!(
             text,
             "pub(crate) static {}: Message = Message {{",
             constant(&name)
-        )?;
-        writeln!(text, "    name: {name:?},\n    fields: &[")?;
+        )
+        .unwrap();
+        writeln!(text, "    name: {name:?},\n    fields: &[").unwrap();
         for field in fields {
             let number = field.number();
             if field.r#type() == Type::Message {
                 let inner = field.type_name().trim_start_matches('.');
-                writeln!(text, "        ({number}, Some(&{})),", constant(inner))?;
+                writeln!(text, "        ({number}, Some(&{})),", constant(inner)).unwrap();
                 open.push(inner.to_owned());
             } else {
-                writeln!(text, "        ({number}, None),")?;
+                writeln!(text, "        ({number}, None),").unwrap();
             }
         }
-        writeln!(text, "    ],\n}};")?;
+        writeln!(text, "    ],\n}};").unwrap();
     }
-    Ok(text)
+    text
 }
 
 /// Converts a message name such as `istio.workload.Address` to the name of a Rust static.

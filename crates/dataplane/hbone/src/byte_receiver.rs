@@ -6,12 +6,16 @@
 //! stream's receive window bounds their bytes, which the peer gets back only when the reader has read them.
 
 use std::{
-    io,
-    sync::{Arc, Weak},
-    task::{Context, Poll, Waker, ready},
+    io, mem,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker, ready},
 };
 
 use bytes::{Buf, Bytes};
+use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use parking_lot::Mutex;
 use tokio::io::ReadBuf;
@@ -28,21 +32,48 @@ pub(crate) struct ByteReceiver {
     frames: Frames,
     /// End of the data after `frames`, or the error that broke the stream.
     end: Option<Result<(), h2::Error>>,
-    /// Waker of the task that last waited for data.
-    reader: Option<Waker>,
+    arrival: Arc<Arrival>,
+    /// Waker of `arrival`, which HTTP/2 receives.
+    arrival_waker: Waker,
+}
+
+/// Wakes the reader when HTTP/2 receives data of a stream, and queues the stream for the connection's driver, which
+/// thereby looks at no stream without data: a connection may have thousands. A receiver is queued, or else HTTP/2 has no
+/// data for it and will wake this.
+#[derive(Debug)]
+struct Arrival {
+    /// Task that reads the stream.
+    reader: AtomicWaker,
+    /// Whether the receiver is in `queue`.
+    is_queued: AtomicBool,
+    receiver: Weak<Mutex<ByteReceiver>>,
+    queue: Arc<ArrivalQueue>,
+}
+
+/// Receivers whose streams may have data that was not taken. HTTP/2 wakes with its lock held, so nothing is locked and
+/// nobody is called while this lock is held.
+type ArrivalQueue = Mutex<Vec<Weak<Mutex<ByteReceiver>>>>;
+
+impl Arrival {
+    fn enqueue(&self) {
+        if !self.is_queued.swap(true, Ordering::AcqRel) {
+            self.queue.lock().push(self.receiver.clone());
+        }
+    }
+}
+
+impl Wake for Arrival {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.enqueue();
+        self.reader.wake();
+    }
 }
 
 impl ByteReceiver {
-    fn new(recv: RecvStream) -> Self {
-        Self {
-            recv,
-            current: Bytes::new(),
-            frames: Frames::default(),
-            end: None,
-            reader: None,
-        }
-    }
-
     /// Reads the next bytes into `buf`, and none at the end of the data.
     pub(crate) fn poll_read(
         &mut self,
@@ -71,23 +102,20 @@ impl ByteReceiver {
         if let Some(end) = self.end.take() {
             return Poll::Ready(end.err().map(Err));
         }
-        let frame = self.recv.poll_data(cx);
-        if frame.is_pending() {
-            match &mut self.reader {
-                Some(reader) => reader.clone_from(cx.waker()),
-                None => self.reader = Some(cx.waker().clone()),
-            }
-        }
-        frame
+        self.arrival.reader.register(cx.waker());
+        self.poll_http2()
+    }
+
+    fn poll_http2(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        let mut cx = Context::from_waker(&self.arrival_waker);
+        self.recv.poll_data(&mut cx)
     }
 
     /// Takes all frames that HTTP/2 has received. Their arrival has already woken a reader that waits.
     fn take_received(&mut self) {
-        let waker = self.reader.as_ref().unwrap_or(Waker::noop());
-        // Waits on behalf of the reader, whose waker HTTP/2 would forget otherwise.
-        let mut cx = Context::from_waker(waker);
+        self.arrival.is_queued.store(false, Ordering::Release);
         while self.end.is_none() {
-            match self.recv.poll_data(&mut cx) {
+            match self.poll_http2() {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => self.frames.push(frame),
                 Poll::Ready(Some(Err(error))) => self.end = Some(Err(error)),
@@ -99,28 +127,155 @@ impl ByteReceiver {
 
 /// All byte receivers of one connection's tunnels.
 #[derive(Debug, Default)]
-pub(crate) struct ByteReceivers(Mutex<Vec<Weak<Mutex<ByteReceiver>>>>);
+pub(crate) struct ByteReceivers(Arc<ArrivalQueue>);
 
 impl ByteReceivers {
     /// Makes the receiving side of a tunnel a byte receiver, which exists as long as the returned value.
     pub(crate) fn register(&self, recv: RecvStream) -> Arc<Mutex<ByteReceiver>> {
-        let receiver = Arc::new(Mutex::new(ByteReceiver::new(recv)));
-        let mut all = self.0.lock();
-        if all.len() == all.capacity() {
-            all.retain(|receiver| receiver.strong_count() > 0);
+        let receiver = Arc::new_cyclic(|receiver| {
+            let arrival = Arc::new(Arrival {
+                reader: AtomicWaker::new(),
+                is_queued: AtomicBool::new(false),
+                receiver: receiver.clone(),
+                queue: self.0.clone(),
+            });
+            Mutex::new(ByteReceiver {
+                recv,
+                current: Bytes::new(),
+                frames: Frames::default(),
+                end: None,
+                arrival_waker: arrival.clone().into(),
+                arrival,
+            })
+        });
+        let mut queue = self.0.lock();
+        if queue.len() == queue.capacity() {
+            queue.retain(|receiver| receiver.strong_count() > 0);
         }
-        all.push(Arc::downgrade(&receiver));
+        drop(queue);
+        receiver.lock().arrival.enqueue();
         receiver
     }
 
     /// Takes all frames that HTTP/2 has received for these tunnels.
     pub(crate) fn take_received(&self) {
-        self.0.lock().retain(|receiver| {
-            let receiver = receiver.upgrade();
-            receiver.is_some_and(|receiver| {
+        let mut queued = mem::take(&mut *self.0.lock());
+        for receiver in queued.drain(..) {
+            if let Some(receiver) = receiver.upgrade() {
                 receiver.lock().take_received();
-                true
-            })
+            }
+        }
+        // Keeps the memory for the next time.
+        let mut queue = self.0.lock();
+        if queue.is_empty() {
+            *queue = queued;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use h2::{SendStream, client, server};
+    use http::{Request, Response};
+
+    use super::*;
+
+    /// Opens this number of tunnels over one connection, and returns the senders of one end and the receivers of the
+    /// other.
+    async fn tunnels(
+        count: usize,
+        receivers: &ByteReceivers,
+    ) -> (Vec<SendStream<Bytes>>, Vec<Arc<Mutex<ByteReceiver>>>) {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let (client, server) = tokio::join!(client::handshake(near), server::handshake(far));
+        let ((client, driver), mut server) = (client.unwrap(), server.unwrap());
+        tokio::spawn(driver);
+        let mut client = client.ready().await.unwrap();
+        let (mut senders, mut all) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (response, _body) = client.send_request(Request::new(()), false).unwrap();
+            let (_request, mut respond) = server.accept().await.unwrap().unwrap();
+            senders.push(respond.send_response(Response::new(()), false).unwrap());
+            let (response, _) = tokio::join!(response, poll_once(&mut server));
+            all.push(receivers.register(response.unwrap().into_body()));
+        }
+        tokio::spawn(async move { while server.accept().await.is_some() {} });
+        (senders, all)
+    }
+
+    /// Lets the connection send what it has.
+    async fn poll_once<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
+        server: &mut server::Connection<T, Bytes>,
+    ) {
+        poll_fn(|cx| {
+            let _no_request = server.poll_accept(cx);
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    async fn wait_until(condition: impl Fn() -> bool) {
+        let wait = async {
+            while !condition() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait)
+            .await
+            .unwrap();
+    }
+
+    async fn read(receiver: &Mutex<ByteReceiver>) -> Vec<u8> {
+        let mut bytes = [0; 64];
+        let mut buf = ReadBuf::new(&mut bytes);
+        poll_fn(|cx| receiver.lock().poll_read(cx, &mut buf))
+            .await
+            .unwrap();
+        buf.filled().to_vec()
+    }
+
+    #[tokio::test]
+    async fn driver_visits_only_streams_with_data() {
+        let receivers = ByteReceivers::default();
+        let (mut senders, all) = tunnels(20, &receivers).await;
+        receivers.take_received();
+        assert!(receivers.0.lock().is_empty(), "no stream has data");
+        senders[7].send_data("one".into(), false).unwrap();
+        wait_until(|| receivers.0.lock().len() == 1).await;
+        receivers.take_received();
+        assert!(!all[7].lock().frames.is_empty());
+        assert!(receivers.0.lock().is_empty());
+        assert_eq!(read(&all[7]).await, b"one");
+    }
+
+    #[tokio::test]
+    async fn frames_of_a_reader_that_stays_away_are_taken() {
+        let receivers = ByteReceivers::default();
+        let (mut senders, all) = tunnels(2, &receivers).await;
+        receivers.take_received();
+        let first = tokio::spawn({
+            let receiver = all[0].clone();
+            async move { read(&receiver).await }
         });
+        senders[0].send_data("one".into(), false).unwrap();
+        assert_eq!(first.await.unwrap(), b"one");
+        // The reader has its bytes and does not wait for more.
+        receivers.take_received();
+        senders[0].send_data("two".into(), false).unwrap();
+        wait_until(|| !receivers.0.lock().is_empty()).await;
+        receivers.take_received();
+        assert!(!all[0].lock().frames.is_empty());
+        assert_eq!(read(&all[0]).await, b"two");
+    }
+
+    #[tokio::test]
+    async fn receivers_that_have_gone_are_forgotten() {
+        let receivers = ByteReceivers::default();
+        let (_senders, mut all) = tunnels(100, &receivers).await;
+        all.clear();
+        let (_senders, _all) = tunnels(100, &receivers).await;
+        assert!(receivers.0.lock().len() < 150);
     }
 }

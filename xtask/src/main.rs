@@ -7,6 +7,7 @@ mod bench;
 mod book;
 mod bpf;
 mod cluster;
+mod command;
 mod cross;
 mod debian;
 mod demo;
@@ -16,6 +17,7 @@ mod images;
 mod istio;
 mod outside;
 mod plugin;
+mod profile;
 mod proto;
 mod setup;
 mod shell;
@@ -28,32 +30,20 @@ const USAGE: &str = include_str!("usage.txt");
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let argument = args.get(1).map(String::as_str);
-    let result = match args.first().map(String::as_str) {
-        Some("demo") => demo::run(),
-        Some("test") => test::run(args.get(1..).unwrap_or_default()),
-        Some("arm64") => arm64::run(),
-        Some("spire") => test::spire(),
-        Some("check") => test::check(),
-        Some("tidy") => tidy::run(),
-        Some("fuzz") => fuzz::run(argument),
-        Some("cluster") => cluster::run(args.get(1..).unwrap_or_default()),
-        Some("images") => images::run(args.get(1..).unwrap_or_default()),
-        Some("dist") => dist::run(args.get(1..).unwrap_or_default()),
-        Some("plugin") => plugin::build_native().map(drop),
-        Some("bench") => bench::run(args.get(1..).unwrap_or_default()),
-        Some("web") => web::build(argument == Some("--check")),
-        Some("book") => book::run(args.get(1..).unwrap_or_default()),
-        Some("bpf") => bpf::build(argument == Some("--check")),
-        Some("gen") => proto::generate(),
-        _ => {
-            eprint!("{USAGE}");
-            return ExitCode::from(2);
+    // Not an argument of bench, for instance, which would build for minutes.
+    let wants_help = args
+        .iter()
+        .take(2)
+        .any(|arg| arg == "--help" || arg == "-h");
+    match (!wants_help).then(|| command::run(&args)).flatten() {
+        Some(Ok(())) => ExitCode::SUCCESS,
+        Some(Err(error)) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
         }
-    };
-    if let Err(error) = result {
-        eprintln!("xtask: {error:#}");
-        return ExitCode::FAILURE;
+        None => {
+            eprint!("{USAGE}");
+            ExitCode::from(if wants_help { 0 } else { 2 })
+        }
     }
-    ExitCode::SUCCESS
 }

@@ -92,6 +92,14 @@ const CLUSTER_PACKAGES: &[RequiredPackage] = &[
 /// Path of the compiler that Cilium's agent calls on the nodes of a cluster, and that compiles Ambit's BPF programs.
 pub(crate) const CLANG_PATH: &str = "/usr/lib/llvm-19/bin/clang";
 
+/// Path of the tool that merges the counters of instrumented programs into a profile.
+pub(crate) const PROFDATA_PATH: &str = "/usr/lib/llvm-19/bin/llvm-profdata";
+
+const PROFDATA_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
+    paths: &[PROFDATA_PATH],
+    package: "llvm-19",
+}];
+
 const CLANG_PACKAGES: &[RequiredPackage] = &[RequiredPackage {
     paths: &[CLANG_PATH],
     package: "clang-19",
@@ -306,6 +314,8 @@ pub(crate) enum Purpose {
     Arm64Machine,
     /// Ambit's BPF programs.
     Bpf,
+    /// Profile of the node proxy.
+    Profile,
     Web,
     Spire,
 }
@@ -341,6 +351,7 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
             CLUSTER_PACKAGES,
         ],
         Purpose::Bpf | Purpose::Cilium => &[BUILD_PACKAGES, CLANG_PACKAGES],
+        Purpose::Profile => &[PROFDATA_PACKAGES],
     })
 }
 

@@ -22,7 +22,7 @@ fn is_program(name: &str) -> bool {
 }
 
 /// Replaces a program by renaming, since a running executable cannot be written to.
-pub(super) fn replace_program(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn replace_program(from: &Path, to: &Path) -> Result<()> {
     let beside = to.with_extension("new");
     fs::copy(from, &beside)
         .and_then(|_| fs::rename(&beside, to))

@@ -22,7 +22,7 @@ use crate::{
     Settings, Tunnel,
     lease::{ConnectionState, Liveness, Permit, StreamLease},
     pinger::Pinger,
-    portioned_reads::{PortionEnd, PortionedReads},
+    portioned_reads::{PortionEnd, PortionedReads, hbone_frame_budget},
     refusal,
     send_chunk::SendChunk,
     tls::HandshakeError,
@@ -397,7 +397,8 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
     let windows = FlowControlWindows::new(settings, settings.max_streams);
-    let io = PortionedReads::new(io, windows.connection_window(0));
+    let frame_budget = hbone_frame_budget(windows.connection_window(0));
+    let io = PortionedReads::with_budget(io, frame_budget);
     let portion_end = io.portion_end();
     let mut builder = h2::client::Builder::new();
     builder
@@ -405,6 +406,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         .initial_connection_window_size(windows.connection_window(0))
         .max_frame_size(settings.max_frame_bytes)
         .max_header_list_size(settings.max_response_header_bytes)
+        .data_frame_budget(frame_budget)
         .initial_max_send_streams(settings.max_streams)
         .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.max_send_buffer_bytes)

@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     Settings, Tunnel,
     pinger::{PingTimeout, Pinger},
-    portioned_reads::PortionedReads,
+    portioned_reads::{PortionedReads, hbone_frame_budget},
     send_chunk::SendChunk,
     tunnel::{OpenStream, ServerStreams, StreamSlot},
     windows::FlowControlWindows,
@@ -170,7 +170,8 @@ where
 {
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
     let mut windows = FlowControlWindows::new(settings, max_streams);
-    let io = PortionedReads::new(io, windows.connection_window(0));
+    let frame_budget = hbone_frame_budget(windows.connection_window(0));
+    let io = PortionedReads::with_budget(io, frame_budget);
     let portion_end = io.portion_end();
     let mut builder = h2::server::Builder::new();
     builder
@@ -179,6 +180,7 @@ where
         .max_frame_size(settings.max_frame_bytes)
         .max_header_list_size(settings.max_request_header_bytes)
         .max_concurrent_streams(settings.max_peer_streams)
+        .data_frame_budget(frame_budget)
         .max_pending_accept_reset_streams(settings.max_streams)
         .max_concurrent_reset_streams(settings.max_streams)
         .max_send_buffer_size(settings.max_send_buffer_bytes);

@@ -12,7 +12,7 @@ use std::{
 use ambit_images::Architecture;
 use anyhow::{Result, ensure};
 
-pub(crate) use self::profile::path as profile_path;
+pub(crate) use self::profile::{PROGRAMS as PROFILED_PROGRAMS, path as profile_path};
 use crate::{cross, shell};
 
 /// Builds a binary of a package for an architecture, checks that it is statically linked, and returns its path.
@@ -20,7 +20,7 @@ use crate::{cross, shell};
 /// The target directory is separate, so that the package's own set of features does not cause rebuilds of other
 /// packages.
 ///
-/// A program with a checked-in profile (see [`profile`]) is optimised by it.
+/// Proxies are optimised by the checked-in profile (see [`profile`]).
 pub(crate) fn build(package: &str, binary: &str, architecture: Architecture) -> Result<PathBuf> {
     let flags = profile::flags(binary, architecture);
     build_with(&flags, &target_dir(), package, binary, architecture)

@@ -16,6 +16,7 @@ mod language;
 mod layers;
 mod modules;
 mod paths;
+mod profiles;
 mod recipes;
 mod source;
 mod trees;
@@ -29,6 +30,7 @@ pub(crate) fn run() -> Result<()> {
     broken.extend(trees::find_violations(&workspace));
     broken.extend(deny::find_violations(&workspace)?);
     broken.extend(dockerfile::find_violations()?);
+    broken.extend(profiles::find_violations()?);
     broken.extend(recipes::find_violations()?);
     broken.extend(book::find_problems()?);
     let manifest = fs::read_to_string(shell::workspace_root().join("Cargo.toml"))?;

@@ -1,7 +1,7 @@
-//! Profiles by which static binaries are optimised: checked-in files, which `cargo xtask profile` records.
+//! Profile by which the proxies are optimised: a checked-in file, which `cargo xtask profile` records.
 //!
-//! Profiles name functions with hashes of the compiler's version, of each library's and of features. So a profile is for
-//! one architecture, and functions that have changed since are optimised as without it, which only makes them slower.
+//! A profile names functions with hashes of the compiler's version, of each library's and of features. So it is for one
+//! architecture, and functions that have changed since are optimised as without it, which only makes them slower.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,13 @@ use ambit_images::Architecture;
 
 use crate::shell;
 
-/// Returns the flags of rustc that optimise a program by its profile; none where there is none.
+/// Programs that are optimised by a profile, one for both, so that their builds share libraries.
+pub(crate) const PROGRAMS: [&str; 2] = ["ambit-node-proxy", "ambit-waypoint"];
+
+/// Returns the flags of rustc that optimise a program by the profile; none for other programs and without a profile.
 pub(super) fn flags(program: &str, architecture: Architecture) -> Vec<String> {
-    let profile = path(program, architecture);
-    if !profile.exists() {
+    let profile = path(architecture);
+    if !PROGRAMS.contains(&program) || !profile.exists() {
         return Vec::new();
     }
     vec![
@@ -22,8 +25,8 @@ pub(super) fn flags(program: &str, architecture: Architecture) -> Vec<String> {
     ]
 }
 
-/// Returns the path of a program's profile for an architecture.
-pub(crate) fn path(program: &str, architecture: Architecture) -> PathBuf {
-    let file = format!("{program}-{}.profdata", architecture.name());
+/// Returns the path of the profile for an architecture.
+pub(crate) fn path(architecture: Architecture) -> PathBuf {
+    let file = format!("{}.profdata", architecture.name());
     shell::workspace_root().join("build/profiles").join(file)
 }

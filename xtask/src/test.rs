@@ -4,9 +4,9 @@ mod durations;
 mod lane;
 mod suite;
 
-use std::{env, process::Command};
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::{bpf, fuzz, images, outside, setup, shell, tidy, web};
 use lane::{Lane, Priority};
@@ -33,7 +33,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     outside::build()?;
     let mut workflows = Command::new(outside::build_actionlint()?);
     workflows.current_dir(shell::workspace_root());
-    let mut book = Command::new(env::current_exe().context("cannot find this program")?);
+    // As built with the programs, which has replaced the file of this process.
+    let mut book = Command::new(shell::target_dir().join("debug/xtask"));
     book.arg("book").current_dir(shell::workspace_root());
     images::cluster_images(&shell::target_dir().join("debug"))?;
     // Before all lanes: the clusters' one is the last to end, and would begin with minutes of compiling beside the others.

@@ -22,6 +22,8 @@ pub(super) fn flags(program: &str, architecture: Architecture) -> Vec<String> {
         format!("-Cprofile-use={}", profile.display()),
         // Each function that has changed since the profile was recorded would be a warning.
         "-Cllvm-args=-no-pgo-warn-mismatch".to_owned(),
+        // It has no counters of values, and the lack in each function would be a warning, too.
+        "-Cllvm-args=-disable-vp".to_owned(),
     ]
 }
 

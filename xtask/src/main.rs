@@ -30,7 +30,7 @@ const USAGE: &str = include_str!("usage.txt");
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    // Not an argument of bench, for instance, which would build for minutes.
+    // Commands would take it for an argument: `bench` would build for minutes before it refuses one.
     let wants_help = args
         .iter()
         .take(2)

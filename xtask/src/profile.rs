@@ -45,13 +45,14 @@ pub(crate) fn record() -> Result<()> {
     // Build scripts and procedural macros have counted as well.
     fs::remove_dir_all(&counters)?;
     fs::create_dir_all(&counters)?;
+    let (envoy, collector) = (bench::find_envoy()?, outside::build_collector()?);
     for (arguments, backend) in LOADS {
         let mut load = Command::new(programs.join("ambit-bench"));
         load.args(arguments)
             .env("AMBIT_BENCH_BACKEND", backend)
             .env("AMBIT_BENCH_ROUNDS", "1")
-            .env("AMBIT_BENCH_ENVOY", bench::find_envoy()?)
-            .env("AMBIT_BENCH_COLLECTOR", outside::build_collector()?)
+            .env("AMBIT_BENCH_ENVOY", &envoy)
+            .env("AMBIT_BENCH_COLLECTOR", &collector)
             .current_dir(shell::workspace_root());
         let what = format!("load: {}, captured by {backend}", arguments.join(" "));
         shell::run(&what, &mut load)?;
@@ -84,8 +85,6 @@ fn merge(counters: &Path, profile: &Path) -> Result<()> {
         "the proxies wrote no counters to {}",
         counters.display()
     );
-    let directory = profile.parent().context("a profile is in a directory")?;
-    fs::create_dir_all(directory)?;
     let mut tool = Command::new(setup::PROFDATA_PATH);
     tool.args(["merge", "--sparse", "--output"])
         .arg(profile)

@@ -314,7 +314,7 @@ pub(crate) enum Purpose {
     Arm64Machine,
     /// Ambit's BPF programs.
     Bpf,
-    /// Profile of the node proxy.
+    /// Profile by which the proxies are optimised.
     Profile,
     Web,
     Spire,

@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     outside::build()?;
     let mut workflows = Command::new(outside::build_actionlint()?);
     workflows.current_dir(shell::workspace_root());
-    // As built with the programs, which has replaced the file of this process.
+    // The program that was just built: this process has no file any more, since the build has replaced it.
     let mut book = Command::new(shell::target_dir().join("debug/xtask"));
     book.arg("book").current_dir(shell::workspace_root());
     images::cluster_images(&shell::target_dir().join("debug"))?;

@@ -22,7 +22,7 @@ pub(super) fn flags(program: &str, architecture: Architecture) -> Vec<String> {
         format!("-Cprofile-use={}", profile.display()),
         // Each function that has changed since the profile was recorded would be a warning.
         "-Cllvm-args=-no-pgo-warn-mismatch".to_owned(),
-        // It has no counters of values, and the lack in each function would be a warning, too.
+        // The profile contains no value counters. Without this flag, each function that lacks them would be a warning.
         "-Cllvm-args=-disable-vp".to_owned(),
     ]
 }

@@ -135,7 +135,7 @@ impl ByteReceivers {
         let receiver = Arc::new_cyclic(|receiver| {
             let arrival = Arc::new(Arrival {
                 reader: AtomicWaker::new(),
-                is_queued: AtomicBool::new(false),
+                is_queued: AtomicBool::new(true),
                 receiver: receiver.clone(),
                 queue: self.0.clone(),
             });
@@ -152,23 +152,16 @@ impl ByteReceivers {
         if queue.len() == queue.capacity() {
             queue.retain(|receiver| receiver.strong_count() > 0);
         }
+        queue.push(Arc::downgrade(&receiver));
         drop(queue);
-        receiver.lock().arrival.enqueue();
         receiver
     }
 
     /// Takes all frames that HTTP/2 has received for these tunnels.
     pub(crate) fn take_received(&self) {
-        let mut queued = mem::take(&mut *self.0.lock());
-        for receiver in queued.drain(..) {
-            if let Some(receiver) = receiver.upgrade() {
-                receiver.lock().take_received();
-            }
-        }
-        // Keeps the memory for the next time.
-        let mut queue = self.0.lock();
-        if queue.is_empty() {
-            *queue = queued;
+        let queued = mem::take(&mut *self.0.lock());
+        for receiver in queued.iter().filter_map(Weak::upgrade) {
+            receiver.lock().take_received();
         }
     }
 }

@@ -426,6 +426,12 @@ impl World {
         values.sum()
     }
 
+    /// Returns the number of charges that the memory budgets of this scope had no room for, by metrics.
+    pub(crate) fn refused_charges(&self, scope: &str) -> u64 {
+        let label = format!("scope=\"{scope}\"");
+        self.metric_sum("ambit_memory_budget_refused_total", &[&label])
+    }
+
     /// Returns the number of connections that metrics count as rejected for this reason.
     pub(crate) fn rejected_count(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");

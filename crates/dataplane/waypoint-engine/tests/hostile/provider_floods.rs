@@ -147,7 +147,7 @@ async fn hanging_checks_are_charged_to_their_caller() {
     .await;
     let more = start_flood(&attacker, FLOOD_REQUESTS).await;
     wait_until("no more calls are made for the caller", || {
-        world.metric_sum("ambit_memory_budget_refused_total", &["scope=\"caller\""]) > 0
+        world.refused_charges("caller") > 0
     })
     .await;
     // Requests over the budget are rejected even if the provider's policy fails open.

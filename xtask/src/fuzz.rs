@@ -12,16 +12,20 @@ use crate::shell;
 /// Compiler wrapper that instruments the workspace's crates for coverage.
 const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 
+/// Small test that is built beside the fuzz targets.
+const ANY_TEST: &str = "generated";
+
 /// Returns a command that builds all fuzz targets.
 ///
-/// The command selects the whole workspace, which gives third-party libraries the features of the programs' build, and
-/// so shares them: the package of the targets alone would build most of them again, Wasm's compiler included.
+/// The command selects the whole workspace and a test of it, which gives third-party libraries the features of the
+/// tests' build, and so shares them: the package of the targets alone would build most of them again, Wasm's compiler
+/// included.
 ///
 /// # Errors
 ///
 /// Fails if the targets cannot be listed.
 pub(crate) fn build() -> Result<Command> {
-    let mut cargo = shell::cargo(&["build", "--workspace"]);
+    let mut cargo = shell::cargo(&["build", "--workspace", "--test", ANY_TEST]);
     for name in targets()? {
         cargo.args(["--bin", &name]);
     }

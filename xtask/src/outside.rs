@@ -1,6 +1,6 @@
 //! Builds third-party programs for the system tests, and programs that use third-party libraries: the receiver of an
 //! OpenTelemetry collector, SPIRE, an ext_authz provider and a rate-limit service with Envoy's messages, an image
-//! registry, Prometheus' query engine, a decoder of Envoy's admin messages, plugins in Rust and Go, and published
+//! registry, Prometheus' query engine, a decoder of Envoy's admin messages, Helm, plugins in Rust and Go, and published
 //! filters. cargo and Go rebuild only what has changed.
 
 use std::{
@@ -25,6 +25,7 @@ pub(crate) fn build() -> Result<()> {
     build_go_plugin("distribution", "oci-distribution", &[])?;
     build_go_plugin("prometheus", "prometheus-queries", &[])?;
     build_go_plugin("envoy-admin", "envoy-admin-decoder", &[])?;
+    build_helm()?;
     cross::install_target(WASM_TARGET)?;
     build_rust_plugin()?;
     build_published_plugins()?;
@@ -40,6 +41,14 @@ pub(crate) fn build_actionlint() -> Result<PathBuf> {
 /// Builds the OTLP receiver and returns its path.
 pub(crate) fn build_collector() -> Result<PathBuf> {
     build_go_plugin("collector", "otlp-collector", &[])
+}
+
+/// Builds Helm, which renders and installs the chart in tests.
+pub(crate) fn build_helm() -> Result<()> {
+    let program = shell::target_dir().join("debug/helm");
+    let mut go = go_build("helm", &program);
+    go.arg("helm.sh/helm/v3/cmd/helm").env("CGO_ENABLED", "0");
+    shell::run("build helm", &mut go)
 }
 
 /// Builds Kubernetes and the other programs of the tests on clusters, with the `ambit-cluster` that has been built.

@@ -45,11 +45,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let (labs, units): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|suite| suite.kind == SuiteKind::Lab);
-    // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute, which have a lower
-    // priority, and with fuzzing, which has the lowest. Commands of cargo come last, since it locks the target directory
-    // that the fuzz targets' build uses.
-    let mut fuzzing = Lane::suite_lane("fuzz", Priority::Lowest, Vec::new())
-        .command("build the fuzz targets", fuzz::build()?);
+    shell::run("build the fuzz targets", &mut fuzz::build()?)?;
+    // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute and with fuzzing, which
+    // have a lower priority.
+    let mut fuzzing = Lane::suite_lane("fuzz", Priority::Low, Vec::new());
     for (name, command) in fuzz::fuzz_commands(FUZZ_SECONDS)? {
         fuzzing = fuzzing.command(&format!("fuzz {name}"), command);
     }
@@ -87,6 +86,9 @@ pub(crate) fn prepare(name: &str) -> Result<()> {
     if tests.outside {
         outside::build()?;
         web::install()?;
+    }
+    if name == "install" {
+        outside::build_helm()?;
     }
     if name == "cluster-tests" {
         images::cluster_images(&shell::target_dir().join("debug"))?;

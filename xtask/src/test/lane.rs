@@ -28,10 +28,8 @@ pub(super) struct Lane {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
     Normal,
-    /// For tests: less of a busy processor than normal ones, but enough for the deadlines in them.
+    /// For tests that compute: less of a busy processor than normal ones, but enough for the deadlines in them.
     Low,
-    /// For builds and fuzzing, which have no deadlines.
-    Lowest,
 }
 
 struct Step {
@@ -128,7 +126,6 @@ fn run_step(step: Step, priority: Priority, durations: &Mutex<Durations>) -> Res
     let mut command = match priority {
         Priority::Normal => step.command,
         Priority::Low => shell::nice(&step.command, 5),
-        Priority::Lowest => shell::nice(&step.command, 10),
     };
     let start = Instant::now();
     let output = command

@@ -78,29 +78,20 @@ struct Profile {
 }
 
 /// Builds the test programs of all crates and the programs, all with lints, and returns all suites except
-/// [`SEPARATE_SUITES`].
+/// [`SEPARATE_SUITES`]. In one build, so that nothing is compiled twice, tests and programs have the same features of
+/// their dependencies: see `tidy`'s `test_features`.
 ///
 /// # Errors
 ///
 /// Fails if something does not compile or violates a lint, or cargo reports no test program.
 pub(super) fn build() -> Result<Vec<Suite>> {
-    let suites = build_suites()?;
-    // The programs come last, so that suites run them with the features with which they are shipped: builds of tests
-    // enable more features.
-    shell::run(
-        "build the programs",
-        &mut shell::linting_cargo(&["build", "--bins", "--quiet"]),
-    )?;
-    Ok(suites)
-}
-
-fn build_suites() -> Result<Vec<Suite>> {
-    eprintln!("==> build the tests");
+    eprintln!("==> build the tests and the programs");
     let start = Instant::now();
     let mut cargo = shell::linting_cargo(&[
         "build",
         "--tests",
         "--examples",
+        "--bins",
         "--quiet",
         SPIRE_FEATURE,
         "--message-format=json-render-diagnostics",
@@ -119,11 +110,14 @@ fn build_suites() -> Result<Vec<Suite>> {
         suites.extend(suite.filter(|suite| !SEPARATE_SUITES.contains(&suite.name.as_str())));
     }
     let status = child.wait()?;
-    ensure!(status.success(), "building the tests failed ({status})");
+    ensure!(
+        status.success(),
+        "building the tests and the programs failed ({status})"
+    );
     ensure!(!suites.is_empty(), "cargo named no test program");
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     eprintln!(
-        "    build the tests: {:.1} s, {} test programs",
+        "    build the tests and the programs: {:.1} s, {} test programs",
         start.elapsed().as_secs_f64(),
         suites.len()
     );

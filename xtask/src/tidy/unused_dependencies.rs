@@ -114,6 +114,7 @@ mod tests {
             name: name.to_owned(),
             kind: kind.map(ToOwned::to_owned),
             crate_name: Some(name.replace('-', "_")),
+            ..DeclaredDependency::default()
         };
         let package = Package {
             name: "made-up".to_owned(),

@@ -37,6 +37,9 @@ pub(super) struct DeclaredDependency {
     pub(super) name: String,
     /// Kind of the dependency: `None` for a normal one, `dev` or `build`.
     pub(super) kind: Option<String>,
+    /// Features that the manifest enables, besides the default ones.
+    #[serde(default)]
+    pub(super) features: Vec<String>,
     /// Name of the crate in code; `None` if the dependency is not built.
     #[serde(skip)]
     pub(super) crate_name: Option<String>,

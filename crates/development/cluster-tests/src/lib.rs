@@ -14,6 +14,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod exec;
 mod load;
 mod mesh;
 mod network_policies;

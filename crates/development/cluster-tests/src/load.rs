@@ -92,16 +92,8 @@ impl<'a> Load<'a> {
 
     /// Ends the load and returns its result.
     pub fn finish(self) -> LoadOutcome {
-        let mesh = self.space.mesh();
-        mesh.kubectl(&[
-            "exec",
-            "--namespace",
-            self.space.name(),
-            &self.name,
-            "--",
-            "kill",
-            "1",
-        ]);
+        let killed = self.space.exec(&self.name, &["kill", "1"]);
+        assert!(killed.status.success(), "{killed:?}");
         self.space.wait_for_event(&self.name, "summary");
         let mut outcome = LoadOutcome {
             failures: Vec::new(),

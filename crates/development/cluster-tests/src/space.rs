@@ -15,6 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
+    exec,
     mesh::Mesh,
     pod::{addresses, is_captured, is_ready, node_addresses},
     wait::{TIMEOUT, wait_until},
@@ -298,13 +299,8 @@ impl<'a> TestNamespace<'a> {
             .into_iter()
             .next()
             .unwrap_or_else(|| panic!("no pod of {}/{app}", self.name));
-        self.mesh
-            .cluster()
-            .kubectl()
-            .args(["exec", "--namespace", &self.name, &pod.name_any(), "--"])
-            .args(command)
-            .output()
-            .unwrap()
+        let pods = self.pod_api();
+        self.mesh.wait_for(exec::exec(&pods, &pod, command))
     }
 
     /// Sends a `GET` from a pod of the app; returns the response, or the failure.
@@ -323,7 +319,6 @@ impl<'a> TestNamespace<'a> {
         if !output.status.success() {
             text += &String::from_utf8_lossy(&output.stderr);
         }
-        // None: `kubectl` was killed.
         (
             GetOutcome::from_exit_code(output.status.code().unwrap_or(-1)),
             text,

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 const CONDITION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum pause between two checks of a condition.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum pause after a check that takes long itself.
+const MAX_COSTLY_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Waits until `condition` holds; panics with the description `what` after a minute.
 #[track_caller]
@@ -67,9 +69,15 @@ pub fn wait_until_blocking(what: &str, condition: impl FnMut() -> bool) {
 pub fn wait_until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_micros(50);
-    while !condition() {
+    loop {
+        let began = Instant::now();
+        if condition() {
+            return;
+        }
         assert!(Instant::now() < deadline, "not within {timeout:?}: {what}");
-        std::thread::sleep(pause);
+        // A check that runs a program leaves most of the processor to what it waits for.
+        let cost = (began.elapsed() * 2).min(MAX_COSTLY_POLL_INTERVAL);
+        std::thread::sleep(pause.max(cost));
         pause = (pause * 2).min(MAX_POLL_INTERVAL);
     }
 }

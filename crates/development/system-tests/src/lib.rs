@@ -45,7 +45,7 @@ pub use waypoints::{
 };
 
 /// Timeout of every operation, long enough for a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
 /// `server`, and one outside of the mesh on each node (`legacy/client`, `legacy/server`).

@@ -6,9 +6,10 @@ use ambit_system_tests::{CLIENT_AND_SERVER, LogSource, Mesh, wait_until};
 
 const PODS: u32 = 40;
 
-/// CPU time limit of the proxies for all pods, in hundredths of a second. An unoptimised build takes six hundredths.
-/// With a dump of all tracked connections for each pod, the proxies would take at least one hundredth for each pod.
-const MAX_CPU_TICKS: u64 = PODS as u64 / 2;
+/// CPU time limit of the proxies for all pods, in hundredths of a second. An unoptimised build takes six hundredths, and
+/// up to 25 on a busy machine. With a dump of all tracked connections for each pod, the proxies would take at least one
+/// more for each pod.
+const MAX_CPU_TICKS: u64 = PODS as u64;
 
 fn pod_manifests() -> String {
     let pod = |number| {

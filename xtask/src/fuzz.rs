@@ -12,12 +12,12 @@ use crate::shell;
 /// Compiler wrapper that instruments the workspace's crates for coverage.
 const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 
-/// Small test that is built beside the fuzz targets.
-const ANY_TEST: &str = "generated";
+/// Example that is built beside the fuzz targets. With it, cargo enables the features of dev-dependencies.
+const EMPTY_EXAMPLE: &str = "empty";
 
 /// Returns a command that builds all fuzz targets.
 ///
-/// The command selects the whole workspace and a test of it, which gives third-party libraries the features of the
+/// The command selects the whole workspace and an example of it, which gives third-party libraries the features of the
 /// tests' build, and so shares them: the package of the targets alone would build most of them again, Wasm's compiler
 /// included.
 ///
@@ -25,7 +25,7 @@ const ANY_TEST: &str = "generated";
 ///
 /// Fails if the targets cannot be listed.
 pub(crate) fn build() -> Result<Command> {
-    let mut cargo = shell::cargo(&["build", "--workspace", "--test", ANY_TEST]);
+    let mut cargo = shell::cargo(&["build", "--workspace", "--example", EMPTY_EXAMPLE]);
     for name in targets()? {
         cargo.args(["--bin", &name]);
     }

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// half the connection's window.
 const MIN_FRAME_BUDGET: usize = 25_600;
 /// Minimum budget for small DATA frames of HBONE connections. Portions are 40 KiB with it. With those of a connection
-/// with small windows, some 1,000 bytes, a waypoint would take three times the processor time for large responses.
+/// with small windows, some 1,000 bytes, every response would wake its task hundreds of times.
 const MIN_HBONE_FRAME_BUDGET: usize = 2 << 20;
 /// Maximum part of that budget that one byte on the wire can take: a DATA frame with one byte takes 10 bytes, and 255
 /// of the budget.

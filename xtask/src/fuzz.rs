@@ -15,7 +15,7 @@ const INSTRUMENTED_RUSTC: &str = "fuzz/instrumented-rustc";
 /// Example that is built beside the fuzz targets. With it, cargo enables the features of dev-dependencies.
 const EMPTY_EXAMPLE: &str = "empty";
 
-/// Returns a command that builds all fuzz targets.
+/// Builds all fuzz targets.
 ///
 /// The command selects the whole workspace and an example of it, which gives third-party libraries the features of the
 /// tests' build, and so shares them: the package of the targets alone would build most of them again, Wasm's compiler
@@ -23,8 +23,8 @@ const EMPTY_EXAMPLE: &str = "empty";
 ///
 /// # Errors
 ///
-/// Fails if the targets cannot be listed.
-pub(crate) fn build() -> Result<Command> {
+/// Fails if the targets cannot be listed, or one does not compile.
+pub(crate) fn build() -> Result<()> {
     let mut cargo = shell::cargo(&["build", "--workspace", "--example", EMPTY_EXAMPLE]);
     for name in targets()? {
         cargo.args(["--bin", &name]);
@@ -33,7 +33,7 @@ pub(crate) fn build() -> Result<Command> {
         shell::WORKSPACE_WRAPPER,
         shell::workspace_root().join(INSTRUMENTED_RUSTC),
     );
-    Ok(cargo)
+    shell::run("build the fuzz targets", &mut cargo)
 }
 
 /// Returns the names of the fuzz targets.
@@ -56,7 +56,7 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
         .unwrap_or("5")
         .parse()
         .context("fuzz takes a number of seconds")?;
-    shell::run("build the fuzz targets", &mut build()?)?;
+    build()?;
     for (name, mut command) in fuzz_commands(seconds)? {
         let output = command
             .output()

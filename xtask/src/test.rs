@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let (labs, units): (Vec<_>, Vec<_>) = others
         .into_iter()
         .partition(|suite| suite.kind == SuiteKind::Lab);
-    shell::run("build the fuzz targets", &mut fuzz::build()?)?;
+    fuzz::build()?;
     // Suites on clusters and in labs mostly wait, so they run in parallel with suites that compute and with fuzzing, which
     // have a lower priority.
     let mut fuzzing = Lane::suite_lane("fuzz", Priority::Low, Vec::new());

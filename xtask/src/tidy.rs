@@ -47,7 +47,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Checks the rules for sources, on all processors: parsing takes most of the time.
+/// Checks the rules for sources, on all processors.
 fn find_violations_in_sources(packages: &[&Package]) -> Result<Vec<String>> {
     let processors = thread::available_parallelism()?.get();
     let of_packages = thread::scope(|scope| {

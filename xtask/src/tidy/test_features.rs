@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    layers::{self, DEVELOPMENT},
     paths::{CodeScope, named_paths},
     source::Source,
     workspace::Workspace,
@@ -24,6 +25,7 @@ const TEST_FEATURES: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("ambit-rt", "testing", &["ambit_rt::testing"]),
+    ("ambit-l7", "testing", &["ambit_l7::authz::naive"]),
     (
         "opentelemetry-proto",
         "metrics",
@@ -38,9 +40,11 @@ const TEST_FEATURES: &[(&str, &str, &[&str])] = &[
 pub(super) fn find_unlisted(workspace: &Workspace) -> Vec<String> {
     let (mut normal, mut dev) = (BTreeMap::new(), BTreeSet::new());
     for member in workspace.workspace_members() {
+        // No shipped crate depends on crates of development, nor on those without a layer, such as the fuzz targets.
+        let is_shipped = layers::folder(member).is_some_and(|folder| folder != DEVELOPMENT);
         for dependency in &member.declared {
             let name = dependency.name.as_str();
-            if dependency.kind.as_deref() == Some("dev") {
+            if !is_shipped || dependency.kind.as_deref() == Some("dev") {
                 dev.extend(dependency.features.iter().map(|feature| (name, feature)));
             } else {
                 let enabled: &mut BTreeSet<_> = normal.entry(name).or_default();
@@ -103,6 +107,7 @@ mod tests {
         },
         *,
     };
+    use crate::shell;
 
     fn dependency(kind: Option<&str>, features: &[&str]) -> DeclaredDependency {
         DeclaredDependency {
@@ -113,20 +118,35 @@ mod tests {
         }
     }
 
-    fn unlisted(declared: Vec<DeclaredDependency>) -> usize {
-        let package = Package {
+    fn package(folder: &str, declared: Vec<DeclaredDependency>) -> Package {
+        Package {
+            name: folder.to_owned(),
+            dir: shell::workspace_root().join(format!("crates/{folder}/made-up")),
             declared,
             ..Package::default()
-        };
-        find_unlisted(&Workspace::of([package])).len()
+        }
+    }
+
+    fn unlisted(packages: impl IntoIterator<Item = Package>) -> usize {
+        find_unlisted(&Workspace::of(packages)).len()
     }
 
     #[test]
     fn features_that_only_tests_enable_are_listed() {
         let tests = || dependency(Some("dev"), &["a"]);
-        assert_eq!(unlisted(vec![dependency(None, &["b"]), tests()]), 1);
-        assert_eq!(unlisted(vec![dependency(None, &["a"]), tests()]), 0);
-        assert_eq!(unlisted(vec![tests()]), 0);
+        let shipped = |declared| [package("programs", declared)];
+        assert_eq!(
+            unlisted(shipped(vec![dependency(None, &["b"]), tests()])),
+            1
+        );
+        assert_eq!(
+            unlisted(shipped(vec![dependency(None, &["a"]), tests()])),
+            0
+        );
+        assert_eq!(unlisted(shipped(vec![tests()])), 0);
+        let of_development = package(DEVELOPMENT, vec![dependency(None, &["a"])]);
+        let program = package("programs", vec![dependency(None, &["b"])]);
+        assert_eq!(unlisted([of_development, program]), 1);
     }
 
     #[test]

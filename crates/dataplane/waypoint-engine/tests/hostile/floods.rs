@@ -286,7 +286,7 @@ struct Measurements {
 }
 
 /// Floods that run at the same time.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Attack<'a> {
     floods: &'a [&'static Flood],
     handshakes: Option<&'a HandshakeFlood>,

@@ -76,6 +76,6 @@ fn find_violations_in_package(package: &Package) -> Result<Vec<String>> {
     broken.extend(language::find_violations(&sources));
     broken.extend(unused_dependencies::find_violations(package, &sources));
     broken.extend(claims::find_violations(package, &sources));
-    broken.extend(test_features::find_violations(&sources));
+    broken.extend(test_features::find_violations(package, &sources));
     Ok(broken)
 }

@@ -7,7 +7,7 @@ use super::{
     layers::{self, DEVELOPMENT},
     paths::{CodeScope, named_paths},
     source::Source,
-    workspace::Workspace,
+    workspace::{Package, Workspace},
 };
 
 /// Features that only dev-dependencies enable: dependency, feature, and the modules and functions that it adds.
@@ -40,8 +40,7 @@ const TEST_FEATURES: &[(&str, &str, &[&str])] = &[
 pub(super) fn find_unlisted(workspace: &Workspace) -> Vec<String> {
     let (mut normal, mut dev) = (BTreeMap::new(), BTreeSet::new());
     for member in workspace.workspace_members() {
-        // No shipped crate depends on crates of development, nor on those without a layer, such as the fuzz targets.
-        let is_shipped = layers::folder(member).is_some_and(|folder| folder != DEVELOPMENT);
+        let is_shipped = is_shipped(member);
         for dependency in &member.declared {
             let name = dependency.name.as_str();
             if !is_shipped || dependency.kind.as_deref() == Some("dev") {
@@ -74,8 +73,17 @@ pub(super) fn find_unlisted(workspace: &Workspace) -> Vec<String> {
         .collect()
 }
 
+/// Whether programs may contain the package: no shipped crate depends on crates of development, nor on those without a
+/// layer, such as the fuzz targets.
+fn is_shipped(package: &Package) -> bool {
+    layers::folder(package).is_some_and(|folder| folder != DEVELOPMENT)
+}
+
 /// Finds code outside of tests that uses what [`TEST_FEATURES`] add.
-pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
+pub(super) fn find_violations(package: &Package, sources: &[Source]) -> Vec<String> {
+    if !is_shipped(package) {
+        return Vec::new();
+    }
     let in_src = sources.iter().filter(|source| source.path_in_src.is_some());
     let mut broken = Vec::new();
     for source in in_src.filter(|source| !source.is_test()) {
@@ -101,10 +109,7 @@ pub(super) fn find_violations(sources: &[Source]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{
-            source::test_source,
-            workspace::{DeclaredDependency, Package},
-        },
+        super::{source::test_source, workspace::DeclaredDependency},
         *,
     };
     use crate::shell;
@@ -161,8 +166,13 @@ mod tests {
                 0,
             ),
         ] {
-            let found = find_violations(&[test_source("lib.rs", text)]);
-            assert_eq!(found.len(), expected, "{text}");
+            let sources = [test_source("lib.rs", text)];
+            let found = |folder| find_violations(&package(folder, Vec::new()), &sources).len();
+            assert_eq!(
+                (found("programs"), found(DEVELOPMENT)),
+                (expected, 0),
+                "{text}"
+            );
         }
     }
 }

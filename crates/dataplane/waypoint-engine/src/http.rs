@@ -77,7 +77,7 @@ const MAX_RESET_STREAMS: usize = 50;
 const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
 /// Divisor for the receive window of an HTTP/2 connection. The window is the caller's free connection budget divided by
 /// this number, at least [`MIN_WINDOW_BYTES`] and at most [`MAX_WINDOW_BYTES`].
-const WINDOW_DIVISOR: usize = 64;
+const WINDOW_DIVISOR: usize = 384;
 const MIN_WINDOW_BYTES: usize = 64 << 10;
 const MAX_WINDOW_BYTES: usize = 4 << 20;
 /// Receive window of one HTTP/2 stream, so that a few unread uploads cannot use up the connection's window.

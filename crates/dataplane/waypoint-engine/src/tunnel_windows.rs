@@ -8,24 +8,15 @@ use ambit_hbone::{DialError, Settings, pool::ConnectionReservation};
 use ambit_model::FailureReason;
 use parking_lot::Mutex;
 
-use crate::memory::{
-    BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit, WindowDivisors,
-};
+use crate::memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit};
 
 /// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
-/// Divisors for the receive windows of downstream connections. The free budgets of the caller and of the process, each
-/// divided by its divisor, bound the bytes that the tunnels of one connection share; all windows of the connection
-/// together have less than four times as many. Connections to endpoints get a smaller part, since they are numerous and
-/// stay open for further tunnels.
-const DOWNSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
-    caller: 64,
-    process: 1024,
-};
-const UPSTREAM_WINDOW_DIVISORS: WindowDivisors = WindowDivisors {
-    caller: 512,
-    process: 4096,
-};
+/// Divisor for the receive windows of downstream connections. The caller's free budget divided by it bounds the bytes
+/// that the tunnels of one connection share; all windows of the connection together have less than four times as many.
+/// Connections to endpoints get a smaller part, since they are numerous and stay open for further tunnels.
+const DOWNSTREAM_WINDOW_DIVISOR: usize = 768;
+const UPSTREAM_WINDOW_DIVISOR: usize = 3072;
 /// Minimum receive window of one tunnel, in bytes.
 const MIN_WINDOW_BYTES: u32 = 16 << 10;
 /// Maximum number of bytes of one tunnel that wait to be sent.
@@ -38,7 +29,7 @@ pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_STATE_BYTES + MAX_SEND_BUFFER
 
 /// Returns the HTTP/2 settings of a new downstream connection, with windows by the caller's free budget.
 pub(crate) fn downstream_settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
-    scaled_settings(configured, memory.window_bytes(DOWNSTREAM_WINDOW_DIVISORS))
+    scaled_settings(configured, memory.window_bytes(DOWNSTREAM_WINDOW_DIVISOR))
 }
 
 /// Returns the HTTP/2 settings of a connection whose tunnels share this many window bytes.
@@ -162,7 +153,7 @@ impl<'a> UpstreamWindows<'a> {
             },
             Ok,
         )?;
-        let shared = self.memory.window_bytes(UPSTREAM_WINDOW_DIVISORS);
+        let shared = self.memory.window_bytes(UPSTREAM_WINDOW_DIVISOR);
         let settings = scaled_settings(self.configured, shared);
         let more = settings
             .client_connection_window_bytes()

@@ -9,9 +9,9 @@ use std::sync::{
 /// Level of a memory account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum BudgetScope {
-    /// Account of one connection, or of all connections of one caller.
+    /// Account of the requests of one connection, or of all connections of one caller.
     Connection,
-    /// Account of one caller.
+    /// Account of the requests of one caller.
     Caller,
     /// Account of the whole process.
     Process,
@@ -33,6 +33,21 @@ impl BudgetScope {
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct BudgetExhausted(pub(crate) BudgetScope);
 
+/// Limit of a memory account.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    /// Fixed number of bytes.
+    Bytes(usize),
+    /// As many bytes as are free of three quarters of the enclosing account: the more is used by all accounts beside it,
+    /// the less may one of them use. `n` accounts that charge whatever they may have an `n + 1`th of that each, and leave
+    /// as much to the next one. (Dynamic queue length thresholds: Choudhury and Hahne, IEEE/ACM Transactions on
+    /// Networking 6(2), 1998, with a factor of 1.) At least a 64th of the enclosing limit, for which the last quarter is
+    /// reserved, so that accounts that charge one after the other, each half of what is left, leave room for others.
+    FreeBytesOfParent,
+    /// Half of the limit of the enclosing account.
+    HalfOfParent,
+}
+
 /// Memory account with a limit. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryAccount(Arc<AccountNode>);
@@ -40,32 +55,33 @@ pub(crate) struct MemoryAccount(Arc<AccountNode>);
 #[derive(Debug)]
 struct AccountNode {
     scope: BudgetScope,
-    limit: usize,
-    /// Part of the limit that only nested accounts with few charged bytes may use.
-    reserve: usize,
+    limit: Limit,
     charged_bytes: AtomicUsize,
     parent: Option<MemoryAccount>,
 }
 
 impl MemoryAccount {
-    /// Creates an outermost account. A quarter of its limit is reserved for nested accounts that hold less than a 64th
-    /// of it, so that a few callers that exhaust their budgets leave room for all others.
+    /// Creates an outermost account with a limit in bytes.
     pub(crate) fn root(scope: BudgetScope, limit: usize) -> Self {
-        Self::new(scope, limit, limit / 4, None)
+        Self::new(scope, Limit::Bytes(limit), None)
     }
 
-    /// Creates an account nested in this one.
-    pub(crate) fn nested(&self, scope: BudgetScope, limit: usize) -> Self {
-        Self::new(scope, limit, 0, Some(self.clone()))
+    /// Creates an account nested in this one, which may use as many bytes as this one has free.
+    pub(crate) fn nested_in_free(&self, scope: BudgetScope) -> Self {
+        Self::new(scope, Limit::FreeBytesOfParent, Some(self.clone()))
     }
 
-    fn new(scope: BudgetScope, limit: usize, reserve: usize, above: Option<Self>) -> Self {
+    /// Creates an account nested in this one, with half of its limit.
+    pub(crate) fn nested_in_half(&self, scope: BudgetScope) -> Self {
+        Self::new(scope, Limit::HalfOfParent, Some(self.clone()))
+    }
+
+    fn new(scope: BudgetScope, limit: Limit, parent: Option<Self>) -> Self {
         Self(Arc::new(AccountNode {
             scope,
             limit,
-            reserve,
             charged_bytes: AtomicUsize::new(0),
-            parent: above,
+            parent,
         }))
     }
 
@@ -74,7 +90,7 @@ impl MemoryAccount {
     /// # Errors
     /// When the limit of this account or of an enclosing one is reached.
     pub(crate) fn charge(&self, bytes: usize) -> Result<MemoryPermit, BudgetExhausted> {
-        self.add_to_chain(bytes, 0)?;
+        self.add_to_chain(bytes)?;
         Ok(MemoryPermit {
             account: self.clone(),
             bytes,
@@ -91,20 +107,23 @@ impl MemoryAccount {
         self.0.charged_bytes.load(Relaxed)
     }
 
-    /// Returns the limit of the account in bytes.
+    /// Returns the current limit of the account in bytes.
     pub(crate) fn limit(&self) -> usize {
-        self.0.limit
+        let parent = self.0.parent.as_ref();
+        match self.0.limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::FreeBytesOfParent => parent.map_or(0, |parent| {
+                let all = parent.limit();
+                let free = (all - all / 4).saturating_sub(parent.charged_bytes());
+                free.max(all / 64)
+            }),
+            Limit::HalfOfParent => parent.map_or(0, Self::limit) / 2,
+        }
     }
 
     /// Returns the number of bytes that may still be charged to this account.
     pub(crate) fn free_bytes(&self) -> usize {
         self.limit().saturating_sub(self.charged_bytes())
-    }
-
-    /// Returns the number of bytes that may still be charged to the outermost account.
-    pub(crate) fn free_bytes_at_root(&self) -> usize {
-        let above = self.0.parent.as_ref();
-        above.map_or_else(|| self.free_bytes(), Self::free_bytes_at_root)
     }
 
     /// Whether more than half of the limit of this account or of an enclosing one is charged.
@@ -115,7 +134,7 @@ impl MemoryAccount {
     }
 
     /// Returns the level of the account, this one or an enclosing one, of which more than five eighths are charged; `None`
-    /// if there is none. The outermost account refuses charges at six eighths already, since it has a reserve.
+    /// if there is none. The outermost account has only three quarters for accounts that hold much.
     pub(crate) fn scarce_level(&self) -> Option<BudgetScope> {
         if self.charged_bytes() > self.limit() / 8 * 5 {
             return Some(self.0.scope);
@@ -128,18 +147,15 @@ impl MemoryAccount {
         Arc::strong_count(&self.0)
     }
 
-    /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
-    /// account through which the charge arrives; it decides whether the charge may use the reserve.
-    fn add_to_chain(&self, bytes: usize, below: usize) -> Result<(), BudgetExhausted> {
+    /// Charges bytes to this account and those that enclose it.
+    fn add_to_chain(&self, bytes: usize) -> Result<(), BudgetExhausted> {
         let AccountNode {
             scope,
-            limit,
-            reserve,
             charged_bytes: held,
             parent: above,
+            ..
         } = &*self.0;
-        let may_use_all = below <= limit / 64;
-        let limit = if may_use_all { *limit } else { limit - reserve };
+        let limit = self.limit();
         // Added first, so that two callers cannot both take the last bytes.
         let sum = held.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let added = if sum > limit {
@@ -147,7 +163,7 @@ impl MemoryAccount {
         } else {
             above
                 .as_ref()
-                .map_or(Ok(()), |above| above.add_to_chain(bytes, sum))
+                .map_or(Ok(()), |above| above.add_to_chain(bytes))
         };
         if added.is_err() {
             held.fetch_sub(bytes, Relaxed);
@@ -176,7 +192,7 @@ impl MemoryPermit {
     /// # Errors
     /// When the account has no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
-        self.account.add_to_chain(bytes, 0)?;
+        self.account.add_to_chain(bytes)?;
         self.bytes += bytes;
         Ok(())
     }
@@ -202,14 +218,24 @@ impl Drop for MemoryPermit {
 mod tests {
     use super::*;
 
-    /// Creates the accounts of a process (limit 6400 bytes), of two callers (1600 each), and of one connection of each
-    /// caller (800).
+    /// Creates the accounts of a process (limit 6400 bytes), of two callers, and of one connection of each caller.
     fn accounts() -> (MemoryAccount, [MemoryAccount; 2], [MemoryAccount; 2]) {
         let process = MemoryAccount::root(BudgetScope::Process, 6400);
-        let callers = [(); 2].map(|()| process.nested(BudgetScope::Caller, 1600));
+        let callers = [(); 2].map(|()| process.nested_in_free(BudgetScope::Caller));
         let connections =
-            [&callers[0], &callers[1]].map(|one| one.nested(BudgetScope::Connection, 800));
+            [&callers[0], &callers[1]].map(|one| one.nested_in_half(BudgetScope::Connection));
         (process, callers, connections)
+    }
+
+    /// Charges 100 bytes again and again until the account refuses; returns the permits and the level that refused.
+    fn exhaust(account: &MemoryAccount) -> (Vec<MemoryPermit>, BudgetScope) {
+        let mut permits = Vec::new();
+        loop {
+            match account.charge(100) {
+                Ok(permit) => permits.push(permit),
+                Err(BudgetExhausted(scope)) => return (permits, scope),
+            }
+        }
     }
 
     #[test]
@@ -231,76 +257,106 @@ mod tests {
     #[test]
     fn exhausted_budget_closest_to_the_account_is_named() {
         let (process, [caller, _], [connection, _]) = accounts();
-        let one = connection.charge(800).unwrap();
-        assert_eq!(
-            connection.charge(1).unwrap_err(),
-            BudgetExhausted(BudgetScope::Connection)
-        );
-        let other = caller.nested(BudgetScope::Connection, 1600);
-        let two = other.charge(800).unwrap();
-        assert_eq!(
-            other.charge(1).unwrap_err(),
-            BudgetExhausted(BudgetScope::Caller)
-        );
-        assert_eq!(
-            [&process, &caller, &other].map(MemoryAccount::charged_bytes),
-            [1600, 1600, 800]
-        );
-        drop(one);
-        let mut three = other.charge(1).unwrap();
-        assert!(three.grow(800).is_err());
+        // Half of what it leaves of 4800 bytes.
+        let (one, scope) = exhaust(&connection);
+        assert_eq!(scope, BudgetScope::Connection);
+        assert_eq!(connection.charged_bytes(), 1600);
+        // Both together have as much as they leave.
+        let other = caller.nested_in_half(BudgetScope::Connection);
+        let (mut two, scope) = exhaust(&other);
+        assert_eq!(scope, BudgetScope::Caller);
+        let held = || [&process, &caller, &connection].map(MemoryAccount::charged_bytes);
+        assert_eq!(held(), [2400, 2400, 1600]);
         // The permit keeps its bytes, and none of the refused ones.
-        assert_eq!(
-            [&process, &caller].map(MemoryAccount::charged_bytes),
-            [801, 801]
-        );
-        drop((two, three));
-        assert_eq!(
-            [&process, &caller].map(MemoryAccount::charged_bytes),
-            [0, 0]
-        );
+        assert!(two[0].grow(1).is_err());
+        assert_eq!(two[0].bytes(), 100);
+        assert_eq!(held(), [2400, 2400, 1600]);
+        drop(one);
+        two[0].grow(1).unwrap();
+        assert_eq!(held(), [801, 801, 0]);
+        drop(two);
+        assert_eq!(held(), [0; 3]);
+    }
+
+    #[test]
+    fn callers_that_take_all_they_may_leave_as_much_to_the_next_one() {
+        for count in [1, 2, 7, 31] {
+            let process = MemoryAccount::root(BudgetScope::Process, 6400);
+            let greedy: Vec<_> = (0..count)
+                .map(|_| process.nested_in_free(BudgetScope::Caller))
+                .collect();
+            let mut held = Vec::new();
+            // In turns, since the first of them may have more until others come.
+            loop {
+                let before = held.len();
+                held.extend(greedy.iter().filter_map(|caller| caller.charge(1).ok()));
+                if held.len() == before {
+                    break;
+                }
+            }
+            let share = 4800 / (count + 1);
+            for caller in &greedy {
+                assert!(caller.charged_bytes().abs_diff(share) <= 1);
+            }
+            let next = process.nested_in_free(BudgetScope::Caller);
+            assert!(next.limit().abs_diff(share) <= count);
+            drop(held);
+            assert_eq!(process.charged_bytes(), 0);
+        }
     }
 
     #[test]
     fn last_quarter_is_reserved_for_callers_that_hold_little() {
         let process = MemoryAccount::root(BudgetScope::Process, 6400);
-        let greedy: Vec<_> = (0..8)
-            .map(|_| process.nested(BudgetScope::Caller, 1600))
+        // One after the other, so that each leaves half as much as the one before.
+        let greedy: Vec<_> = (0..10)
+            .map(|_| exhaust(&process.nested_in_free(BudgetScope::Caller)).0)
             .collect();
-        let mut held = Vec::new();
-        for caller in &greedy {
-            while let Ok(permit) = caller.charge(200) {
-                held.push(permit);
-            }
-        }
-        assert_eq!(process.charged_bytes(), 4800);
-        assert_eq!(
-            greedy[7].charge(200).unwrap_err(),
-            BudgetExhausted(BudgetScope::Process)
-        );
-        let modest = process.nested(BudgetScope::Caller, 1600);
-        let small = modest.charge(100).unwrap();
-        assert!(modest.charge(100).is_err());
-        drop((small, held));
+        assert!((4700..=5300).contains(&process.charged_bytes()));
+        let modest: Vec<_> = (0..11)
+            .map(|_| process.nested_in_free(BudgetScope::Caller).charge(100))
+            .collect();
+        assert!(modest.iter().all(Result::is_ok));
+        drop((greedy, modest));
         assert_eq!(process.charged_bytes(), 0);
     }
 
     #[test]
-    fn concurrent_threads_never_exceed_the_limit() {
+    fn what_one_caller_holds_shrinks_the_limit_of_others() {
         let process = MemoryAccount::root(BudgetScope::Process, 6400);
-        let caller = process.nested(BudgetScope::Caller, 1000);
+        let [first, second] = [(); 2].map(|()| process.nested_in_free(BudgetScope::Caller));
+        let _first = first.charge(2400).unwrap();
+        assert_eq!([first.limit(), second.limit()], [2400, 2400]);
+        let permit = second.charge(1200).unwrap();
+        assert_eq!([first.limit(), second.limit()], [1200, 1200]);
+        // The first keeps what it holds.
+        assert_eq!(first.free_bytes(), 0);
+        assert!(first.charge(1).is_err());
+        drop(permit);
+        assert_eq!(second.limit(), 2400);
+    }
+
+    #[test]
+    fn concurrent_threads_never_exceed_the_limit() {
+        let process = MemoryAccount::root(BudgetScope::Process, 1000);
+        let callers = [(); 4].map(|()| process.nested_in_free(BudgetScope::Caller));
+        let held = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..4 {
+            for caller in &callers {
                 scope.spawn(|| {
                     for bytes in (1..400).cycle().take(20_000) {
                         if let Ok(permit) = caller.charge(bytes) {
-                            assert!(permit.bytes() <= 1000);
+                            assert!(held.fetch_add(bytes, Relaxed) + bytes <= 1000);
+                            held.fetch_sub(bytes, Relaxed);
+                            drop(permit);
                         }
                     }
                 });
             }
         });
-        assert_eq!((process.charged_bytes(), caller.charged_bytes()), (0, 0));
-        assert!(caller.charge(1000).is_ok());
+        assert_eq!(process.charged_bytes(), 0);
+        assert!(callers.iter().all(|caller| caller.charged_bytes() == 0));
+        assert!(callers[0].charge(750).is_ok());
+        assert!(callers[0].charge(751).is_err());
     }
 }

@@ -6,23 +6,10 @@ use ambit_model::Identity;
 use ambit_telemetry::http::HttpMetrics;
 use parking_lot::Mutex;
 
-use super::{
-    MemoryLimits,
-    account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit},
-};
+use super::account::{BudgetExhausted, BudgetScope, MemoryAccount, MemoryPermit};
 
 /// Minimum number of callers in the table at which callers without charged memory are removed.
 const MIN_SWEPT_CALLERS: usize = 1024;
-
-/// Divisors of the free budgets of a caller and of the process, whose quotients bound the receive windows of a new
-/// connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WindowDivisors {
-    /// Divisor of the caller's free budget.
-    pub(crate) caller: usize,
-    /// Divisor of the process's free budget.
-    pub(crate) process: usize,
-}
 
 /// Purpose of a memory charge. Metrics of failed charges have it as reason label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,18 +60,18 @@ struct CallerKey {
     address: IpAddr,
 }
 
-/// Memory accounts of one caller.
+/// Memory accounts of one caller. They are not parts of a common account: however many connections a caller keeps open,
+/// their requests find room.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
-    total: MemoryAccount,
+    requests: MemoryAccount,
     connections: MemoryAccount,
 }
 
 impl CallerAccounts {
     /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
-        // The caller's account has the account of its connections as part.
-        self.connections.reference_count() > 1 || self.total.reference_count() > 2
+        self.connections.reference_count() > 1 || self.requests.reference_count() > 1
     }
 }
 
@@ -98,17 +85,16 @@ struct CallerTable {
 /// Memory accounts of the process and of its callers.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    limits: MemoryLimits,
     process: MemoryAccount,
     callers: Mutex<CallerTable>,
     metrics: Arc<HttpMetrics>,
 }
 
 impl Memory {
-    pub(crate) fn new(limits: MemoryLimits, metrics: Arc<HttpMetrics>) -> Self {
+    /// Creates the accounts of a process that may hold this many bytes for callers.
+    pub(crate) fn new(limit: usize, metrics: Arc<HttpMetrics>) -> Self {
         Self {
-            process: MemoryAccount::root(BudgetScope::Process, limits.process_bytes),
-            limits,
+            process: MemoryAccount::root(BudgetScope::Process, limit),
             callers: Mutex::default(),
             metrics,
         }
@@ -131,14 +117,11 @@ impl Memory {
         address: IpAddr,
     ) -> ConnectionMemory {
         let CallerAccounts {
-            total: all,
+            requests,
             connections,
         } = self.caller(identity, address);
         ConnectionMemory {
-            requests: all.nested(
-                BudgetScope::Connection,
-                self.limits.connection_requests_bytes,
-            ),
+            requests: requests.nested_in_half(BudgetScope::Connection),
             connections,
             metrics: self.metrics.clone(),
         }
@@ -154,17 +137,9 @@ impl Memory {
             callers.accounts.retain(|_, one| one.is_used());
             callers.sweep_threshold = callers.accounts.len() * 2;
         }
-        let new = || {
-            let all = self
-                .process
-                .nested(BudgetScope::Caller, self.limits.caller_bytes);
-            CallerAccounts {
-                connections: all.nested(
-                    BudgetScope::Connection,
-                    self.limits.caller_connections_bytes,
-                ),
-                total: all,
-            }
+        let new = || CallerAccounts {
+            requests: self.process.nested_in_free(BudgetScope::Caller),
+            connections: self.process.nested_in_free(BudgetScope::Connection),
         };
         callers.accounts.entry(key).or_insert_with(new).clone()
     }
@@ -222,13 +197,11 @@ impl ConnectionMemory {
         self.count_exhausted(ChargePurpose::Connection, self.connections.charge(bytes))
     }
 
-    /// Returns the number of bytes that the receive windows of a new connection may have together. It is a small part
-    /// of the free budgets of the caller and of the process, so that neither many connections of one caller nor many
-    /// callers with one connection each exhaust them.
-    pub(crate) fn window_bytes(&self, divisors: WindowDivisors) -> usize {
-        let by_caller = self.connections.free_bytes() / divisors.caller.max(1);
-        let by_process = self.connections.free_bytes_at_root() / divisors.process.max(1);
-        by_caller.min(by_process)
+    /// Returns the number of bytes that the receive windows of a new connection may have together: the free budget for
+    /// connections of the caller, divided by `divisor`. The budget shrinks with whatever is charged, so that neither
+    /// many connections of one caller nor many callers with one connection each exhaust it.
+    pub(crate) fn window_bytes(&self, divisor: usize) -> usize {
+        self.connections.free_bytes() / divisor.max(1)
     }
 
     /// Charges a connection to an endpoint that is opened for the caller.
@@ -283,11 +256,24 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn memory() -> Memory {
-        Memory::new(MemoryLimits::from_process_limit(512 * MIB), Arc::default())
+        Memory::new(512 * MIB, Arc::default())
     }
 
     fn ip(number: u32) -> IpAddr {
         IpAddr::from(number.to_be_bytes())
+    }
+
+    /// Charges 4 MiB again and again until the budget is exhausted.
+    fn exhaust(
+        charge: impl Fn(usize) -> Result<MemoryPermit, BudgetExhausted>,
+    ) -> (Vec<MemoryPermit>, BudgetExhausted) {
+        let mut permits = Vec::new();
+        loop {
+            match charge(4 * MIB) {
+                Ok(permit) => permits.push(permit),
+                Err(exhausted) => return (permits, exhausted),
+            }
+        }
     }
 
     #[test]
@@ -295,17 +281,22 @@ mod tests {
         let memory = memory();
         let web = Identity::new("cluster.local", "shop", "web");
         let other = Identity::new("cluster.local", "shop", "other");
-        let first = memory.connection(Some(&web), ip(1));
-        let again = memory.connection(Some(&web), ip(1));
-        let held: Vec<_> = [&first, &again]
-            .map(|one| {
-                one.charge_request(ChargePurpose::Headers, 64 * MIB)
-                    .unwrap()
-            })
-            .into();
-        let third = memory.connection(Some(&web), ip(1));
-        let refused = third.charge_request(ChargePurpose::Headers, 1).unwrap_err();
-        assert_eq!(refused, BudgetExhausted(BudgetScope::Caller));
+        let connect = || memory.connection(Some(&web), ip(1));
+        let charge = |connection: ConnectionMemory| {
+            move |bytes| connection.charge_request(ChargePurpose::Headers, bytes)
+        };
+        let (first, scope) = exhaust(charge(connect()));
+        assert_eq!(scope, BudgetExhausted(BudgetScope::Connection));
+        let (second, scope) = exhaust(charge(connect()));
+        assert_eq!(scope, BudgetExhausted(BudgetScope::Caller));
+        // The caller has as much as it leaves.
+        assert_eq!(memory.charged_bytes(), 192 * MIB);
+        let third = connect();
+        assert!(
+            third
+                .charge_request(ChargePurpose::Headers, 4 * MIB)
+                .is_err()
+        );
         for (identity, address) in [(Some(&web), ip(2)), (Some(&other), ip(1)), (None, ip(1))] {
             let beside = memory.connection(identity, address);
             assert!(
@@ -314,7 +305,7 @@ mod tests {
                     .is_ok()
             );
         }
-        drop(held);
+        drop((first, second));
         assert!(
             third
                 .charge_request(ChargePurpose::Headers, 64 * MIB)
@@ -324,12 +315,43 @@ mod tests {
     }
 
     #[test]
+    fn connections_leave_room_for_requests_whoever_comes() {
+        let memory = memory();
+        let first = memory.connection(None, ip(1));
+        let (_first, _) = exhaust(|bytes| first.charge_tunnel(bytes));
+        let others: Vec<_> = (2..10).map(|n| memory.connection(None, ip(n))).collect();
+        let charge = |other: &ConnectionMemory| exhaust(|bytes| other.charge_tunnel(bytes)).0;
+        let _others: Vec<_> = others.iter().map(charge).collect();
+        // Its connections exceed what a caller may have now; its requests still find room, as those of all do.
+        assert!(first.charge_tunnel(1).is_err());
+        for connection in [&first].into_iter().chain(&others) {
+            let permit = connection.charge_request(ChargePurpose::Headers, 64 << 10);
+            assert!(permit.is_ok());
+        }
+    }
+
+    #[test]
+    fn a_caller_alone_may_have_a_thousand_connections() {
+        let memory = memory();
+        let caller = memory.connection(None, ip(1));
+        // A tunnel from the client, one to the endpoint, and the charge of a usual request.
+        let held: Vec<_> = (0..1000)
+            .flat_map(|_| {
+                let tunnels = [(); 2].map(|()| caller.charge_tunnel(64 << 10));
+                let request = caller.charge_request(ChargePurpose::Headers, 80 << 10);
+                tunnels.into_iter().chain([request])
+            })
+            .collect();
+        assert!(held.iter().all(Result::is_ok));
+    }
+
+    #[test]
     fn windows_shrink_as_a_caller_opens_connections() {
         let memory = memory();
         let mut windows = Vec::new();
         while let Ok(window) = memory
             .connection(None, ip(1))
-            .charge_window(64, 64 << 10, 4 * MIB)
+            .charge_window(384, 64 << 10, 4 * MIB)
         {
             windows.push(window);
         }
@@ -338,16 +360,9 @@ mod tests {
         assert_eq!(sizes.last(), Some(&(64 << 10)));
         assert!(sizes.is_sorted_by(|one, next| one >= next));
         assert!(
-            (200..400).contains(&sizes.len()),
+            (600..2400).contains(&sizes.len()),
             "{} connections",
             sizes.len()
-        );
-        // Connections leave the other half of the budget to requests.
-        let requests = memory.connection(None, ip(1));
-        assert!(
-            requests
-                .charge_request(ChargePurpose::Headers, 60 * MIB)
-                .is_ok()
         );
     }
 
@@ -362,13 +377,12 @@ mod tests {
         }
         assert!(memory.callers.lock().accounts.len() <= 2 * MIN_SWEPT_CALLERS);
         let again = memory.connection(None, ip(0));
-        let taken = again.charge_request(ChargePurpose::Headers, 64 * MIB);
+        let (taken, _) = exhaust(|bytes| again.charge_request(ChargePurpose::Headers, bytes));
         let other = memory.connection(None, ip(0));
-        assert!(
-            other
-                .charge_request(ChargePurpose::Headers, 64 * MIB)
-                .is_err()
-        );
-        drop((held, taken));
+        let (more, exhausted) =
+            exhaust(|bytes| other.charge_request(ChargePurpose::Headers, bytes));
+        // Both are charged to one account.
+        assert_eq!(exhausted, BudgetExhausted(BudgetScope::Caller));
+        drop((held, taken, more));
     }
 }

@@ -201,11 +201,11 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::memory::{Memory, MemoryLimits};
+    use crate::memory::Memory;
 
     /// Returns the memory budget of a connection, in a process with this memory limit.
     fn memory(process: usize) -> ConnectionMemory {
-        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
+        let memory = Memory::new(process, Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
     }
 
@@ -285,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn bodies_over_the_memory_budget_are_forwarded_without_replay() {
         // The requests of a connection have a budget of one kilobyte.
-        let memory = memory(8 << 10);
+        let memory = memory(3 << 10);
         let replay = ReplayBody::new(crate::message::text_body(vec![0; 2 << 10]), &memory);
         let mut body = replay.rewind().unwrap();
         assert_eq!(read_data(&mut body).await.len(), 2 << 10);

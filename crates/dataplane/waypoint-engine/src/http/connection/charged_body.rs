@@ -82,14 +82,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        memory::{Memory, MemoryLimits},
-        message,
-    };
+    use crate::{memory::Memory, message};
 
     #[tokio::test]
     async fn frame_is_charged_until_it_is_dropped() {
-        let memory = Memory::new(MemoryLimits::from_process_limit(8 << 20), Arc::default());
+        let memory = Memory::new(2 << 20, Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
         let body = || message::text_body(vec![b'd'; 600 << 10]);
         let mut first = charge_body(body(), &connection);

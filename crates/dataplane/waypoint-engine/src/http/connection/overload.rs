@@ -100,7 +100,7 @@ mod tests {
     use http::{HeaderName, HeaderValue};
 
     use super::*;
-    use crate::memory::{Memory, MemoryLimits};
+    use crate::memory::Memory;
 
     fn request(lines: usize, name: &'static str, value: usize) -> Request<()> {
         let mut request = Request::new(());
@@ -113,7 +113,7 @@ mod tests {
     }
 
     fn connection(process: usize) -> ConnectionMemory {
-        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
+        let memory = Memory::new(process, Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
     }
 
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn request_over_the_budget_is_refused_as_overload() {
-        let memory = connection(8 << 20);
+        let memory = connection(3 << 20);
         let admit = |request: &mut _, version| {
             super::charge_request(&memory, HeaderLimits::default(), request, version)
         };

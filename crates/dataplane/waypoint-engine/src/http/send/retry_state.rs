@@ -168,13 +168,10 @@ impl<'a> RetryState<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Memory, MemoryLimits};
+    use crate::memory::Memory;
 
     fn memory() -> ConnectionMemory {
-        let memory = Memory::new(
-            MemoryLimits::from_process_limit(8 << 20),
-            std::sync::Arc::default(),
-        );
+        let memory = Memory::new(8 << 20, std::sync::Arc::default());
         memory.connection(None, [10, 0, 0, 1].into())
     }
 

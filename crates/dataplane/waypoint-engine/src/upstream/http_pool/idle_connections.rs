@@ -247,11 +247,7 @@ mod tests {
     use tokio::io::DuplexStream;
 
     use super::*;
-    use crate::{
-        memory::{Memory, MemoryLimits},
-        message::Version,
-        upstream::Upstream,
-    };
+    use crate::{memory::Memory, message::Version, upstream::Upstream};
 
     const MAX_COUNT: usize = 64;
     const MIB: usize = 1 << 20;
@@ -379,13 +375,9 @@ mod tests {
 
     #[tokio::test]
     async fn scarce_memory_shortens_the_idle_time() {
-        let memory = Memory::new(
-            MemoryLimits::from_process_limit(64 * MIB),
-            Default::default(),
-        );
+        let memory = Memory::new(64 * MIB, Default::default());
         let caller = memory.connection(None, [10, 0, 0, 1].into());
-        // The connections of a caller may use an eighth of the process's budget.
-        let permit = caller.charge_tunnel(3 * MIB).unwrap();
+        let permit = caller.charge_tunnel(15 * MIB).unwrap();
         let mut scene = Scene::new();
         scene
             .add_charged(1, 90, Some(permit.account().clone()))
@@ -396,6 +388,7 @@ mod tests {
         scene.add(2, 90).await;
         scene.idle.sweep();
         assert_eq!([scene.count(1), scene.count(2)], [2, 1]);
+        // More than half of the caller's limit, which is what is free of 48 MiB.
         let _more = caller.charge_tunnel(2 * MIB).unwrap();
         scene.idle.sweep();
         assert_eq!([scene.count(1), scene.count(2)], [1, 1]);
@@ -403,7 +396,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_are_closed_for_the_budget_that_they_are_charged_to() {
-        let limits = MemoryLimits::from_process_limit(64 * MIB);
+        let limits = 64 * MIB;
         let memory = Memory::new(limits, Default::default());
         let [own, other] = [1, 2].map(|host| {
             let caller = memory.connection(None, [10, 0, 0, host].into());

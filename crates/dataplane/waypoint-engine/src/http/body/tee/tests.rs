@@ -5,10 +5,10 @@ use http_body_util::StreamBody;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
-use crate::memory::{Memory, MemoryLimits};
+use crate::memory::Memory;
 
 fn memory() -> ConnectionMemory {
-    let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
+    let memory = Memory::new(1 << 30, Arc::default());
     memory.connection(None, [10, 0, 0, 1].into())
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, task::Waker};
 
 use super::*;
-use crate::memory::{Memory, MemoryLimits};
+use crate::memory::Memory;
 
 /// Maximum size of a header section in the tests.
 const MAX_SECTION_BYTES: usize = 64 << 10;
@@ -102,7 +102,7 @@ fn trailers_are_charged_until_their_request_ends() {
 
 /// Reads a connection with this input to its end. Returns the size of each read; `None` where the task yielded.
 fn read_sizes(bytes: &[u8]) -> Vec<Option<usize>> {
-    let memory = Memory::new(MemoryLimits::from_process_limit(1 << 30), Arc::default());
+    let memory = Memory::new(1 << 30, Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());
     let mut io = HeaderBlockIo::new(bytes, Duration::from_secs(60), MAX_SECTION_BYTES, memory);
     let mut cx = Context::from_waker(Waker::noop());

@@ -5,6 +5,7 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
@@ -20,6 +21,7 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
+    gathered_writes::{GatheredWrites, WriteGatherer},
     lease::{ConnectionState, Liveness, Permit, StreamLease},
     pinger::Pinger,
     portioned_reads::{PortionEnd, PortionedReads, hbone_frame_budget},
@@ -299,7 +301,8 @@ impl Drop for RetireOnDrop {
 /// Task that drives the HTTP/2 protocol of one connection. The caller must spawn [`Self::run`], which ends with the
 /// connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
-    connection: h2::client::Connection<PortionedReads<IO>, SendChunk>,
+    connection: h2::client::Connection<PortionedReads<GatheredWrites<IO>>, SendChunk>,
+    gatherer: WriteGatherer,
     portion_end: PortionEnd,
     pinger: Pinger,
     shared: Arc<ConnectionState>,
@@ -333,6 +336,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         let result = poll_fn(|cx| {
             let Self {
                 connection,
+                gatherer,
                 portion_end,
                 pinger,
                 shared,
@@ -374,7 +378,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             if close_at.is_some_and(|close_at| close_at <= Instant::now()) {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, DrainTimeout)));
             }
-            let ended = std::pin::Pin::new(connection).poll(cx);
+            let ended = gatherer.poll(|| Pin::new(&mut *connection).poll(cx));
             if portion_end.take() {
                 shared.byte_receivers.take_received();
             }
@@ -398,6 +402,8 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<(ClientConnection, Driver<IO>), Http2Error> {
     let windows = FlowControlWindows::new(settings, settings.max_streams);
     let frame_budget = hbone_frame_budget(windows.connection_window(0));
+    let io = GatheredWrites::new(io);
+    let gatherer = io.gatherer();
     let io = PortionedReads::with_budget(io, frame_budget);
     let portion_end = io.portion_end();
     let mut builder = h2::client::Builder::new();
@@ -426,6 +432,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
         client,
         Driver {
             connection,
+            gatherer,
             portion_end,
             pinger,
             shared,

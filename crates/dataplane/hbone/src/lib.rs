@@ -9,6 +9,7 @@ mod buffered_reads;
 mod byte_receiver;
 pub mod client;
 mod frames;
+mod gathered_writes;
 mod lease;
 mod pinger;
 pub mod pool;

@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     Settings, Tunnel,
+    gathered_writes::GatheredWrites,
     pinger::{PingTimeout, Pinger},
     portioned_reads::{PortionedReads, hbone_frame_budget},
     send_chunk::SendChunk,
@@ -171,6 +172,8 @@ where
     let max_streams = usize::try_from(settings.max_peer_streams).unwrap_or(usize::MAX);
     let mut windows = FlowControlWindows::new(settings, max_streams);
     let frame_budget = hbone_frame_budget(windows.connection_window(0));
+    let io = GatheredWrites::new(io);
+    let gatherer = io.gatherer();
     let io = PortionedReads::with_budget(io, frame_budget);
     let portion_end = io.portion_end();
     let mut builder = h2::server::Builder::new();
@@ -209,7 +212,7 @@ where
             {
                 windows.set_announced_stream_window(window);
             }
-            match connection.poll_accept(cx) {
+            match gatherer.poll(|| connection.poll_accept(cx)) {
                 Poll::Pending => {
                     if portion_end.take() {
                         streams.byte_receivers.take_received();

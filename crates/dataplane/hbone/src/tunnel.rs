@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    io,
+    io::{self, IoSlice},
     pin::Pin,
     sync::{
         Arc,
@@ -197,20 +197,37 @@ impl AsyncWrite for TunnelIo {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if buf.is_empty() {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let bytes = slices.iter().map(|slice| slice.len()).sum();
+        if bytes == 0 {
             return Poll::Ready(Ok(0));
         }
         let sender = &mut self.get_mut().sender;
-        let capacity = match ready!(sender.poll_capacity(cx, buf.len())) {
+        let capacity = match ready!(sender.poll_capacity(cx, bytes)) {
             Some(capacity) => capacity.map_err(io::Error::other)?,
             None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
         };
         let TunnelSender { send, unsent, .. } = sender;
-        let n = capacity.min(buf.len());
-        let piece = Bytes::copy_from_slice(buf.get(..n).unwrap_or_default());
-        send.send_data(SendChunk::new(piece, unsent), false)
+        let n = capacity.min(bytes);
+        let mut piece = Vec::with_capacity(n);
+        for slice in slices {
+            let room = n - piece.len();
+            piece.extend_from_slice(slice.get(..room).unwrap_or(slice));
+        }
+        send.send_data(SendChunk::new(piece.into(), unsent), false)
             .map_err(io::Error::other)?;
         Poll::Ready(Ok(n))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     /// Flushes nothing, since the connection's driver sends by itself. Returns an error if the peer has disconnected,

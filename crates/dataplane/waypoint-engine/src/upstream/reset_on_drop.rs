@@ -202,6 +202,23 @@ impl AsyncWrite for ResetOnDropStream {
         this.defer_write_failure(cx, written)
     }
 
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if this.is_write_broken {
+            return this.activity.fail_if_abandoned(cx, Poll::Pending);
+        }
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.defer_write_failure(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.is_write_broken {

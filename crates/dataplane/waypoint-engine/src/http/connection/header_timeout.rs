@@ -31,9 +31,6 @@ use crate::{
 #[error("the header section of a request did not end in time")]
 pub(in crate::http) struct HeaderTimeoutError;
 
-/// Maximum total bytes of small buffers that one write gathers.
-const MAX_GATHERED_WRITE_BYTES: usize = 16 << 10;
-
 /// State of the requests on one HTTP/1 connection, which timeouts and closing depend on. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::http) struct RequestProgress(Arc<RequestCounters>);
@@ -190,39 +187,26 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderTimeoutIo<IO> {
         Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
     }
 
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    /// Whether writes of several buffers are supported, as they are by tunnels. hyper then keeps the buffers of a body,
+    /// which are charged until they are sent, instead of copying them into its own.
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-
-    /// Writes several small buffers at once, such as a response's headers and body.
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let mut pieces = bufs.iter().filter(|piece| !piece.is_empty());
-        let (first, second) = (pieces.next(), pieces.next());
-        let first: &[u8] = first.map_or(&[], |first| first);
-        if second.is_none() || first.len() >= MAX_GATHERED_WRITE_BYTES {
-            return Pin::new(&mut this.io).poll_write(cx, first);
-        }
-        let mut gathered = Vec::with_capacity(MAX_GATHERED_WRITE_BYTES);
-        for piece in bufs {
-            let room = MAX_GATHERED_WRITE_BYTES - gathered.len();
-            gathered.extend_from_slice(piece.get(..room).unwrap_or(piece));
-        }
-        Pin::new(&mut this.io).poll_write(cx, &gathered)
-    }
-
-    /// Reports support for vectored writes. hyper then keeps the buffers of a body, which are charged until they are
-    /// sent, instead of copying them into its own.
-    fn is_write_vectored(&self) -> bool {
-        true
     }
 }
 
@@ -256,15 +240,13 @@ impl<B: HttpBody + Unpin> HttpBody for GuardedBody<B> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSlice;
-
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::memory::{Memory, MemoryLimits};
+    use crate::memory::Memory;
 
     fn new_connection<IO>(io: IO, process: usize) -> (Memory, HeaderTimeoutIo<IO>) {
-        let memory = Memory::new(MemoryLimits::from_process_limit(process), Arc::default());
+        let memory = Memory::new(process, Arc::default());
         let connection = memory.connection(None, [10, 0, 0, 1].into());
         let pacing = RequestProgress::default();
         (
@@ -274,29 +256,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_pieces_are_written_together() {
-        let (mut near, far) = tokio::io::duplex(1 << 20);
-        let (_memory, mut paced) = new_connection(far, 8 << 20);
-        let large = vec![b'l'; 2 * MAX_GATHERED_WRITE_BYTES];
-        for (pieces, expected) in [
-            ([&b"head"[..], b"", b"body"], 8),
-            ([&b""[..], b"", b"body"], 4),
-            ([&b"head"[..], &large, b"body"], MAX_GATHERED_WRITE_BYTES),
-            ([&large[..], b"body", b""], large.len()),
-        ] {
-            let slices = pieces.map(IoSlice::new);
-            let written = paced.write_vectored(&slices).await.unwrap();
-            assert_eq!(written, expected);
-            let mut read = vec![0; written];
-            near.read_exact(&mut read).await.unwrap();
-            assert_eq!(read, pieces.concat()[..written]);
-        }
-    }
-
-    #[tokio::test]
     async fn header_section_is_charged_until_its_request_begins() {
         let (mut near, far) = tokio::io::duplex(1 << 20);
-        let (memory, mut paced) = new_connection(far, 8 << 10);
+        let (memory, mut paced) = new_connection(far, 3 << 10);
         near.write_all(&[b'h'; 900]).await.unwrap();
         paced.read_exact(&mut [0; 900]).await.unwrap();
         assert_eq!(memory.charged_bytes(), 900);
@@ -305,7 +267,7 @@ mod tests {
         paced.read_exact(&mut [0; 4]).await.unwrap();
         assert_eq!(memory.charged_bytes(), 0);
         drop(serving);
-        // The connection's budget is one kilobyte.
+        // The connection's budget is half of three kilobytes.
         near.write_all(&[b'h'; 2000]).await.unwrap();
         let error = paced.read_exact(&mut [0; 2000]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);

@@ -12,8 +12,8 @@ use crate::{
     fixture::{HTTP1, World},
 };
 
-/// Memory limit of the waypoint, of which the connections of one caller may use a sixteenth: about 70 endpoints.
-const MEMORY_LIMIT: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
+/// Memory limit of the waypoint, with which the connections of one caller may use 18 MiB: about 80 endpoints.
+const MEMORY_LIMIT: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "100663296");
 const ENDPOINTS: usize = 160;
 
 /// Responds to requests with 200 until the tunnel ends.

@@ -14,8 +14,8 @@ const VIP: &str = "10.0.0.1";
 const HANGING_VIP: &str = "10.0.0.2";
 const WHOLE_REQUEST_FLAGS: u8 = END_HEADERS | END_STREAM;
 
-/// Memory limit of the waypoint: half of it is the process's budget, and a sixteenth the budget of the requests on one
-/// connection.
+/// Memory limit of the waypoint: half of it is the process's budget, and the requests on one connection may use up to an
+/// eighth.
 const MEMORY_LIMIT: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "67108864");
 
 async fn never_respond(_: usize, mut stream: TcpStream) {

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_leave_room_for_requests_whoever_comes() {
+    fn connections_of_all_callers_leave_room_for_requests() {
         let memory = memory();
         let first = memory.connection(None, ip(1));
         let (_first, _) = exhaust(|bytes| first.charge_tunnel(bytes));

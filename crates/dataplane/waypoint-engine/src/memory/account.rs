@@ -38,11 +38,11 @@ pub(crate) struct BudgetExhausted(pub(crate) BudgetScope);
 enum Limit {
     /// Fixed number of bytes.
     Bytes(usize),
-    /// As many bytes as are free of three quarters of the enclosing account: the more is used by all accounts beside it,
-    /// the less may one of them use. `n` accounts that charge whatever they may have an `n + 1`th of that each, and leave
-    /// as much to the next one. (Dynamic queue length thresholds: Choudhury and Hahne, IEEE/ACM Transactions on
-    /// Networking 6(2), 1998, with a factor of 1.) At least a 64th of the enclosing limit, for which the last quarter is
-    /// reserved, so that accounts that charge one after the other, each half of what is left, leave room for others.
+    /// The free bytes of three quarters of the enclosing account's limit, so that the limit shrinks as sibling accounts
+    /// charge more. `n` accounts that grow together to their limits hold one part in `n + 1` each, and leave one part free.
+    /// (Dynamic queue length thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998, with a
+    /// factor of 1.) The limit is never below a 64th of the enclosing one, for which the last quarter is reserved:
+    /// accounts that reach their limits one after the other halve the free bytes each time.
     FreeBytesOfParent,
     /// Half of the limit of the enclosing account.
     HalfOfParent,

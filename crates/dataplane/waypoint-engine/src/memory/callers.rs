@@ -331,7 +331,8 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_alone_may_have_a_thousand_connections() {
+    fn thousand_tunnels_with_requests_fit_in_one_callers_budget() {
+        // Opening tunnels to endpoints charges more for a moment, which is not part of this.
         let memory = memory();
         let caller = memory.connection(None, ip(1));
         // A tunnel from the client, one to the endpoint, and the charge of a usual request.

@@ -388,7 +388,7 @@ mod tests {
         scene.add(2, 90).await;
         scene.idle.sweep();
         assert_eq!([scene.count(1), scene.count(2)], [2, 1]);
-        // More than half of the caller's limit, which is what is free of 48 MiB.
+        // More than half of the caller's limit, the free bytes of 48 MiB.
         let _more = caller.charge_tunnel(2 * MIB).unwrap();
         scene.idle.sweep();
         assert_eq!([scene.count(1), scene.count(2)], [1, 1]);
@@ -396,8 +396,7 @@ mod tests {
 
     #[tokio::test]
     async fn connections_are_closed_for_the_budget_that_they_are_charged_to() {
-        let limits = 64 * MIB;
-        let memory = Memory::new(limits, Default::default());
+        let memory = Memory::new(64 * MIB, Default::default());
         let [own, other] = [1, 2].map(|host| {
             let caller = memory.connection(None, [10, 0, 0, host].into());
             caller.charge_tunnel(MIB).unwrap()

@@ -2,7 +2,7 @@
 //!
 //! Tunnels share a connection if they have the same source identity, expected server identities, destination address
 //! and source address. While a connection is being opened, all tunnels that need it wait for the result, failure
-//! included. There are several connections for a key when one cannot carry all tunnels, or the peer's flow control
+//! included; a limit that forbids one tunnel to open a connection fails no other. There are several connections for a key when one cannot carry all tunnels, or the peer's flow control
 //! blocks all tunnels of one.
 
 use std::{
@@ -104,7 +104,7 @@ pub struct ConnectionReservation {
 }
 
 /// Callback that reserves a new connection under a connection limit before the pool opens it. `None` opens it with the
-/// pool's settings and without a permit.
+/// pool's settings and without a permit; an error fails only the tunnel that would have opened it.
 type ReserveConnection<'a> =
     &'a (dyn Fn() -> Result<Option<ConnectionReservation>, DialError> + Sync);
 
@@ -306,8 +306,12 @@ impl Pool {
                         key,
                         done: false,
                     };
+                    let (dial, reserve) = dial;
+                    // Its failure concerns this tunnel alone: those that wait have limits of their own, and one of them
+                    // opens the connection when the guard is dropped.
+                    let reserved = reserve().map_err(|error| TunnelError::Dial(error.into()))?;
                     // Most tunnels use an open connection, and need no memory for this.
-                    let outcome = Box::pin(self.dial(key, dial)).await;
+                    let outcome = Box::pin(self.dial(key, dial, reserved)).await;
                     return guard.finish(outcome).map(|leased| (leased, true));
                 }
             }
@@ -351,13 +355,13 @@ impl Pool {
     async fn dial<IO, F>(
         &self,
         key: &Arc<PoolKey>,
-        (dial, reserve): (&impl Fn() -> F, ReserveConnection<'_>),
+        dial: &impl Fn() -> F,
+        reserved: Option<ConnectionReservation>,
     ) -> Result<(ClientConnection, Driver<IO>), DialError>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = Result<IO, DialError>>,
     {
-        let reserved = reserve()?;
         let settings = reserved.as_ref().map(|reserved| reserved.settings.clone());
         let settings = settings.unwrap_or_else(|| self.settings.clone());
         let io = dial().await?;

@@ -94,36 +94,37 @@ impl ReceiveWindows {
     }
 }
 
-/// Receive windows of a connection to an endpoint behind a tunnel, charged to the caller for whom it is opened. Tunnels
-/// of other callers on the same connection are charged to those callers.
+/// Memory charges of a tunnel to an endpoint: of the tunnel itself, and of the connection that the pool opens for it, if it
+/// opens one. Both are charged to the caller for whom they are opened; tunnels of other callers on the same connection are
+/// charged to those callers.
 #[derive(Debug)]
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// Memory permit for a connection with minimal windows, taken in advance in case the pool has no connection.
-    connection: Mutex<Option<MemoryPermit>>,
     tunnel: Option<MemoryPermit>,
+    /// Failed charge of a connection.
+    exhausted: Mutex<Option<BudgetExhausted>>,
 }
 
 impl<'a> UpstreamWindows<'a> {
-    /// Charges a tunnel, and in advance a connection with minimal windows.
+    /// Charges a tunnel, if the budget has room for a connection with minimal windows as well. The connection is charged
+    /// when the pool opens it: a thousand tunnels that open at the same instant share a few.
     ///
     /// # Errors
     /// When the budget has no room, which metrics do not count.
-    pub(crate) fn charge_in_advance(
+    pub(crate) fn charge_tunnel(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
     ) -> Result<Self, BudgetExhausted> {
         let smallest = scaled_settings(configured, MIN_SHARED_BYTES);
         let tunnel = memory
             .charge_upstream_tunnel(TUNNEL_COST_BYTES + smallest.min_stream_window_bytes())?;
-        let connection =
-            memory.charge_upstream_tunnel(smallest.client_connection_window_bytes())?;
+        memory.check_upstream_room(smallest.client_connection_window_bytes())?;
         Ok(Self {
             memory,
             configured,
-            connection: Mutex::new(Some(connection)),
             tunnel: Some(tunnel),
+            exhausted: Mutex::default(),
         })
     }
 
@@ -132,27 +133,29 @@ impl<'a> UpstreamWindows<'a> {
         self.tunnel.take()
     }
 
-    /// Returns the settings and permits of a new connection. If the budget has no room for usual windows, the
-    /// connection gets the minimal windows that were charged in advance, so that tunnels that wait for it do not fail.
+    /// Returns the error of [`Self::reserve_connection`], if it failed for want of memory.
+    pub(crate) fn exhausted(&self) -> Option<BudgetExhausted> {
+        *self.exhausted.lock()
+    }
+
+    /// Charges a new connection and returns its settings. If the budget has no room for usual windows, the connection gets
+    /// minimal ones, so that tunnels that wait for it do not fail.
+    ///
+    /// # Errors
+    /// When the budget has no room for these either, which metrics do not count.
     pub(crate) fn reserve_connection(&self) -> Result<Option<ConnectionReservation>, DialError> {
-        let charged = self.connection.lock().take();
         let smallest = scaled_settings(self.configured, MIN_SHARED_BYTES);
-        let mut permit = charged.map_or_else(
-            || {
-                let taken = self
-                    .memory
-                    .charge_upstream_tunnel(smallest.client_connection_window_bytes());
-                taken.map_err(|full| {
-                    self.memory.count_upstream_refusal(full);
-                    DialError::Prepare {
-                        text: "no room for a connection",
-                        reason: FailureReason::Connect,
-                        source: Box::new(full),
-                    }
-                })
-            },
-            Ok,
-        )?;
+        let charged = self
+            .memory
+            .charge_upstream_tunnel(smallest.client_connection_window_bytes());
+        let mut permit = charged.map_err(|exhausted| {
+            *self.exhausted.lock() = Some(exhausted);
+            DialError::Prepare {
+                text: "no room for a connection",
+                reason: FailureReason::Connect,
+                source: Box::new(exhausted),
+            }
+        })?;
         let shared = self.memory.window_bytes(UPSTREAM_WINDOW_DIVISOR);
         let settings = scaled_settings(self.configured, shared);
         let more = settings

@@ -423,10 +423,11 @@ fn events(log: &str) -> Vec<Value> {
 fn tool_pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
     let mut words = vec!["ambit-lab-tool"];
     words.extend(args);
-    let probe = args
-        .first()
-        .is_some_and(|tool| *tool == "serve")
-        .then(|| json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}));
+    let probe = args.first().is_some_and(|tool| *tool == "serve").then(|| {
+        // A busy machine that responds late makes no endpoint unready.
+        let http = json!({"path": "/", "port": 8080});
+        json!({"httpGet": http, "periodSeconds": 1, "timeoutSeconds": 10})
+    });
     json!({
         "serviceAccountName": account,
         "nodeName": node,

@@ -166,6 +166,58 @@ async fn failed_dial_fails_all_its_waiters() {
 }
 
 #[tokio::test]
+async fn limit_of_one_tunnel_fails_none_that_wait() {
+    let (dialer, mut ends) = Dialer::new();
+    let pool = pool(Settings {
+        max_streams: 2,
+        ..Settings::default()
+    });
+    let connects = Arc::new(tokio::sync::Notify::new());
+    let opened = [(); 2].map(|()| {
+        let (pool, dialer, connects) = (pool.clone(), dialer.clone(), connects.clone());
+        ambit_rt::spawn("open", async move {
+            let dial = || async {
+                connects.notified().await;
+                dialer.dial().await
+            };
+            pool.open_tunnel(&key(1), authority(), HeaderMap::new(), dial)
+                .await
+        })
+    });
+    wait_until("one dials, one waits", || {
+        let state = pool.state.lock();
+        let entry = state.entries.values().next();
+        entry.is_some_and(|entry| (entry.dials_in_progress, entry.waiters.len()) == (1, 1))
+    })
+    .await;
+    let refuse = || {
+        Err(DialError::Prepare {
+            text: "no room",
+            reason: ambit_model::FailureReason::Connect,
+            source: "full".into(),
+        })
+    };
+    let refused = pool
+        .open_tunnel_with_reservation(
+            &key(1),
+            authority(),
+            HeaderMap::new(),
+            || dialer.dial(),
+            &refuse,
+        )
+        .await;
+    assert!(matches!(refused, Err(TunnelError::Dial(_))));
+    connects.notify_one();
+    let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
+    let mut far = Vec::new();
+    for one in opened {
+        far.push(peer.expect_connect("10.0.0.2:80").await.accept());
+        assert!(peer.drive_while(one).await.unwrap().is_ok());
+    }
+    assert!(ends.try_recv().is_err(), "one connection carries both");
+}
+
+#[tokio::test]
 async fn a_cancelled_dialer_hands_its_slot_to_a_waiter() {
     let pool = pool(Settings::default());
     let first = {

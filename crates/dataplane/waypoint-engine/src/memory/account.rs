@@ -97,6 +97,18 @@ impl MemoryAccount {
         })
     }
 
+    /// Checks that this account and those that enclose it have room for more bytes, without charging them.
+    ///
+    /// # Errors
+    /// When one of them has not.
+    pub(crate) fn check_room(&self, bytes: usize) -> Result<(), BudgetExhausted> {
+        if bytes > self.free_bytes() {
+            return Err(BudgetExhausted(self.0.scope));
+        }
+        let above = self.0.parent.as_ref();
+        above.map_or(Ok(()), |above| above.check_room(bytes))
+    }
+
     /// Whether both are clones of one account.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -215,6 +215,14 @@ impl ConnectionMemory {
         self.connections.charge(bytes)
     }
 
+    /// Checks that the budget has room for a connection to an endpoint, without charging it.
+    ///
+    /// # Errors
+    /// When it has not, which metrics do not count.
+    pub(crate) fn check_upstream_room(&self, bytes: usize) -> Result<(), BudgetExhausted> {
+        self.connections.check_room(bytes)
+    }
+
     /// Counts a connection to an endpoint for which the budget has no room, in metrics.
     pub(crate) fn count_upstream_refusal(&self, exhausted: BudgetExhausted) {
         let _counted = self.count_exhausted::<()>(ChargePurpose::Upstream, Err(exhausted));

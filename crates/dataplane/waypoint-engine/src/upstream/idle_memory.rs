@@ -61,8 +61,8 @@ impl IdleUpstreams {
         state.pools.push((http.downgrade(), tunnels.downgrade()));
     }
 
-    /// Charges a tunnel to `memory`, and in advance a connection for it. Closes idle connections if the budget is scarce,
-    /// and waits for them if it has no room.
+    /// Charges a tunnel to `memory`. Closes idle connections if the budget is scarce, and waits for them if it has no room
+    /// for the tunnel and a connection that carries it.
     ///
     /// # Errors
     /// When the budget has no room without any idle connection, or after [`MAX_WAIT`]; metrics count the failure.
@@ -76,7 +76,7 @@ impl IdleUpstreams {
         }
         let begin = Instant::now();
         loop {
-            let exhausted = match UpstreamWindows::charge_in_advance(settings, memory) {
+            let exhausted = match UpstreamWindows::charge_tunnel(settings, memory) {
                 Ok(windows) => return Ok(windows),
                 Err(exhausted) => exhausted,
             };

@@ -29,6 +29,7 @@ mod http2_requests;
 mod idle;
 mod in_flight_checks;
 mod late_records;
+mod many_connections;
 mod many_endpoints;
 mod overload;
 mod provider_floods;

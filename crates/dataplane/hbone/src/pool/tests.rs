@@ -209,9 +209,16 @@ async fn limit_of_one_tunnel_fails_none_that_wait() {
     assert!(matches!(refused, Err(TunnelError::Dial(_))));
     connects.notify_one();
     let mut peer = H2Peer::accept(ends.recv().await.unwrap(), 100).await;
-    let mut far = Vec::new();
+    let mut both = async || {
+        [
+            peer.expect_connect("10.0.0.2:80").await.accept(),
+            peer.expect_connect("10.0.0.2:80").await.accept(),
+        ]
+    };
+    let _far = tokio::time::timeout(Duration::from_secs(10), both())
+        .await
+        .expect("both tunnels are opened");
     for one in opened {
-        far.push(peer.expect_connect("10.0.0.2:80").await.accept());
         assert!(peer.drive_while(one).await.unwrap().is_ok());
     }
     assert!(ends.try_recv().is_err(), "one connection carries both");

@@ -2,8 +2,8 @@
 //!
 //! Tunnels share a connection if they have the same source identity, expected server identities, destination address
 //! and source address. While a connection is being opened, all tunnels that need it wait for the result, failure
-//! included; a limit that forbids one tunnel to open a connection fails no other. There are several connections for a key when one cannot carry all tunnels, or the peer's flow control
-//! blocks all tunnels of one.
+//! included; a limit that forbids one tunnel to open a connection fails no other. There are several connections for a key
+//! when one cannot carry all tunnels, or the peer's flow control blocks all tunnels of one.
 
 use std::{
     any::Any,

@@ -6,7 +6,6 @@
 
 use ambit_hbone::{DialError, Settings, pool::ConnectionReservation};
 use ambit_model::FailureReason;
-use parking_lot::Mutex;
 
 use crate::memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit};
 
@@ -102,8 +101,6 @@ pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
     tunnel: Option<MemoryPermit>,
-    /// Failed charge of a connection.
-    exhausted: Mutex<Option<BudgetExhausted>>,
 }
 
 impl<'a> UpstreamWindows<'a> {
@@ -124,7 +121,6 @@ impl<'a> UpstreamWindows<'a> {
             memory,
             configured,
             tunnel: Some(tunnel),
-            exhausted: Mutex::default(),
         })
     }
 
@@ -133,23 +129,18 @@ impl<'a> UpstreamWindows<'a> {
         self.tunnel.take()
     }
 
-    /// Returns the error of [`Self::reserve_connection`], if it failed for want of memory.
-    pub(crate) fn exhausted(&self) -> Option<BudgetExhausted> {
-        *self.exhausted.lock()
-    }
-
     /// Charges a new connection and returns its settings. If the budget has no room for usual windows, the connection gets
     /// minimal ones, so that tunnels that wait for it do not fail.
     ///
     /// # Errors
-    /// When the budget has no room for these either, which metrics do not count.
+    /// When the budget has no room for these either; metrics count the failure.
     pub(crate) fn reserve_connection(&self) -> Result<Option<ConnectionReservation>, DialError> {
         let smallest = scaled_settings(self.configured, MIN_SHARED_BYTES);
         let charged = self
             .memory
             .charge_upstream_tunnel(smallest.client_connection_window_bytes());
         let mut permit = charged.map_err(|exhausted| {
-            *self.exhausted.lock() = Some(exhausted);
+            self.memory.count_upstream_refusal(exhausted);
             DialError::Prepare {
                 text: "no room for a connection",
                 reason: FailureReason::Connect,

@@ -205,16 +205,7 @@ impl UpstreamPools {
                     reserve,
                 );
                 // Boxed, since the future of opening is much larger than the tunnel.
-                let tunnel = Box::pin(tunnel).await.map_err(|error| {
-                    let exhausted = windows.as_ref().and_then(UpstreamWindows::exhausted);
-                    match (exhausted, memory) {
-                        (Some(exhausted), Some(memory)) => {
-                            memory.count_upstream_refusal(exhausted);
-                            UpstreamError::Memory(exhausted)
-                        }
-                        _ => UpstreamError::Connect(error),
-                    }
-                })?;
+                let tunnel = Box::pin(tunnel).await?;
                 Ok(Stream::Tunnel(Box::new(tunnel.into_io()), permit))
             }
         }

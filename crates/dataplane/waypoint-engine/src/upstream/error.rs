@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ambit_egress::ForbiddenAddress;
+use ambit_hbone::{DialError, TunnelError};
 use ambit_model::ArcStr;
 use ambit_proxy::{ResolveError, dial::ConnectError};
 use ambit_route::RouteError;
@@ -17,7 +18,7 @@ pub(crate) enum UpstreamError {
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     #[error(transparent)]
-    Connect(#[from] ConnectError),
+    Connect(ConnectError),
     #[error("destinations in other networks are not supported by this waypoint")]
     OtherNetwork,
     #[error("connecting took longer than the DestinationRule allows: {0:?}")]
@@ -40,4 +41,46 @@ pub(crate) enum UpstreamError {
     Memory(#[from] BudgetExhausted),
     #[error("the connection ended before the header of the PROXY protocol was sent")]
     ProxyProtocol(#[source] std::io::Error),
+}
+
+impl From<ConnectError> for UpstreamError {
+    /// Converts the failure of an endpoint, or of the caller's budget that has no room for a connection.
+    fn from(error: ConnectError) -> Self {
+        if let ConnectError::Tunnel(TunnelError::Dial(dial)) = &error
+            && let DialError::Prepare { source, .. } = &**dial
+            && let Some(exhausted) = source.downcast_ref::<BudgetExhausted>()
+        {
+            return Self::Memory(*exhausted);
+        }
+        Self::Connect(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ambit_model::FailureReason;
+
+    use super::*;
+    use crate::memory::BudgetScope;
+
+    #[test]
+    fn only_an_exhausted_budget_is_the_callers_failure() {
+        let failed = |source| {
+            let dial = DialError::Prepare {
+                text: "prepare",
+                reason: FailureReason::Connect,
+                source,
+            };
+            UpstreamError::from(ConnectError::Tunnel(TunnelError::Dial(dial.into())))
+        };
+        let exhausted = BudgetExhausted(BudgetScope::Connection);
+        assert!(matches!(
+            failed(Box::new(exhausted)),
+            UpstreamError::Memory(found) if found == exhausted
+        ));
+        assert!(matches!(
+            failed("no socket".into()),
+            UpstreamError::Connect(_)
+        ));
+    }
 }

@@ -9,9 +9,10 @@ use std::{
 };
 
 use ambit_authz::Connection as Peer;
+use ambit_codec::Authority;
 use ambit_model::FailureReason;
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::sync::oneshot;
 
 /// Reason why the proxy terminated a connection.
@@ -75,12 +76,31 @@ pub enum ConnectionPath {
 pub struct ConnectionDetails {
     /// Address of the client.
     pub src: SocketAddr,
-    /// Address that the client dialled.
-    pub original_dst: String,
-    /// Address that the proxy connected to.
-    pub actual_dst: String,
+    /// Address that the client dialled, or the authority of its tunnel.
+    #[serde(serialize_with = "serialize_displayed")]
+    pub original_dst: Authority,
+    /// Address that the proxy connects to; an empty text in the dump until it is known.
+    #[serde(serialize_with = "serialize_address")]
+    pub actual_dst: Option<SocketAddr>,
     /// Protocol of the connection: `HBONE` or `TCP`.
     pub protocol: &'static str,
+}
+
+fn serialize_displayed<S: Serializer>(
+    authority: &Authority,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(authority)
+}
+
+fn serialize_address<S: Serializer>(
+    address: &Option<SocketAddr>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match address {
+        Some(address) => serializer.collect_str(address),
+        None => serializer.serialize_str(""),
+    }
 }
 
 #[derive(Debug)]
@@ -95,7 +115,8 @@ struct ConnectionEntry {
 
 #[derive(Debug, Default)]
 struct TableState {
-    entries: HashMap<u64, ConnectionEntry>,
+    /// Boxed, since a hash map has room for up to twice as many entries as it contains.
+    entries: HashMap<u64, Box<ConnectionEntry>>,
     next_id: u64,
 }
 
@@ -156,13 +177,13 @@ impl ConnectionTable {
         inner.next_id += 1;
         inner.entries.insert(
             id,
-            ConnectionEntry {
+            Box::new(ConnectionEntry {
                 direction,
                 details: shown,
                 peer,
                 path: ConnectionPath::default(),
                 termination: cut,
-            },
+            }),
         );
         TrackedConnection {
             table: self.clone(),
@@ -280,9 +301,9 @@ pub struct ConnectionHandle {
 
 impl ConnectionHandle {
     /// Records the actual destination and the protocol (`HBONE`, `TCP`).
-    pub fn record_destination(&self, actual_dst: String, protocol: &'static str) {
+    pub fn record_destination(&self, actual_dst: SocketAddr, protocol: &'static str) {
         if let Some(entry) = self.table.0.lock().entries.get_mut(&self.id) {
-            entry.details.actual_dst = actual_dst;
+            entry.details.actual_dst = Some(actual_dst);
             entry.details.protocol = protocol;
         }
     }
@@ -310,8 +331,8 @@ mod tests {
     fn shown(port: u16) -> ConnectionDetails {
         ConnectionDetails {
             src: ([10, 0, 0, 1], port).into(),
-            original_dst: "10.0.0.2:80".into(),
-            actual_dst: String::new(),
+            original_dst: Authority::Ip(([10, 0, 0, 2], 80).into()),
+            actual_dst: None,
             protocol: "TCP",
         }
     }
@@ -387,9 +408,10 @@ mod tests {
         let mut second = list.add_outbound(shown(2));
         second
             .handle()
-            .record_destination("10.0.0.9:15008".into(), "HBONE");
+            .record_destination(([10, 0, 0, 9], 15008).into(), "HBONE");
         assert_eq!(list.dump().outbound.len(), 2);
-        assert_eq!(list.dump().outbound[1].actual_dst, "10.0.0.9:15008");
+        let dump = serde_json::to_value(list.dump()).unwrap();
+        assert_eq!(dump["outbound"][1]["actualDst"], "10.0.0.9:15008");
         drop(first);
         assert_eq!(list.terminate_all(TerminationReason::Drain), 1);
         assert_eq!(

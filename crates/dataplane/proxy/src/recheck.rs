@@ -293,6 +293,8 @@ mod tests {
     use std::pin::pin;
 
     use super::*;
+    use ambit_codec::Authority;
+
     use crate::connection_table::{ConnectionDetails, TrackedConnection};
 
     const GRACE: Duration = Duration::from_secs(10);
@@ -304,8 +306,8 @@ mod tests {
     fn open(list: &ConnectionTable, port: u16) -> TrackedConnection {
         let shown = ConnectionDetails {
             src: ([10, 0, 0, 1], port).into(),
-            original_dst: "10.0.0.2:80".into(),
-            actual_dst: String::new(),
+            original_dst: Authority::Ip(([10, 0, 0, 2], 80).into()),
+            actual_dst: None,
             protocol: "TCP",
         };
         let peer = Peer {

@@ -30,20 +30,29 @@ pub struct Report {
     /// Whether the connection is forwarded to the pod's waypoint, whose own connection to the pod is counted in its
     /// place.
     is_forwarded: bool,
-    labels: TrafficLabels,
+    /// Labels of the connection's metrics; of an established connection those of its series, which it shares.
+    labels: Arc<TrafficLabels>,
     metrics: Arc<Metrics>,
     app_sent: AtomicU64,
     app_received: AtomicU64,
     started_at: Instant,
     is_established: bool,
-    error: Option<(String, FailureReason)>,
-    /// Policy that denied the connection.
-    denying_policy: Option<String>,
+    /// Failure of the connection; boxed, since few connections have one.
+    failure: Option<Box<ConnectionFailure>>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
     /// Id of the connection in flow events, assigned at its first event.
     connection_id: u64,
     _socket: SocketGuard,
+}
+
+/// Failure with which a connection ended.
+struct ConnectionFailure {
+    /// Error with its causes.
+    error: String,
+    reason: FailureReason,
+    /// Policy that denied the connection, `namespace/name`.
+    policy: Option<String>,
 }
 
 impl std::fmt::Debug for Report {
@@ -99,36 +108,39 @@ impl Report {
             traffic_metrics: None,
             is_forwarded: false,
             _socket: metrics.open_socket(labels.reporter),
-            labels,
+            labels: Arc::new(labels),
             metrics: metrics.clone(),
             app_sent: AtomicU64::new(0),
             app_received: AtomicU64::new(0),
             started_at: Instant::now(),
             is_established: false,
-            error: None,
-            denying_policy: None,
+            failure: None,
             waypoint: None,
             connection_id: 0,
         }
     }
 
+    fn labels_mut(&mut self) -> &mut TrafficLabels {
+        Arc::make_mut(&mut self.labels)
+    }
+
     /// Sets the service that the client addressed.
     pub fn set_service(&mut self, service: &Service) {
         self.log.dst_service = Some(service.hostname.clone());
-        self.labels.service = Some(ServiceName::from(service));
+        self.labels_mut().service = Some(ServiceName::from(service));
     }
 
     /// Sets the destination workload of a connection from the pod.
     pub fn set_destination(&mut self, workload: &Workload) {
         fill_destination(&mut self.log, workload);
-        self.labels.destination = Some(Arc::new(WorkloadLabels::destination(workload)));
+        self.labels_mut().destination = Some(Arc::new(WorkloadLabels::destination(workload)));
     }
 
     /// Sets the source workload of an inbound connection. The identity `proven` is reported; it is `None` unless mTLS
     /// verified it.
     pub fn set_source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
-        self.labels.source = Some(Arc::new(WorkloadLabels::new(workload, proven.cloned())));
+        self.labels_mut().source = Some(Arc::new(WorkloadLabels::new(workload, proven.cloned())));
     }
 
     /// Records the identities of both peers, which mTLS proved.
@@ -139,7 +151,7 @@ impl Report {
     ) {
         self.log.src_identity = source.cloned();
         self.log.dst_identity = destination.cloned();
-        self.labels.security = SecurityPolicy::MutualTls;
+        self.labels_mut().security = SecurityPolicy::MutualTls;
     }
 
     /// Records that a tunnel carries the connection: the address of the tunnel's peer, and the destination inside the
@@ -166,21 +178,27 @@ impl Report {
     /// Reports that the connection is established.
     pub fn record_established(&mut self) {
         if !self.is_forwarded {
-            self.traffic_metrics = Some(self.metrics.traffic().open_connection(&self.labels));
+            let traffic = self.metrics.traffic();
+            let metrics = traffic.open_connection_with_shared_labels(&mut self.labels);
+            self.traffic_metrics = Some(metrics);
         }
         self.log.log_opened();
         self.is_established = true;
         self.report_flow(FlowEventKind::Opened);
     }
 
-    /// Reports that the connection failed, with its error and reason.
-    pub fn record_failure(&mut self, error: &(dyn Error + 'static), reason: FailureReason) {
-        self.error = Some((format_error_chain(error), reason));
-    }
-
-    /// Sets the policy that denied the connection.
-    pub fn set_denying_policy(&mut self, policy: Option<String>) {
-        self.denying_policy = policy;
+    /// Reports that the connection failed, with its error and reason, and with the policy that denied it, if one did.
+    pub fn record_failure(
+        &mut self,
+        error: &(dyn Error + 'static),
+        reason: FailureReason,
+        policy: Option<String>,
+    ) {
+        self.failure = Some(Box::new(ConnectionFailure {
+            error: format_error_chain(error),
+            reason,
+            policy,
+        }));
     }
 
     /// Sends a flow event about the connection to all readers.
@@ -195,13 +213,16 @@ impl Report {
         let connection = flow::ConnectionData {
             connection_id: self.connection_id,
             waypoint: self.waypoint.as_deref().map(short_waypoint),
-            policy: self.denying_policy.as_ref(),
-            error: self.error.as_ref().map(|(text, _)| text.as_str()),
+            policy: self
+                .failure
+                .as_ref()
+                .and_then(|failure| failure.policy.as_ref()),
+            error: self.failure.as_ref().map(|failure| failure.error.as_str()),
             sent: self.app_sent.load(Relaxed),
             received: self.app_received.load(Relaxed),
             duration: self.started_at.elapsed(),
         };
-        let known = (&self.log, &self.labels);
+        let known = (&self.log, &*self.labels);
         flows.report(flow::connection_flow(
             event,
             flows.proxy_identity(),
@@ -214,9 +235,9 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         let reason = self
-            .error
+            .failure
             .as_ref()
-            .map_or(FailureReason::None, |(_, reason)| *reason);
+            .map_or(FailureReason::None, |failure| failure.reason);
         self.report_flow(match reason {
             FailureReason::Deny | FailureReason::CertRevoked => FlowEventKind::Refused,
             _ if self.is_established || reason == FailureReason::None => FlowEventKind::Closed,
@@ -231,7 +252,7 @@ impl Drop for Report {
                 .series(&self.labels)
                 .count_failure(reason),
         }
-        let error = self.error.as_ref().map(|(text, _)| text.as_str());
+        let error = self.failure.as_ref().map(|failure| failure.error.as_str());
         let (sent, received) = (self.app_sent.load(Relaxed), self.app_received.load(Relaxed));
         self.log
             .log_completed(sent, received, self.started_at.elapsed(), error);

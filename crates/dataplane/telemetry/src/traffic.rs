@@ -220,6 +220,13 @@ impl Traffic {
     /// Returns the series for a set of labels; the lookup is cheap enough for every connection. Counts added to a
     /// series after it was dropped from the table are lost.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
+        self.series_and_labels(labels).1
+    }
+
+    fn series_and_labels(
+        &self,
+        labels: &TrafficLabels,
+    ) -> (Arc<TrafficLabels>, Arc<TrafficSeries>) {
         find_or_insert(&self.series, &*self.without_hidden_principals(labels), drop)
     }
 
@@ -234,7 +241,7 @@ impl Traffic {
             Some(changed) => {
                 let retire = |dropped| self.retired_series.extend(dropped);
                 let labels = self.without_hidden_principals(labels).into_owned();
-                find_or_insert(&self.relabeled, &(labels, changed), retire)
+                find_or_insert(&self.relabeled, &(labels, changed), retire).1
             }
         }
     }
@@ -242,6 +249,17 @@ impl Traffic {
     /// Counts an opened connection with these labels.
     pub fn open_connection(&self, labels: &TrafficLabels) -> ConnectionMetrics {
         self.series(labels).open_connection()
+    }
+
+    /// Counts an opened connection with these labels, and replaces them by those of its series, which all connections of
+    /// the series share.
+    pub fn open_connection_with_shared_labels(
+        &self,
+        labels: &mut Arc<TrafficLabels>,
+    ) -> ConnectionMetrics {
+        let (shared, series) = self.series_and_labels(labels);
+        *labels = shared;
+        series.open_connection()
     }
 
     /// Returns the number of series.
@@ -324,21 +342,24 @@ fn find_or_insert<K: Clone + Eq + Hash>(
     table: &Table<K>,
     labels: &K,
     retire: impl FnOnce(Vec<(Arc<K>, Arc<TrafficSeries>)>),
-) -> Arc<TrafficSeries> {
-    if let Some(series) = table.read().get(labels) {
-        return series.clone();
+) -> (Arc<K>, Arc<TrafficSeries>) {
+    let cloned =
+        |(labels, series): (&Arc<K>, &Arc<TrafficSeries>)| (labels.clone(), series.clone());
+    if let Some(found) = table.read().get_key_value(labels) {
+        return cloned(found);
     }
     let mut table = table.write();
     // Another connection may have created the series meanwhile.
-    if let Some(series) = table.get(labels) {
-        return series.clone();
+    if let Some(found) = table.get_key_value(labels) {
+        return cloned(found);
     }
     if table.len() >= MAX_SERIES {
         retire(evict_unused(&mut table));
     }
     let series = Arc::new(TrafficSeries::new(Instant::now()));
-    table.insert(Arc::new(labels.clone()), series.clone());
-    series
+    let labels = Arc::new(labels.clone());
+    table.insert(labels.clone(), series.clone());
+    (labels, series)
 }
 
 /// Drops the longest unused half of the unused series. Series in use are never dropped, since the number of connections

@@ -1,14 +1,14 @@
 //! Benchmarks of the same load on each path between two pods of a node and of two nodes: without a mesh, through two
 //! chained plaintext relays, and through the mesh with each redirection backend, alternately in one run.
 
-use std::path::Path;
+use std::{path::Path, thread, time::Instant};
 
 use anyhow::{Context, Result};
 use comfy_table::{ContentArrangement, Table};
 
 use crate::{
     figure::{self, BenchmarkFigure},
-    load,
+    load, process,
     report::BetterDirection,
     rig::{BenchLab, BenchNodes, nginx_configuration},
 };
@@ -63,11 +63,15 @@ const LOADS: [PathLoad; 6] = [
     PathLoad::Connections(16),
 ];
 
+/// Name of the column with the estimate for the last path, without the time that proxies spend outside of the kernel:
+/// what no proxy with these sockets can exceed.
+const KERNEL_ALONE: &str = "kernel alone";
+
 /// Results of a load on all paths between two places; the first path is without a mesh.
 pub(crate) struct PathRow {
     load: PathLoad,
     place: &'static str,
-    /// Name of each path, and the medians of its rounds.
+    /// Name of each path, and the medians of its rounds; at the end [`KERNEL_ALONE`].
     results: Vec<(&'static str, f64)>,
 }
 
@@ -87,6 +91,16 @@ impl PathLoad {
             Self::Requests(_) => "req/s",
             Self::Connections(_) => "conn/s",
             Self::Latency => "us",
+        }
+    }
+
+    /// Returns the result that a path would have if proxies spent no time outside of the kernel, and others could use
+    /// that time: `user` is the number of processors that the proxies occupied, on average, of `processors`.
+    fn without_user_time(self, result: f64, user: f64, processors: f64) -> f64 {
+        match self {
+            // One request at a time: the proxies' time is a part of its latency.
+            Self::Latency => result * (1.0 - user),
+            _ => result * processors / (processors - user),
         }
     }
 
@@ -126,7 +140,9 @@ impl PathRow {
     /// Returns the results of all paths with a mesh or relays, for the comparison of revisions.
     pub(crate) fn figures(&self) -> impl Iterator<Item = BenchmarkFigure> {
         let baseline = self.baseline();
-        self.results.iter().skip(1).map(move |(path, value)| {
+        let measured = self.results.iter().skip(1);
+        let measured = measured.filter(|(path, _)| *path != KERNEL_ALONE);
+        measured.map(move |(path, value)| {
             let ratio = value / baseline;
             BenchmarkFigure {
                 what: format!("{}, {}, {path}", self.load.name(), self.place),
@@ -210,13 +226,25 @@ pub(crate) fn run() -> Result<Vec<PathRow>> {
 
 /// Measures a load on all paths alternately.
 fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Result<PathRow> {
-    let mut values = vec![Vec::new(); paths.len()];
+    let mut values = vec![Vec::new(); paths.len() + 1];
+    let processors = f64::from(u32::try_from(thread::available_parallelism()?.get())?);
     for _ in 0..figure::configured_rounds(ROUNDS)? {
+        let mut kernel_alone = f64::NAN;
         for (path, values) in paths.iter().zip(&mut values) {
-            values.push(load.measure(path)?);
+            let proxies = path.lab.pids("proxy")?;
+            let (start, before) = (Instant::now(), process::user_time(&proxies)?);
+            let result = load.measure(path)?;
+            let spent = process::user_time(&proxies)? - before;
+            let user = spent.as_secs_f64() / start.elapsed().as_secs_f64();
+            kernel_alone = load.without_user_time(result, user, processors);
+            values.push(result);
+        }
+        // Of the last path, which is the mesh with BPF programs.
+        if let Some(values) = values.last_mut() {
+            values.push(kernel_alone);
         }
     }
-    let names = paths.iter().map(|path| path.name);
+    let names = paths.iter().map(|path| path.name).chain([KERNEL_ALONE]);
     let median = |values| figure::median(values).unwrap_or(f64::NAN);
     let row = PathRow {
         load,
@@ -372,6 +400,14 @@ fn paths<'a>(labs: &'a [BenchLab], pod: &str, relay_port: u16) -> Result<Vec<Tra
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_of_proxies_is_subtracted() {
+        let connections = PathLoad::Connections(16).without_user_time(3000.0, 0.5, 2.0);
+        assert!((connections - 4000.0).abs() < 1e-9);
+        let latency = PathLoad::Latency.without_user_time(100.0, 0.25, 2.0);
+        assert!((latency - 75.0).abs() < 1e-9);
+    }
 
     #[test]
     fn rows_are_ratios_to_the_path_without_a_mesh() {

@@ -19,7 +19,19 @@ pub(crate) fn cpu_time(pids: &[u32]) -> Result<Duration> {
     pids.iter().map(|pid| cpu_time_of(*pid)).sum()
 }
 
+/// Returns the time that processes with all their threads have spent outside of the kernel.
+pub(crate) fn user_time(pids: &[u32]) -> Result<Duration> {
+    let times = pids.iter().map(|pid| Ok(times_of(*pid)?.0));
+    times.sum()
+}
+
 fn cpu_time_of(pid: u32) -> Result<Duration> {
+    let (user, system) = times_of(pid)?;
+    Ok(user + system)
+}
+
+/// Returns the user and system time of a process with all its threads.
+fn times_of(pid: u32) -> Result<(Duration, Duration)> {
     // Ticks are 1/100 s on every Linux that user space can see (USER_HZ).
     const TICK: f64 = 0.01;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -30,13 +42,14 @@ fn cpu_time_of(pid: u32) -> Result<Duration> {
         .unwrap_or_default()
         .split_ascii_whitespace()
         .collect();
-    let ticks = |index: usize| -> Result<f64> {
-        Ok(fields
+    let time = |index: usize| -> Result<Duration> {
+        let ticks: f64 = fields
             .get(index)
             .context("a short /proc/PID/stat")?
-            .parse()?)
+            .parse()?;
+        Ok(Duration::from_secs_f64(ticks * TICK))
     };
-    Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) * TICK))
+    Ok((time(11)?, time(12)?))
 }
 
 /// Returns the resident memory of processes in megabytes (10^6 bytes); a page that several processes share counts once.
@@ -160,6 +173,8 @@ mod tests {
         let me = with_descendants(std::process::id()).unwrap();
         assert!(resident_mb(&me).unwrap() > 0.1);
         assert!(peak_mb(&me).unwrap() >= resident_mb(&me).unwrap());
-        assert!(cpu_time(&me).unwrap() < Duration::from_secs(3600));
+        let user = user_time(&me).unwrap();
+        let all = cpu_time(&me).unwrap();
+        assert!(user <= all && all < Duration::from_secs(3600));
     }
 }

@@ -149,18 +149,21 @@ impl BenchLab {
             .dial(LabNetns::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// Returns the process IDs of the lab's only daemon of that name, in this program's PID namespace.
+    /// Returns the process IDs of the daemons of that name on all nodes, in this program's PID namespace.
     pub(crate) fn pids(&self, daemon: &str) -> Result<Vec<u32>> {
-        let status = self.client.status()?;
-        let inside = status
-            .daemons
-            .iter()
-            .find(|process| process.name == daemon)
-            .and_then(|process| process.pid)
-            .with_context(|| format!("no {daemon} runs"))?;
-        let pid = process::find_outer_pid(inside, &format!("ambit-{daemon}"))
-            .or_else(|_| process::find_outer_pid(inside, "ambit-node-prox"))?;
-        process::with_descendants(pid)
+        let mut pids = Vec::new();
+        for process in self.client.status()?.daemons {
+            if process.name == daemon {
+                let inside = process
+                    .pid
+                    .with_context(|| format!("no {daemon} runs on {:?}", process.node))?;
+                let pid = process::find_outer_pid(inside, &format!("ambit-{daemon}"))
+                    .or_else(|_| process::find_outer_pid(inside, "ambit-node-prox"))?;
+                pids.extend(process::with_descendants(pid)?);
+            }
+        }
+        ensure!(!pids.is_empty(), "the lab has no {daemon}");
+        Ok(pids)
     }
 
     /// Returns sum and count of one of the agent's histograms.

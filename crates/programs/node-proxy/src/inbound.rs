@@ -11,7 +11,7 @@ use ambit_model::{FailureReason, Identity, canonical_socket_address};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
     LocalPod, RelayTransport, Report, TerminationReason,
-    connection::ConnectionFailure,
+    connection::{ConnectionFailure, serve_connection},
     connection_table::ConnectionHandle,
     dial::BAGGAGE_HEADER,
     flow,
@@ -150,10 +150,8 @@ pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConne
     });
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         let open = client.shard.pod.drain_watcher().open_work();
-        ambit_rt::spawn(
-            "inbound connection",
-            serve_tunnel(client.clone(), incoming, open),
-        );
+        let established = establish_tunnel(client.clone(), incoming, open);
+        ambit_rt::spawn("inbound connection", serve_connection(established));
     });
     serving.await;
 }
@@ -168,13 +166,6 @@ fn record_denied_connection(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), 
         Direction::Inbound,
         error,
     );
-}
-
-async fn serve_tunnel(client: Arc<TunnelClient>, incoming: IncomingRequest, open: OpenWork) {
-    let Some(mut connection) = Box::pin(establish_tunnel(client, incoming, open)).await else {
-        return;
-    };
-    connection.relay().await;
 }
 
 /// Authorizes the connection that a tunnel carries and opens it to the pod; `None` if the tunnel was rejected.
@@ -212,7 +203,7 @@ async fn establish_tunnel(
     let shown = ConnectionDetails {
         src: client.peer,
         original_dst: authority,
-        actual_dst: route.addr.to_string(),
+        actual_dst: Some(route.addr),
         protocol: "HBONE",
     };
     let mut opening = ConnectionSetup {
@@ -264,7 +255,7 @@ fn refusal_headers(pod: &Pod, local: &LocalPod, who: &Peer, error: &TunnelError)
 }
 
 struct TunnelRequest {
-    authority: String,
+    authority: Authority,
     route: InboundRoute,
 }
 
@@ -283,12 +274,11 @@ async fn prepare_tunnel(
     let pod = &client.shard.pod;
     let authority = target?;
     let slot = admission::acquire_counted_permit(pod, client.peer)?;
-    let text = authority.to_string();
-    let target = match authority {
-        Authority::Ip(addr) => ConnectTarget::Addr(addr),
+    let target = match &authority {
+        Authority::Ip(addr) => ConnectTarget::Addr(*addr),
         Authority::Host { host, port } => ConnectTarget::Host {
-            hostname: host,
-            port,
+            hostname: host.clone(),
+            port: *port,
         },
     };
     let local = pod.local_workload.wait_until_published().await;
@@ -301,10 +291,7 @@ async fn prepare_tunnel(
     };
     let route = pod.state.inbound(&request).await?;
     Ok(PreparedTunnel {
-        request: TunnelRequest {
-            authority: text,
-            route,
-        },
+        request: TunnelRequest { authority, route },
         local,
         setup_permit: slot,
     })
@@ -323,7 +310,7 @@ async fn connect_target(
         (local, ConnectionPath::ThroughWaypoint) => {
             let (tunnel, route) =
                 hairpin::open_hairpin(shard, &local, who, *peer, Some(headers)).await?;
-            listed.record_destination(route.addr.to_string(), "HBONE");
+            listed.record_destination(route.addr, "HBONE");
             Ok(tunnel.into())
         }
         (_, ConnectionPath::Direct) => Ok(connect_app(client, route).await?.into()),
@@ -364,7 +351,7 @@ fn build_report(
 ) -> Report {
     let pod = &client.shard.pod;
     let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
-    report.set_tunnel(client.local, request.authority.as_str().into());
+    report.set_tunnel(client.local, request.authority.to_string().into());
     report.set_mutual_tls_identities(client.identity.as_ref(), Some(pod.identity()));
     record_peer(&mut report, client, incoming, local);
     let port = request.route.authorized_destination.port();

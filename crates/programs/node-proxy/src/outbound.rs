@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
-use ambit_codec::Forwarded;
+use ambit_codec::{Authority, Forwarded};
 use ambit_egress::ForbiddenAddress;
 use ambit_hbone::Tunnel;
 use ambit_model::{ArcStr, FailureReason, OUTBOUND_PORT, canonical_socket_address};
@@ -77,16 +77,9 @@ impl ConnectionFailure for OutboundError {
     }
 }
 
-/// Serves one captured connection: [`original_dst`], [`select_resolved_route`], [`dial`], and the relay of bytes.
-pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
-    // Setup needs much more memory than relaying: the box, dropped with this statement, frees it.
-    let Some(mut connection) = Box::pin(open_connection(shard, accepted)).await else {
-        return;
-    };
-    connection.relay().await;
-}
-
-async fn open_connection(
+/// Opens one captured connection: [`original_dst`], [`select_resolved_route`], and [`dial`]. Returns `None` if it
+/// failed.
+pub(crate) async fn open_connection(
     shard: Arc<Shard>,
     accepted: AcceptedConnection,
 ) -> Option<EstablishedConnection> {
@@ -118,8 +111,8 @@ async fn open_connection(
         report: Report::outbound(&pod.metrics, &local, peer, dst),
         tracked_connection: pod.connections().add_outbound(ConnectionDetails {
             src: peer,
-            original_dst: dst.to_string(),
-            actual_dst: String::new(),
+            original_dst: Authority::Ip(dst),
+            actual_dst: None,
             protocol: "HBONE",
         }),
         drain_guard: open,
@@ -265,8 +258,8 @@ fn record_route(pod: &Pod, route: &Route, report: &mut Report, handle: &Connecti
         report.set_destination(&workload.to_model());
     }
     match route {
-        Route::Passthrough { dst, .. } => handle.record_destination(dst.to_string(), "TCP"),
-        Route::Plain(plain) => handle.record_destination(plain.addr.to_string(), "TCP"),
+        Route::Passthrough { dst, .. } => handle.record_destination(*dst, "TCP"),
+        Route::Plain(plain) => handle.record_destination(plain.addr, "TCP"),
         Route::Hbone(hbone) => {
             report.set_tunnel(hbone.addr, hbone.authority.as_str().into());
             report
@@ -274,12 +267,12 @@ fn record_route(pod: &Pod, route: &Route, report: &mut Report, handle: &Connecti
             if let Some(waypoint) = &hbone.waypoint {
                 report.set_waypoint(waypoint);
             }
-            handle.record_destination(hbone.addr.to_string(), "HBONE");
+            handle.record_destination(hbone.addr, "HBONE");
         }
         Route::DoubleHbone { outer, inner } => {
             report.set_tunnel(outer.addr, inner.authority.as_str().into());
             report.set_mutual_tls_identities(Some(pod.identity()), None);
-            handle.record_destination(outer.addr.to_string(), "HBONE");
+            handle.record_destination(outer.addr, "HBONE");
         }
         Route::NeedsDns(_) => {}
     }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use ambit_authz::Connection as Peer;
+use ambit_codec::Authority;
 use ambit_model::{FailureReason, INBOUND_PLAINTEXT_PORT};
 use ambit_proxy::{
     AcceptedConnection, ConnectionDetails, ConnectionPath, ConnectionSetup, EstablishedConnection,
@@ -61,15 +62,8 @@ impl ConnectionFailure for PlaintextError {
     }
 }
 
-/// Serves one captured plaintext connection.
-pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
-    let Some(mut connection) = Box::pin(open_connection(shard, accepted)).await else {
-        return;
-    };
-    connection.relay().await;
-}
-
-async fn open_connection(
+/// Opens one captured plaintext connection to the application or the waypoint; `None` if it was rejected.
+pub(crate) async fn open_connection(
     shard: Arc<Shard>,
     accepted: AcceptedConnection,
 ) -> Option<EstablishedConnection> {
@@ -107,8 +101,8 @@ async fn open_connection(
     };
     let shown = ConnectionDetails {
         src: peer,
-        original_dst: dst.to_string(),
-        actual_dst: dst.to_string(),
+        original_dst: Authority::Ip(dst),
+        actual_dst: Some(dst),
         protocol: "TCP",
     };
     let mut opening = ConnectionSetup {
@@ -208,7 +202,7 @@ async fn connect_target(
     match DenialReason::authorize(pod, who, listed)? {
         (local, ConnectionPath::ThroughWaypoint) => {
             let (tunnel, route) = hairpin::open_hairpin(shard, &local, who, peer, None).await?;
-            listed.record_destination(route.addr.to_string(), "HBONE");
+            listed.record_destination(route.addr, "HBONE");
             Ok(tunnel.into())
         }
         (_, ConnectionPath::Direct) => Ok(application::connect(pod, dst, Some(peer.ip()))

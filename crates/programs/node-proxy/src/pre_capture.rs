@@ -12,6 +12,7 @@ use std::{
 };
 
 use ambit_authz::{Connection as Peer, Decision, DecisionReason};
+use ambit_codec::Authority;
 use ambit_model::Workload;
 use ambit_proxy::{
     ConnectionDetails, WaypointBypass,
@@ -55,8 +56,8 @@ pub(crate) fn connection_details(pod: &Pod) -> Vec<ConnectionDetails> {
         .iter()
         .map(|UnproxiedSocket { socket, .. }| ConnectionDetails {
             src: socket.local,
-            original_dst: socket.remote.to_string(),
-            actual_dst: socket.remote.to_string(),
+            original_dst: Authority::Ip(socket.remote),
+            actual_dst: Some(socket.remote),
             protocol: "CLEAR",
         })
         .collect()

@@ -5,6 +5,7 @@ use std::{io, sync::Arc};
 use ambit_hbone::Pool;
 use ambit_proxy::{
     AcceptedConnection, Listeners, Workers,
+    connection::serve_connection,
     recheck::{ConnectionRecheck, GracePeriods},
 };
 use tokio::net::TcpListener;
@@ -102,16 +103,12 @@ fn handle_accepted(shard: Arc<Shard>, accepted: AcceptedConnection, port: PortKi
     // Each kind of connection has a task type of its own, of the size that it needs.
     match port {
         PortKind::Outbound => {
-            ambit_rt::spawn(
-                "outbound connection",
-                crate::outbound::handle_connection(shard, accepted),
-            );
+            let opened = crate::outbound::open_connection(shard, accepted);
+            ambit_rt::spawn("outbound connection", serve_connection(opened));
         }
         PortKind::Plaintext => {
-            ambit_rt::spawn(
-                "inbound connection",
-                crate::plaintext::handle_connection(shard, accepted),
-            );
+            let opened = crate::plaintext::open_connection(shard, accepted);
+            ambit_rt::spawn("inbound connection", serve_connection(opened));
         }
         PortKind::Hbone => {
             ambit_rt::spawn(

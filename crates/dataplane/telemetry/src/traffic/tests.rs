@@ -369,6 +369,18 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
 }
 
 #[test]
+fn open_connections_share_the_labels_of_their_series() {
+    let traffic = Traffic::default();
+    let mut ends = [(); 2].map(|()| Arc::new(labels()));
+    let _open = ends
+        .each_mut()
+        .map(|labels| traffic.open_connection_with_shared_labels(labels));
+    let [first, second] = ends;
+    assert_eq!(*first, labels());
+    assert!(Arc::ptr_eq(&first, &second));
+}
+
+#[test]
 fn the_table_is_bounded() {
     let traffic = Traffic::default();
     let mut labels = labels();

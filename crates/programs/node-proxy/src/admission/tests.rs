@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ambit_certificates::{Certificates, CertificatesOptions};
+use ambit_codec::Authority;
 use ambit_handover::Gate;
 use ambit_model::{Action, ArcStr, PodName};
 use ambit_proxy::{
@@ -43,8 +44,8 @@ fn pod_with(state: &SharedState, metrics: Arc<Metrics>) -> Arc<Pod> {
 fn tracked(pod: &Pod) -> (TrackedConnection, Peer) {
     let shown = ConnectionDetails {
         src: ([10, 9, 0, 1], 40_000).into(),
-        original_dst: "10.9.0.4:8080".into(),
-        actual_dst: String::new(),
+        original_dst: Authority::Ip(([10, 9, 0, 4], 8080).into()),
+        actual_dst: None,
         protocol: "TCP",
     };
     let who = Peer {

@@ -9,7 +9,11 @@
 //! delivered, as in TCP, within [`ends::LAST_BYTES_TIMEOUT`]; then the tunnel is reset, and the caller resets its
 //! sockets, as it does for every relay that does not end with `Ok`.
 
-use std::{future::poll_fn, io, task::Poll};
+use std::{
+    future::poll_fn,
+    io,
+    task::{Context, Poll, ready},
+};
 
 use crate::Tunnel;
 
@@ -37,27 +41,68 @@ use upload::Upload;
 ///
 /// # Errors
 /// When the tunnel or the socket breaks.
-pub async fn relay_tunnel<A, M>(
+pub fn relay_tunnel<A, M>(
     app: &mut A,
     tunnel: &mut Tunnel,
     meter: M,
-) -> Result<(), RelayError>
+) -> impl Future<Output = Result<(), RelayError>>
 where
     A: Socket,
     M: Meter,
 {
-    let mut watch = SocketErrorTimer::default();
-    let mut upload = Upload::default();
-    let mut download = Download::default();
-    let mut ends = RelayEnds::default();
-    let result = poll_fn(|cx| {
+    // Each open connection has this future: an async function would hold its arguments twice, and room for each of its
+    // steps.
+    let mut relay = TunnelRelay::default();
+    poll_fn(move |cx| relay.poll(cx, app, tunnel, &meter))
+}
+
+/// State of [`relay_tunnel`].
+#[derive(Default)]
+struct TunnelRelay {
+    watch: SocketErrorTimer,
+    upload: Upload,
+    download: Download,
+    ends: RelayEnds,
+}
+
+impl TunnelRelay {
+    fn poll<A: Socket, M: Meter>(
+        &mut self,
+        cx: &mut Context<'_>,
+        app: &mut A,
+        tunnel: &mut Tunnel,
+        meter: &M,
+    ) -> Poll<Result<(), RelayError>> {
+        if !self.ends.is_over {
+            ready!(self.poll_directions(cx, app, tunnel, meter));
+        }
+        if self.ends.first_error.is_some() {
+            let timer = &mut self.ends.last_bytes_timer;
+            ready!(poll_reset_after_flush(cx, tunnel, timer));
+        }
+        Poll::Ready(self.ends.take_result())
+    }
+
+    fn poll_directions<A: Socket, M: Meter>(
+        &mut self,
+        cx: &mut Context<'_>,
+        app: &mut A,
+        tunnel: &mut Tunnel,
+        meter: &M,
+    ) -> Poll<()> {
+        let Self {
+            watch,
+            upload,
+            download,
+            ends,
+        } = self;
         if !ends.download_ended
-            && let Poll::Ready(over) = download.poll(cx, app, &mut tunnel.recv, &mut ends, &meter)
+            && let Poll::Ready(over) = download.poll(cx, app, &mut tunnel.recv, ends, meter)
         {
             ends.end_download(over);
         }
         if !ends.upload_ended
-            && let Poll::Ready(over) = upload.poll(cx, app, &mut tunnel.sender, &mut ends, &meter)
+            && let Poll::Ready(over) = upload.poll(cx, app, &mut tunnel.sender, ends, meter)
         {
             ends.end_upload(over);
         }
@@ -66,22 +111,20 @@ where
             ends.record_socket_failure(error);
         }
         ends.poll(cx)
-    })
-    .await;
-    if result.is_err() {
-        reset_after_flush(tunnel, &mut ends.last_bytes_timer).await;
     }
-    result
 }
 
 /// Resets a tunnel once its pending data has been sent, or after a timeout.
-async fn reset_after_flush(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
-    poll_fn(|cx| match tunnel.sender.unsent.poll_all_sent(cx) {
-        Poll::Pending => last_bytes_timer.poll(cx),
-        sent => sent,
-    })
-    .await;
+fn poll_reset_after_flush(
+    cx: &mut Context<'_>,
+    tunnel: &mut Tunnel,
+    last_bytes_timer: &mut LastBytesTimer,
+) -> Poll<()> {
+    if tunnel.sender.unsent.poll_all_sent(cx).is_pending() {
+        ready!(last_bytes_timer.poll(cx));
+    }
     tunnel.reset();
+    Poll::Ready(())
 }
 
 /// Copies between two tunnels until both directions have ended. If either breaks, both are reset.
@@ -95,7 +138,7 @@ pub async fn relay_tunnels<M: Meter>(
 ) -> Result<(), RelayError> {
     let (mut upload, mut download) = (Forward::default(), Forward::default());
     let mut ends = RelayEnds::default();
-    let result = poll_fn(|cx| {
+    poll_fn(|cx| {
         loop {
             let before = (ends.upload_ended, ends.download_ended);
             if !ends.upload_ended {
@@ -133,18 +176,23 @@ pub async fn relay_tunnels<M: Meter>(
         }
     })
     .await;
-    if result.is_err() {
-        reset_after_flush(app, &mut ends.last_bytes_timer).await;
-        reset_after_flush(peer, &mut ends.last_bytes_timer).await;
+    if ends.first_error.is_some() {
+        for tunnel in [app, peer] {
+            poll_fn(|cx| poll_reset_after_flush(cx, tunnel, &mut ends.last_bytes_timer)).await;
+        }
     }
-    result
+    ends.take_result()
 }
 
 /// Copies between two sockets until both directions have ended.
 ///
 /// # Errors
 /// When a socket breaks.
-pub async fn relay_plain<A, B, M>(app: &mut A, peer: &mut B, meter: M) -> Result<(), RelayError>
+pub fn relay_plain<A, B, M>(
+    app: &mut A,
+    peer: &mut B,
+    meter: M,
+) -> impl Future<Output = Result<(), RelayError>>
 where
     A: Socket,
     B: Socket,
@@ -155,7 +203,7 @@ where
     let mut upload = SocketCopy::default();
     let mut download = SocketCopy::default();
     let mut ends = RelayEnds::default();
-    poll_fn(|cx| {
+    poll_fn(move |cx| {
         if !ends.upload_ended
             && let Poll::Ready(over) =
                 upload.poll(cx, app, peer, &mut ends, |n| meter.count_app_sent(n))
@@ -180,9 +228,9 @@ where
         ) {
             ends.record_socket_failure(error);
         }
-        ends.poll(cx)
+        ready!(ends.poll(cx));
+        Poll::Ready(ends.take_result())
     })
-    .await
 }
 
 /// Whether the error only reports that the peer disconnected, as it may at any time.

@@ -270,17 +270,16 @@ impl TrackedConnection {
     /// # Errors
     ///
     /// The reason of the termination.
-    pub async fn run_until_terminated<T>(
+    pub fn run_until_terminated<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, TerminationReason> {
-        poll_fn(|cx| {
+    ) -> impl Future<Output = Result<T, TerminationReason>> {
+        poll_fn(move |cx| {
             if let Poll::Ready(cut) = Pin::new(&mut self.termination).poll(cx) {
                 return Poll::Ready(Err(cut.unwrap_or(TerminationReason::Drain)));
             }
             work.as_mut().poll(cx).map(Ok)
         })
-        .await
     }
 
     /// Returns a handle that updates the entry while the connection is being served.

@@ -14,8 +14,8 @@ use ambit_flow::FlowEventKind;
 use ambit_hbone::Meter;
 use ambit_model::{ArcStr, FailureReason, Identity, Service, Workload};
 use ambit_telemetry::{
-    AccessLog, ConnectionMetrics, Direction, Metrics, Reporter, SecurityPolicy, ServiceName,
-    SocketGuard, TrafficLabels, WorkloadLabels,
+    AccessLog, Direction, Metrics, Reporter, SecurityPolicy, ServiceName, SocketGuard,
+    TrafficLabels, TrafficSeries, WorkloadLabels,
 };
 
 use crate::{
@@ -26,7 +26,8 @@ use crate::{
 /// Report of one connection, written on drop with the data known by then.
 pub struct Report {
     log: AccessLog,
-    traffic_metrics: Option<ConnectionMetrics>,
+    /// Series in which the connection is counted as open.
+    series: Option<Arc<TrafficSeries>>,
     /// Whether the connection is forwarded to the pod's waypoint, whose own connection to the pod is counted in its
     /// place.
     is_forwarded: bool,
@@ -105,7 +106,7 @@ impl Report {
     fn new(metrics: &Arc<Metrics>, log: AccessLog, labels: TrafficLabels) -> Self {
         Self {
             log,
-            traffic_metrics: None,
+            series: None,
             is_forwarded: false,
             _socket: metrics.open_socket(labels.reporter),
             labels: Arc::new(labels),
@@ -179,8 +180,7 @@ impl Report {
     pub fn record_established(&mut self) {
         if !self.is_forwarded {
             let traffic = self.metrics.traffic();
-            let metrics = traffic.open_connection_with_shared_labels(&mut self.labels);
-            self.traffic_metrics = Some(metrics);
+            self.series = Some(traffic.open_in_series(&mut self.labels));
         }
         self.log.log_opened();
         self.is_established = true;
@@ -243,8 +243,8 @@ impl Drop for Report {
             _ if self.is_established || reason == FailureReason::None => FlowEventKind::Closed,
             _ => FlowEventKind::Failed,
         });
-        match self.traffic_metrics.take() {
-            Some(counts) => counts.close(reason),
+        match &self.series {
+            Some(series) => series.close_connection(reason),
             None if self.is_forwarded => {}
             None => self
                 .metrics
@@ -262,19 +262,19 @@ impl Drop for Report {
 impl Meter for Report {
     fn count_app_sent(&self, bytes: u64) {
         self.app_sent.fetch_add(bytes, Relaxed);
-        match (&self.traffic_metrics, self.labels.reporter) {
-            (Some(counts), Reporter::Source) => counts.add_received(bytes),
-            (Some(counts), Reporter::Destination | Reporter::Waypoint) => counts.add_sent(bytes),
+        match (&self.series, self.labels.reporter) {
+            (Some(series), Reporter::Source) => series.add_received(bytes),
+            (Some(series), Reporter::Destination | Reporter::Waypoint) => series.add_sent(bytes),
             (None, _) => {}
         }
     }
 
     fn count_app_received(&self, bytes: u64) {
         self.app_received.fetch_add(bytes, Relaxed);
-        match (&self.traffic_metrics, self.labels.reporter) {
-            (Some(counts), Reporter::Source) => counts.add_sent(bytes),
-            (Some(counts), Reporter::Destination | Reporter::Waypoint) => {
-                counts.add_received(bytes)
+        match (&self.series, self.labels.reporter) {
+            (Some(series), Reporter::Source) => series.add_sent(bytes),
+            (Some(series), Reporter::Destination | Reporter::Waypoint) => {
+                series.add_received(bytes)
             }
             (None, _) => {}
         }

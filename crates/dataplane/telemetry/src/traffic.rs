@@ -105,12 +105,36 @@ impl TrafficSeries {
 
     /// Counts an opened connection; its end is counted when the returned value is closed.
     pub fn open_connection(self: &Arc<Self>) -> ConnectionMetrics {
-        self.opened.fetch_add(1, Relaxed);
-        self.open_connections.fetch_add(1, Relaxed);
+        self.count_opened();
         ConnectionMetrics {
             series: self.clone(),
             reason: FailureReason::None,
         }
+    }
+
+    fn count_opened(&self) {
+        self.opened.fetch_add(1, Relaxed);
+        self.open_connections.fetch_add(1, Relaxed);
+    }
+
+    /// Counts the end of a connection that [`Traffic::open_in_series`] has counted, with its response flag.
+    pub fn close_connection(&self, reason: FailureReason) {
+        self.closed.add(reason);
+        if reason != FailureReason::None {
+            self.failed.add(reason);
+        }
+        self.mark_used(Instant::now());
+        self.open_connections.fetch_sub(1, Relaxed);
+    }
+
+    /// Adds bytes from client to server, whichever proxy reports.
+    pub fn add_received(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Relaxed);
+    }
+
+    /// Adds bytes from server to client, whichever proxy reports.
+    pub fn add_sent(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Relaxed);
     }
 
     /// Counts a connection that ended before it was opened; with a reason other than `None`, as failed.
@@ -149,12 +173,12 @@ pub struct ConnectionMetrics {
 impl ConnectionMetrics {
     /// Adds bytes from client to server, whichever proxy reports.
     pub fn add_received(&self, bytes: u64) {
-        self.series.received.fetch_add(bytes, Relaxed);
+        self.series.add_received(bytes);
     }
 
     /// Adds bytes from server to client, whichever proxy reports.
     pub fn add_sent(&self, bytes: u64) {
-        self.series.sent.fetch_add(bytes, Relaxed);
+        self.series.add_sent(bytes);
     }
 
     /// Counts the end of the connection with its response flag.
@@ -165,12 +189,7 @@ impl ConnectionMetrics {
 
 impl Drop for ConnectionMetrics {
     fn drop(&mut self) {
-        self.series.closed.add(self.reason);
-        if self.reason != FailureReason::None {
-            self.series.failed.add(self.reason);
-        }
-        self.series.mark_used(Instant::now());
-        self.series.open_connections.fetch_sub(1, Relaxed);
+        self.series.close_connection(self.reason);
     }
 }
 
@@ -252,14 +271,12 @@ impl Traffic {
     }
 
     /// Counts an opened connection with these labels, and replaces them by those of its series, which all connections of
-    /// the series share.
-    pub fn open_connection_with_shared_labels(
-        &self,
-        labels: &mut Arc<TrafficLabels>,
-    ) -> ConnectionMetrics {
+    /// the series share. The caller counts the end of the connection: [`TrafficSeries::close_connection`].
+    pub fn open_in_series(&self, labels: &mut Arc<TrafficLabels>) -> Arc<TrafficSeries> {
         let (shared, series) = self.series_and_labels(labels);
         *labels = shared;
-        series.open_connection()
+        series.count_opened();
+        series
     }
 
     /// Returns the number of series.

@@ -41,7 +41,7 @@ pub fn end_process_on_panic<F: Future>(
 ) -> impl Future<Output = F::Output> {
     NamedFuture {
         name,
-        essential: true,
+        kind: Essential,
         future,
     }
 }
@@ -119,32 +119,52 @@ impl Drop for PanicReporter {
 
 pin_project_lite::pin_project! {
     /// Future with a name. An `async fn` would store the future twice, as its argument and as the awaited one, which
-    /// doubles the memory of every task.
-    struct NamedFuture<F> {
+    /// doubles the memory of every task. The kind needs none.
+    struct NamedFuture<F, K> {
         name: &'static str,
-        essential: bool,
+        kind: K,
         #[pin]
         future: F,
     }
 }
 
-impl<F: Future> Future for NamedFuture<F> {
+/// Kind of a task, which determines what a panic in it ends.
+trait TaskKind {
+    /// Whether a panic ends the process.
+    const IS_ESSENTIAL: bool;
+}
+
+/// Kind of the tasks without which the process cannot go on.
+struct Essential;
+
+/// Kind of the tasks whose panic ends only themselves.
+struct Expendable;
+
+impl TaskKind for Essential {
+    const IS_ESSENTIAL: bool = true;
+}
+
+impl TaskKind for Expendable {
+    const IS_ESSENTIAL: bool = false;
+}
+
+impl<F: Future, K: TaskKind> Future for NamedFuture<F, K> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         let _report = PanicReporter {
             name: this.name,
-            essential: *this.essential,
+            essential: K::IS_ESSENTIAL,
         };
         this.future.poll(cx)
     }
 }
 
-fn named<F: Future>(name: &'static str, future: F) -> NamedFuture<F> {
+fn named<F: Future>(name: &'static str, future: F) -> NamedFuture<F, Expendable> {
     NamedFuture {
         name,
-        essential: false,
+        kind: Expendable,
         future,
     }
 }

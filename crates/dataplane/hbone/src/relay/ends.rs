@@ -57,6 +57,8 @@ pub(super) enum DirectionEnd {
 pub(super) struct RelayEnds {
     pub(super) upload_ended: bool,
     pub(super) download_ended: bool,
+    /// Whether [`Self::poll`] has completed.
+    pub(super) is_over: bool,
     /// First error of the relay, which later errors result from.
     pub(super) first_error: Option<Box<RelayError>>,
     pub(super) last_bytes_timer: LastBytesTimer,
@@ -96,12 +98,18 @@ impl RelayEnds {
     }
 
     /// Completes when both directions have ended, or [`LAST_BYTES_TIMEOUT`] has passed since an error.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
-        let over = self.upload_ended && self.download_ended;
-        if over || self.first_error.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
-            return Poll::Ready(self.first_error.take().map_or(Ok(()), |error| Err(*error)));
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.is_over = self.upload_ended && self.download_ended
+            || self.first_error.is_some() && self.last_bytes_timer.poll(cx).is_ready();
+        match self.is_over {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
         }
-        Poll::Pending
+    }
+
+    /// Returns the first error, if there was one.
+    pub(super) fn take_result(&mut self) -> Result<(), RelayError> {
+        self.first_error.take().map_or(Ok(()), |error| Err(*error))
     }
 }
 

@@ -16,16 +16,20 @@ use crate::{
     tunnel::TunnelSender,
 };
 
-/// Size of the first read in bytes. The size grows while reads fill the buffer, and shrinks when they do not.
-const INITIAL_READ_BYTES: usize = 16 << 10;
+/// Size of the first read, as a binary logarithm of bytes. The size grows while reads fill the buffer, and shrinks when
+/// they do not.
+const INITIAL_READ_LOG2: u8 = 14;
+/// Maximum size of a read, that of the buffer, as a binary logarithm of bytes.
+const MAX_READ_LOG2: u8 = 19;
+const _: () = assert!(1 << MAX_READ_LOG2 == SCRATCH_BYTES);
 
 /// Copies from a socket to a tunnel's stream, one piece at a time.
 #[derive(Debug)]
 pub(super) struct Upload {
     /// Bytes that were read, but not yet accepted by HTTP/2.
     pending: Bytes,
-    /// Maximum size of the next read, in bytes.
-    next_read_bytes: usize,
+    /// Maximum size of the next read, as a binary logarithm of bytes.
+    next_read_log2: u8,
     eof: bool,
 }
 
@@ -33,7 +37,7 @@ impl Default for Upload {
     fn default() -> Self {
         Self {
             pending: Bytes::new(),
-            next_read_bytes: INITIAL_READ_BYTES,
+            next_read_log2: INITIAL_READ_LOG2,
             eof: false,
         }
     }
@@ -71,11 +75,11 @@ impl Upload {
                     }
                 };
             }
-            match scratch::poll_read(app, cx, self.next_read_bytes) {
+            match scratch::poll_read(app, cx, 1 << self.next_read_log2) {
                 Poll::Ready(Ok(bytes)) if bytes.is_empty() => self.eof = true,
                 Poll::Ready(Ok(bytes)) => {
                     meter.count_app_sent(bytes.len() as u64);
-                    self.next_read_bytes = next_read_size(self.next_read_bytes, bytes.len());
+                    self.next_read_log2 = next_read_log2(self.next_read_log2, bytes.len());
                     self.pending = bytes;
                 }
                 Poll::Ready(Err(error)) => {
@@ -115,13 +119,15 @@ pub(super) fn poll_send(
     Poll::Ready(Ok(()))
 }
 
-fn next_read_size(chunk: usize, read: usize) -> usize {
-    if read == chunk {
-        (chunk * 4).min(SCRATCH_BYTES)
-    } else if read < chunk / 8 {
-        (chunk / 2).max(INITIAL_READ_BYTES)
+/// Returns the size of the read after one of at most `1 << log2` bytes that returned `read` bytes.
+fn next_read_log2(log2: u8, read: usize) -> u8 {
+    let size = 1 << log2;
+    if read == size {
+        (log2 + 2).min(MAX_READ_LOG2)
+    } else if read < size / 8 {
+        (log2 - 1).max(INITIAL_READ_LOG2)
     } else {
-        chunk
+        log2
     }
 }
 

@@ -370,14 +370,22 @@ fn sum_of_series_never_falls_when_one_is_dropped() {
 
 #[test]
 fn open_connections_share_the_labels_of_their_series() {
-    let traffic = Traffic::default();
+    let traffic = Arc::new(Traffic::default());
     let mut ends = [(); 2].map(|()| Arc::new(labels()));
-    let _open = ends
-        .each_mut()
-        .map(|labels| traffic.open_connection_with_shared_labels(labels));
+    let open = ends.each_mut().map(|labels| traffic.open_in_series(labels));
     let [first, second] = ends;
     assert_eq!(*first, labels());
     assert!(Arc::ptr_eq(&first, &second));
+    open[0].close_connection(FailureReason::Connect);
+    let text = scrape(&traffic);
+    for (what, flags, count) in [
+        ("opened", "-", "2"),
+        ("closed", "CONNECT", "1"),
+        ("failed", "CONNECT", "1"),
+    ] {
+        let family = format!("istio_tcp_connections_{what}_total");
+        assert_eq!(sample(&text, &family, flags), Some(count), "{what}");
+    }
 }
 
 #[test]

@@ -35,9 +35,12 @@ impl Frames {
     }
 
     pub(crate) fn push(&mut self, frame: Bytes) {
+        if frame.is_empty() {
+            return;
+        }
         if self.first.is_empty() {
             self.first = frame;
-        } else if !frame.is_empty() {
+        } else {
             self.further.get_or_insert_default().push(frame);
         }
     }

@@ -214,13 +214,6 @@ mod tests {
             None
         };
         let size = size_of_val(&serve_connection(setup));
-        eprintln!(
-            "EC {} report {} transport {} tracked {}",
-            size_of::<EstablishedConnection>(),
-            size_of::<Report>(),
-            size_of::<RelayTransport>(),
-            size_of::<TrackedConnection>()
-        );
         assert!(size <= MAX_TASK_BYTES, "{size} bytes");
     }
 }

@@ -39,7 +39,7 @@ pub struct Report {
     started_at: Instant,
     is_established: bool,
     /// Failure of the connection; boxed, since few connections have one.
-    failure: Option<Box<ConnectionFailure>>,
+    failure: Option<Box<RecordedFailure>>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
     /// Id of the connection in flow events, assigned at its first event.
@@ -48,7 +48,7 @@ pub struct Report {
 }
 
 /// Failure with which a connection ended.
-struct ConnectionFailure {
+struct RecordedFailure {
     /// Error with its causes.
     error: String,
     reason: FailureReason,
@@ -194,7 +194,7 @@ impl Report {
         reason: FailureReason,
         policy: Option<String>,
     ) {
-        self.failure = Some(Box::new(ConnectionFailure {
+        self.failure = Some(Box::new(RecordedFailure {
             error: format_error_chain(error),
             reason,
             policy,

@@ -63,16 +63,15 @@ const LOADS: [PathLoad; 6] = [
     PathLoad::Connections(16),
 ];
 
-/// Name of the column with the estimate for the last path, without the time that proxies spend outside of the kernel:
-/// what no proxy with these sockets can exceed.
-const KERNEL_ALONE: &str = "kernel alone";
-
 /// Results of a load on all paths between two places; the first path is without a mesh.
 pub(crate) struct PathRow {
     load: PathLoad,
     place: &'static str,
-    /// Name of each path, and the medians of its rounds; at the end [`KERNEL_ALONE`].
+    /// Name of each path, and the medians of its rounds.
     results: Vec<(&'static str, f64)>,
+    /// Estimate for the last path without the time that proxies spend outside of the kernel: what no proxy with these
+    /// sockets can exceed.
+    kernel_alone: f64,
 }
 
 impl PathLoad {
@@ -140,9 +139,7 @@ impl PathRow {
     /// Returns the results of all paths with a mesh or relays, for the comparison of revisions.
     pub(crate) fn figures(&self) -> impl Iterator<Item = BenchmarkFigure> {
         let baseline = self.baseline();
-        let measured = self.results.iter().skip(1);
-        let measured = measured.filter(|(path, _)| *path != KERNEL_ALONE);
-        measured.map(move |(path, value)| {
+        self.results.iter().skip(1).map(move |(path, value)| {
             let ratio = value / baseline;
             BenchmarkFigure {
                 what: format!("{}, {}, {path}", self.load.name(), self.place),
@@ -166,7 +163,9 @@ impl PathRow {
             .results
             .iter()
             .skip(1)
-            .map(|(_, value)| match self.load {
+            .map(|(_, value)| *value)
+            .chain([self.kernel_alone])
+            .map(|value| match self.load {
                 PathLoad::Latency => format!("+{:.0} us", value - baseline),
                 _ => format!("{:.2}", value / baseline),
             });
@@ -192,7 +191,8 @@ pub(crate) fn print(rows: &[PathRow]) {
     let paths = rows.first().map(|row| &*row.results).unwrap_or_default();
     let header = ["", ""]
         .into_iter()
-        .chain(paths.iter().map(|(path, _)| *path));
+        .chain(paths.iter().map(|(path, _)| *path))
+        .chain(["kernel alone"]);
     table
         .load_style(comfy_table::presets::ASCII_MARKDOWN)
         .set_content_arrangement(ContentArrangement::Disabled)
@@ -226,7 +226,8 @@ pub(crate) fn run() -> Result<Vec<PathRow>> {
 
 /// Measures a load on all paths alternately.
 fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Result<PathRow> {
-    let mut values = vec![Vec::new(); paths.len() + 1];
+    let mut values = vec![Vec::new(); paths.len()];
+    let mut estimates = Vec::new();
     let processors = f64::from(u32::try_from(thread::available_parallelism()?.get())?);
     for _ in 0..figure::configured_rounds(ROUNDS)? {
         let mut kernel_alone = f64::NAN;
@@ -240,16 +241,15 @@ fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Re
             values.push(result);
         }
         // Of the last path, which is the mesh with BPF programs.
-        if let Some(values) = values.last_mut() {
-            values.push(kernel_alone);
-        }
+        estimates.push(kernel_alone);
     }
-    let names = paths.iter().map(|path| path.name).chain([KERNEL_ALONE]);
+    let names = paths.iter().map(|path| path.name);
     let median = |values| figure::median(values).unwrap_or(f64::NAN);
     let row = PathRow {
         load,
         place,
         results: names.zip(values.into_iter().map(median)).collect(),
+        kernel_alone: median(estimates),
     };
     eprintln!("  {}", row.cells().join(", "));
     Ok(row)
@@ -415,18 +415,19 @@ mod tests {
             load,
             place: "one node",
             results,
+            kernel_alone: 120.0,
         };
         let requests = row(
             PathLoad::Requests(32),
             vec![("no mesh", 200.0), ("two relays", 100.0)],
         );
         let cells = requests.cells();
-        assert_eq!(cells[2..], ["200 req/s", "0.50"]);
+        assert_eq!(cells[2..], ["200 req/s", "0.50", "0.60"]);
         let latency = row(
             PathLoad::Latency,
             vec![("no mesh", 20.0), ("two relays", 80.0)],
         );
-        assert_eq!(latency.cells()[2..], ["20 us", "+60 us"]);
+        assert_eq!(latency.cells()[2..], ["20 us", "+60 us", "+100 us"]);
         let figure = latency.figures().next().unwrap();
         assert!((figure.score - 0.25).abs() < 1e-9, "smaller is better");
         assert_eq!(

@@ -69,8 +69,7 @@ pub(crate) struct PathRow {
     place: &'static str,
     /// Name of each path, and the medians of its rounds.
     results: Vec<(&'static str, f64)>,
-    /// Estimate for the last path without the time that proxies spend outside of the kernel: what no proxy with these
-    /// sockets can exceed.
+    /// Estimate for the last path without the time that proxies spend outside of the kernel.
     kernel_alone: f64,
 }
 

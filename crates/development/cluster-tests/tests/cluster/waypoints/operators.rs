@@ -99,32 +99,52 @@ spec: {host: server, trafficPolicy: {connectionPool: {http: {maxRequestsPerConne
     );
 }
 
+/// Running `ambit flows` of a user, whose output is read once the command ends.
+struct FlowsCommand(JoinHandle<io::Result<Output>>);
+
+impl FlowsCommand {
+    fn start(user: &Path, arguments: &[&str]) -> Self {
+        let child = Command::new(built_binary("ambit"))
+            .args(["flows", "-o", "json", "--kubeconfig"])
+            .arg(user)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = child.unwrap();
+        Self(std::thread::spawn(move || child.wait_with_output()))
+    }
+
+    /// Repeats `traffic` until the command's time is over, and returns what it wrote.
+    ///
+    /// The metrics of proxies do not tell when this command reads: readers of other tests are among theirs.
+    fn finish_beside(self, mut traffic: impl FnMut()) -> (String, String) {
+        wait_until("the command has ended", || {
+            traffic();
+            self.0.is_finished()
+        });
+        self.finish()
+    }
+
+    fn finish(self) -> (String, String) {
+        let output = self.0.join().unwrap().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    }
+}
+
 #[test]
 fn flows_are_shown_live_to_users_with_the_right() {
     let mesh = Mesh::shared();
     let space = mesh.test_namespace("flows");
     let covered = WaypointFixture::new(&space);
     use_connections_once(&space);
-    let child = Command::new(built_binary("ambit"))
-        .args(["flows", "-o", "json", "--for", "15s", "-n", space.name()])
-        .env("KUBECONFIG", mesh.cluster().kubeconfig())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let output = std::thread::spawn(move || child.wait_with_output());
-    let reading = || {
-        let metrics = covered.waypoint.metrics("client");
-        metrics.lines().any(|line| line == "ambit_flow_readers 1")
-    };
-    wait_until("the waypoint has a reader", reading);
-    wait_until("the reader has ended", || {
-        space
-            .get("client", &format!("{}/seen", covered.urls[0]))
-            .unwrap();
-        !reading()
+    let arguments = ["--for", "15s", "-n", space.name()];
+    let reading = FlowsCommand::start(&mesh.cluster().kubeconfig(), &arguments);
+    let to_server = format!("{}/seen", covered.urls[0]);
+    let (text, _) = reading.finish_beside(|| {
+        space.get("client", &to_server).unwrap();
     });
-    let output = output.join().unwrap().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
     let events: Vec<serde_json::Value> = text
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -145,29 +165,6 @@ fn flows_are_shown_live_to_users_with_the_right() {
         "explain", "--from", &client, "--to", "server", "--path", "/seen",
     ]);
     assert!(explained.contains("REACHES the application"), "{explained}");
-}
-
-/// Running `ambit flows` of a user, whose output is read once the command ends.
-struct FlowsCommand(JoinHandle<io::Result<Output>>);
-
-impl FlowsCommand {
-    fn start(user: &Path, arguments: &[&str]) -> Self {
-        let child = Command::new(built_binary("ambit"))
-            .args(["flows", "-o", "json", "--kubeconfig"])
-            .arg(user)
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        let child = child.unwrap();
-        Self(std::thread::spawn(move || child.wait_with_output()))
-    }
-
-    fn finish(self) -> (String, String) {
-        let output = self.0.join().unwrap().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        (text(output.stdout), text(output.stderr))
-    }
 }
 
 /// Checks that a user who may read only the namespace `mine` gets flow events of traffic within it, from `theirs` and
@@ -265,20 +262,13 @@ subjects: [{{kind: ServiceAccount, name: default, namespace: {}}}]
     }
 
     let reading = FlowsCommand::start(user.path(), &["--for", "20s", "-n", mine.name()]);
-    let is_read = || {
-        let metrics = covered.waypoint.metrics("client");
-        metrics.lines().any(|line| line == "ambit_flow_readers 1")
-    };
-    wait_until("the waypoint has a reader", is_read);
-    wait_until("the reader has ended", || {
-        let to_server = format!("{}/seen", covered.urls[0]);
+    let to_server = format!("{}/seen", covered.urls[0]);
+    let (text, error) = reading.finish_beside(|| {
         mine.get("client", &to_server).unwrap();
         theirs.get("client", &to_server).unwrap();
         theirs.get("client", &theirs_only).unwrap();
         mine.get("client", &theirs_only).unwrap();
-        !is_read()
     });
-    let (text, error) = reading.finish();
     assert!(
         error.contains("reading through the control plane"),
         "{error}"

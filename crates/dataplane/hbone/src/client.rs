@@ -29,6 +29,7 @@ use crate::{
     send_chunk::SendChunk,
     tls::HandshakeError,
     tunnel::StreamSlot,
+    window_growth::WindowGrowth,
     windows::FlowControlWindows,
 };
 
@@ -307,6 +308,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     pinger: Pinger,
     shared: Arc<ConnectionState>,
     windows: FlowControlWindows,
+    growth: WindowGrowth,
     idle_timeout: Duration,
     /// Peer liveness that was last passed to `pinger`.
     liveness: Liveness,
@@ -341,6 +343,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
                 pinger,
                 shared,
                 windows,
+                growth,
                 idle_timeout: idle_release,
                 liveness,
                 close_at,
@@ -380,7 +383,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             let ended = gatherer.poll(|| Pin::new(&mut *connection).poll(cx));
             if portion_end.take() {
-                shared.byte_receivers.take_received();
+                end_portion(connection, shared, windows, growth);
             }
             ended.map_err(io::Error::other)
         })
@@ -388,6 +391,20 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         if let Err(error) = result {
             tracing::debug!(%error, "an HBONE connection ended");
         }
+    }
+}
+
+/// Takes what has arrived for the tunnels of a connection, and enlarges its windows if they are too small for the rate.
+fn end_portion<IO: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut h2::client::Connection<IO, SendChunk>,
+    shared: &ConnectionState,
+    windows: &mut FlowControlWindows,
+    growth: &mut WindowGrowth,
+) {
+    shared.byte_receivers.take_received();
+    if let Some(larger) = growth.count_portion(windows, |bytes| shared.extend_permit(bytes)) {
+        connection.set_target_window_size(larger.peak_connection_window());
+        *windows = larger;
     }
 }
 
@@ -405,7 +422,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     let io = GatheredWrites::new(io);
     let gatherer = io.gatherer();
     let io = PortionedReads::with_budget(io, frame_budget);
-    let portion_end = io.portion_end();
+    let (portion_end, growth) = (io.portion_end(), WindowGrowth::new(io.portion()));
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -437,6 +454,7 @@ pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
             pinger,
             shared,
             windows,
+            growth,
             idle_timeout: settings.idle_timeout,
             liveness: Liveness::default(),
             close_at: None,

@@ -21,9 +21,11 @@ use crate::byte_receiver::ByteReceivers;
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Permit of a connection limit, which is held until the connection closes.
-pub trait Permit: Any + fmt::Debug + Send {}
-
-impl<T: Any + fmt::Debug + Send> Permit for T {}
+pub trait Permit: Any + fmt::Debug + Send {
+    /// Extends the permit to this number of bytes more, which the receive windows of the connection grow by. Returns
+    /// false, and the windows stay, if the limit has no room for them.
+    fn extend_to_larger_windows(&mut self, bytes: usize) -> bool;
+}
 
 /// Liveness of the workload at the other end of a connection, by the control plane's records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,6 +117,13 @@ impl ConnectionState {
     pub(crate) fn read_permit<T>(&self, read: impl FnOnce(&dyn Any) -> T) -> Option<T> {
         let permit = self.permit.lock();
         permit.as_deref().map(|permit| read(permit))
+    }
+
+    /// Extends the connection's permit to windows that are larger by this number of bytes; false if it holds none.
+    pub(crate) fn extend_permit(&self, bytes: usize) -> bool {
+        let mut permit = self.permit.lock();
+        let permit = permit.as_deref_mut();
+        permit.is_some_and(|permit| permit.extend_to_larger_windows(bytes))
     }
 
     pub(crate) fn idle_time(&self) -> Duration {

@@ -22,6 +22,7 @@ pub mod server;
 mod settings;
 pub mod tls;
 mod tunnel;
+mod window_growth;
 mod windows;
 mod withdrawal;
 

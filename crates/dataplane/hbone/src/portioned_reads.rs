@@ -79,6 +79,11 @@ impl<IO> PortionedReads<IO> {
         }
     }
 
+    /// Returns the number of bytes in a portion.
+    pub(crate) fn portion(&self) -> usize {
+        self.portion
+    }
+
     /// Returns the flag for the ends of portions.
     pub(crate) fn portion_end(&self) -> PortionEnd {
         self.portion_ended.clone()

@@ -17,12 +17,13 @@ use tokio::{
 };
 
 use crate::{
-    Settings, Tunnel,
+    Permit, Settings, Tunnel,
     gathered_writes::GatheredWrites,
     pinger::{PingTimeout, Pinger},
     portioned_reads::{PortionedReads, hbone_frame_budget},
     send_chunk::SendChunk,
     tunnel::{OpenStream, ServerStreams, StreamSlot},
+    window_growth::WindowGrowth,
     windows::FlowControlWindows,
 };
 
@@ -162,6 +163,26 @@ pub async fn serve<IO, D, H>(
     io: IO,
     settings: &Settings,
     drain: D,
+    handler: H,
+) -> Result<(), ServeError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+    D: Future<Output = ()>,
+    H: FnMut(IncomingRequest),
+{
+    serve_with_permit(io, settings, None, drain, handler).await
+}
+
+/// Serves one connection as [`serve`] does, and holds its permit meanwhile, by which its receive windows may grow.
+///
+/// # Errors
+///
+/// When the peer violates the protocol or no longer responds.
+pub async fn serve_with_permit<IO, D, H>(
+    io: IO,
+    settings: &Settings,
+    mut permit: Option<Box<dyn Permit>>,
+    drain: D,
     mut handler: H,
 ) -> Result<(), ServeError>
 where
@@ -175,7 +196,7 @@ where
     let io = GatheredWrites::new(io);
     let gatherer = io.gatherer();
     let io = PortionedReads::with_budget(io, frame_budget);
-    let portion_end = io.portion_end();
+    let (portion_end, mut growth) = (io.portion_end(), WindowGrowth::new(io.portion()));
     let mut builder = h2::server::Builder::new();
     builder
         .initial_window_size(windows.initial_stream_window())
@@ -216,6 +237,7 @@ where
                 Poll::Pending => {
                     if portion_end.take() {
                         streams.byte_receivers.take_received();
+                        grow(&mut connection, &mut windows, &mut growth, &mut permit);
                     }
                     return Poll::Pending;
                 }
@@ -246,6 +268,23 @@ where
         }
     })
     .await
+}
+
+/// Enlarges the windows of a connection of which a portion has arrived, if they are too small for the rate.
+fn grow<IO: AsyncRead + AsyncWrite + Unpin>(
+    connection: &mut h2::server::Connection<IO, SendChunk>,
+    windows: &mut FlowControlWindows,
+    growth: &mut WindowGrowth,
+    permit: &mut Option<Box<dyn Permit>>,
+) {
+    let reserve = |bytes| {
+        let permit = permit.as_deref_mut();
+        permit.is_some_and(|permit| permit.extend_to_larger_windows(bytes))
+    };
+    if let Some(larger) = growth.count_portion(windows, reserve) {
+        connection.set_target_window_size(larger.peak_connection_window());
+        *windows = larger;
+    }
 }
 
 #[cfg(test)]

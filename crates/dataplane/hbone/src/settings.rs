@@ -11,6 +11,11 @@ pub struct Settings {
     /// the window of each, down to `min_stream_window`. The announced connection window is larger, so that stalled
     /// streams never starve others.
     pub connection_window: u32,
+    /// Maximum of `stream_window` and of `connection_window` in bytes, to which a connection with a permit enlarges them
+    /// while it receives more than they allow on a long path.
+    pub max_stream_window: u32,
+    /// See `max_stream_window`.
+    pub max_connection_window: u32,
     /// Minimum receive window of a stream in bytes, however many streams are open. Each further stream grows the
     /// connection window by this amount.
     pub min_stream_window: u32,
@@ -44,6 +49,8 @@ impl Default for Settings {
         Self {
             stream_window: 4 << 20,
             connection_window: 16 << 20,
+            max_stream_window: 4 << 20,
+            max_connection_window: 16 << 20,
             min_stream_window: 128 << 10,
             max_frame_bytes: 1 << 20,
             max_send_buffer_bytes: 400 << 10,

@@ -20,10 +20,15 @@ pub(crate) struct FlowControlWindows {
     min_stream_window: u32,
     /// Window budget in bytes, which is divided among the open streams down to the minimum window.
     shared_window_budget: u32,
+    /// Limits to which `max_stream_window` and `shared_window_budget` double.
+    stream_window_limit: u32,
+    shared_budget_limit: u32,
     /// Maximum concurrent streams.
     max_streams: usize,
     /// Stream window that was last announced to the peer.
     announced_stream_window: u32,
+    /// Whether the windows have doubled since the last announcement.
+    has_doubled: bool,
     /// Maximum number of concurrently open streams so far.
     peak_streams: usize,
 }
@@ -36,10 +41,35 @@ impl FlowControlWindows {
             max_stream_window: settings.stream_window,
             min_stream_window: settings.min_stream_window.min(settings.stream_window),
             shared_window_budget: shared,
+            stream_window_limit: settings.max_stream_window,
+            shared_budget_limit: settings.max_connection_window,
             max_streams,
             announced_stream_window: settings.stream_window,
+            has_doubled: false,
             peak_streams: 0,
         }
+    }
+
+    /// Returns windows with twice the budget, or as much as the limit allows; `None` at the limit.
+    pub(crate) fn doubled(&self) -> Option<Self> {
+        let double = |window: u32, limit: u32| window.saturating_mul(2).min(limit).max(window);
+        let shared = double(self.shared_window_budget, self.shared_budget_limit);
+        (shared > self.shared_window_budget).then(|| Self {
+            max_stream_window: double(self.max_stream_window, self.stream_window_limit),
+            shared_window_budget: shared,
+            has_doubled: true,
+            ..self.clone()
+        })
+    }
+
+    /// Returns the window budget in bytes, which the open streams share.
+    pub(crate) fn shared_window_budget(&self) -> u32 {
+        self.shared_window_budget
+    }
+
+    /// Returns the connection window in bytes for the maximum number of open streams so far.
+    pub(crate) fn peak_connection_window(&self) -> u32 {
+        self.connection_window(self.peak_streams)
     }
 
     /// Returns the initial window of each stream, before any is open.
@@ -72,7 +102,9 @@ impl FlowControlWindows {
     /// half of the streams have ended, to limit the number of SETTINGS frames.
     pub(crate) fn next_stream_window(&self, streams: usize) -> Option<u32> {
         let now = self.stream_window(streams);
-        if now < self.announced_stream_window {
+        if now < self.announced_stream_window
+            || (self.has_doubled && now > self.announced_stream_window)
+        {
             return Some(now);
         }
         let with_twice_as_many = self.stream_window(streams.saturating_mul(2));
@@ -92,6 +124,7 @@ impl FlowControlWindows {
     /// Records the stream window in bytes that was announced to the peer.
     pub(crate) fn set_announced_stream_window(&mut self, window: u32) {
         self.announced_stream_window = window;
+        self.has_doubled = false;
     }
 }
 
@@ -193,6 +226,32 @@ mod tests {
     }
 
     #[test]
+    fn doubled_windows_are_announced_once() {
+        let settings = Settings {
+            stream_window: 64 << 10,
+            connection_window: 64 << 10,
+            min_stream_window: 16 << 10,
+            max_stream_window: 96 << 10,
+            max_connection_window: 192 << 10,
+            ..Settings::default()
+        };
+        let mut windows = FlowControlWindows::new(&settings, 100);
+        for (budget, window) in [(128 << 10, 96 << 10), (192 << 10, 96 << 10)] {
+            windows = windows.doubled().unwrap();
+            assert_eq!(windows.shared_window_budget(), budget);
+            assert_eq!(windows.stream_window(1), window);
+        }
+        assert!(windows.doubled().is_none());
+        assert_eq!(windows.next_stream_window(2), Some(96 << 10));
+        windows.set_announced_stream_window(96 << 10);
+        assert_eq!(windows.next_stream_window(2), None);
+        // The hysteresis is that of windows that have not grown.
+        assert_eq!(windows.next_stream_window(4), Some(48 << 10));
+        windows.set_announced_stream_window(48 << 10);
+        assert_eq!(windows.next_stream_window(3), None);
+    }
+
+    #[test]
     fn windows_do_not_change_with_every_stream() {
         let mut windows = windows(200);
         let mut sent = 0;
@@ -214,11 +273,21 @@ mod tests {
         assert_eq!((sent, windows.announced_stream_window), (2, 4 << 20));
     }
 
-    /// Checks streams that open, fill their window, stall and end in any order.
+    /// Checks streams that open, fill their window, stall and end in any order, while the windows double now and then.
     #[test]
     fn stalled_streams_never_fill_the_connection() {
+        let growing = Settings {
+            stream_window: 64 << 10,
+            connection_window: 64 << 10,
+            min_stream_window: 16 << 10,
+            ..Settings::default()
+        };
         for seed in 0..200_u64 {
-            let mut windows = windows(100);
+            let settings = match seed % 4 {
+                0 | 1 => Settings::default(),
+                _ => growing.clone(),
+            };
+            let mut windows = FlowControlWindows::new(&settings, 100);
             let most = |windows: &FlowControlWindows, streams| {
                 u64::from(windows.connection_window(streams))
                     - u64::from(windows.shared_window_budget)
@@ -236,6 +305,9 @@ mod tests {
                     held.push(0);
                 } else if !held.is_empty() {
                     held.swap_remove(at % held.len());
+                }
+                if random % 500 == 0 {
+                    windows = windows.doubled().unwrap_or(windows);
                 }
                 if let Some(window) = windows.next_stream_window(held.len()) {
                     windows.set_announced_stream_window(window);

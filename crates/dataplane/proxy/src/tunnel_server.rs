@@ -2,7 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
-use ambit_hbone::{IncomingRequest, Settings, server, tls};
+use ambit_hbone::{IncomingRequest, Permit, Settings, server, tls};
 use ambit_rt::DrainWatcher;
 use ambit_tls::PeerRole;
 use tokio::{net::TcpStream, time::timeout};
@@ -45,10 +45,11 @@ async fn handshake(
 }
 
 /// Passes each tunnel that `peer` opens to `handler`, which must not block. When the drain begins, sends GOAWAY, so
-/// that the peer opens no more tunnels.
+/// that the peer opens no more tunnels. The connection's receive windows may grow as its permit allows.
 pub async fn serve(
     stream: tls::TlsStream,
     settings: &Settings,
+    permit: Option<Box<dyn Permit>>,
     mut drain: DrainWatcher,
     peer: SocketAddr,
     handler: impl FnMut(IncomingRequest),
@@ -57,7 +58,9 @@ pub async fn serve(
     let graceful = async move {
         draining.wait_until_started().await;
     };
-    let mut serving = pin!(server::serve(stream, settings, graceful, handler));
+    let mut serving = pin!(server::serve_with_permit(
+        stream, settings, permit, graceful, handler
+    ));
     let served = tokio::select! {
         served = &mut serving => served,
         // The tunnels are cut too: this sends the resets to their peers.

@@ -160,7 +160,7 @@ async fn serve_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
     let memory = waypoint.memory.connection(identity.as_ref(), peer.ip());
     let configured = &waypoint.config.http2;
     let settings = tunnel_windows::downstream_settings(configured, &memory);
-    let mut windows = match ReceiveWindows::charge_connection(&settings, &memory) {
+    let (mut windows, permit) = match ReceiveWindows::charge_connection(&settings, &memory) {
         Ok(windows) => windows,
         Err(full) => return report_denied(&waypoint, (peer, local), &full.to_string()),
     };
@@ -173,7 +173,8 @@ async fn serve_connection(shard: Arc<Shard>, accepted: AcceptedConnection) {
         identity,
         memory,
     });
-    let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
+    let permit = Some(Box::new(permit) as _);
+    let serving = tunnel_server::serve(stream, &settings, permit, drain, peer, |incoming| {
         client.shard.waypoint.record_tunnel();
         // Charged at once: a tunnel holds memory before it begins.
         let bytes =

@@ -2,9 +2,11 @@
 //! many bytes as the windows allow.
 //!
 //! The tunnels of one connection share a part of the free budget: with few connections each has large windows, with
-//! many connections small ones. A connection's charged window grows with its number of tunnels.
+//! many connections small ones. A connection's charged window grows with its number of tunnels, and with the rate at
+//! which bytes arrive as long as little of the budgets is charged: windows limit the rate on a long path, and small ones
+//! cost time on a short one.
 
-use ambit_hbone::{DialError, Settings, pool::ConnectionReservation};
+use ambit_hbone::{DialError, Permit, Settings, pool::ConnectionReservation};
 use ambit_model::FailureReason;
 
 use crate::memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit};
@@ -16,6 +18,9 @@ const MIN_SHARED_BYTES: usize = 64 << 10;
 /// Connections to endpoints get a smaller part, since they are numerous and stay open for further tunnels.
 const DOWNSTREAM_WINDOW_DIVISOR: usize = 768;
 const UPSTREAM_WINDOW_DIVISOR: usize = 3072;
+/// Maximum number of window bytes that the tunnels of one connection share after it has grown. All windows of such a
+/// connection together have five times as many.
+const MAX_GROWN_BYTES: u32 = 4 << 20;
 /// Minimum receive window of one tunnel, in bytes.
 const MIN_WINDOW_BYTES: u32 = 16 << 10;
 /// Maximum number of bytes of one tunnel that wait to be sent.
@@ -38,6 +43,8 @@ fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
     Settings {
         connection_window: shared,
         stream_window: configured.stream_window.min(shared),
+        max_connection_window: configured.connection_window.min(MAX_GROWN_BYTES),
+        max_stream_window: configured.stream_window.min(MAX_GROWN_BYTES),
         min_stream_window: MIN_WINDOW_BYTES,
         max_frame_bytes: configured.max_frame_bytes.min(shared),
         max_send_buffer_bytes: MAX_SEND_BUFFER_BYTES,
@@ -45,7 +52,13 @@ fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-/// Memory charge for the receive windows of one downstream HBONE connection.
+impl Permit for MemoryPermit {
+    fn extend_to_larger_windows(&mut self, bytes: usize) -> bool {
+        self.account().has_ample_room(bytes) && self.grow(bytes).is_ok()
+    }
+}
+
+/// Memory charge for the receive windows of the tunnels of one downstream HBONE connection.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: MemoryPermit,
@@ -56,19 +69,21 @@ pub(crate) struct ReceiveWindows {
 }
 
 impl ReceiveWindows {
-    /// Charges the windows of a connection that has no tunnels yet.
+    /// Charges the windows of a connection that has no tunnels yet. Returns the permit of the connection as well.
     ///
     /// # Errors
     /// When a budget has no room.
     pub(crate) fn charge_connection(
         settings: &Settings,
         memory: &ConnectionMemory,
-    ) -> Result<Self, BudgetExhausted> {
-        Ok(Self {
-            permit: memory.charge_tunnel(settings.server_connection_window_bytes())?,
+    ) -> Result<(Self, MemoryPermit), BudgetExhausted> {
+        let connection = memory.charge_tunnel(settings.server_connection_window_bytes())?;
+        let windows = Self {
+            permit: memory.charge_tunnel(0)?,
             bytes_per_tunnel: settings.min_stream_window_bytes(),
             peak_tunnels: 0,
-        })
+        };
+        Ok((windows, connection))
     }
 
     /// Charges one more tunnel, if the number of concurrent tunnels exceeds its previous maximum: the window of the

@@ -148,7 +148,7 @@ pub(crate) async fn handle_connection(shard: Arc<Shard>, accepted: AcceptedConne
         local,
         identity,
     });
-    let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
+    let serving = tunnel_server::serve(stream, &settings, None, drain, peer, |incoming| {
         let open = client.shard.pod.drain_watcher().open_work();
         let established = establish_tunnel(client.clone(), incoming, open);
         ambit_rt::spawn("inbound connection", serve_connection(established));

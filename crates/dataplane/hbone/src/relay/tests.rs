@@ -9,6 +9,7 @@ use super::*;
 use crate::{Settings, TunnelIo, client, server};
 
 mod breaks;
+mod growth;
 mod stalled;
 mod tunnels;
 

@@ -138,6 +138,13 @@ impl MemoryAccount {
         self.limit().saturating_sub(self.charged_bytes())
     }
 
+    /// Whether more bytes leave seven eighths of the limits of this account and of those that enclose it uncharged.
+    pub(crate) fn has_ample_room(&self, bytes: usize) -> bool {
+        let is_ample = self.charged_bytes().saturating_add(bytes) <= self.limit() / 8;
+        let above = self.0.parent.as_ref();
+        is_ample && above.is_none_or(|above| above.has_ample_room(bytes))
+    }
+
     /// Whether more than half of the limit of this account or of an enclosing one is charged.
     pub(crate) fn is_mostly_charged(&self) -> bool {
         let is_charged = self.charged_bytes() > self.limit() / 2;
@@ -264,6 +271,17 @@ mod tests {
         assert_eq!(held(), [100, 0, 100, 0]);
         drop(beside);
         assert_eq!(held(), [0; 4]);
+    }
+
+    #[test]
+    fn room_is_ample_while_an_eighth_of_each_limit_suffices() {
+        let (process, [caller, other], _) = accounts();
+        assert!(caller.has_ample_room(600));
+        assert!(!caller.has_ample_room(601), "an eighth of 4800");
+        let _other = other.charge(400).unwrap();
+        assert!(caller.has_ample_room(400));
+        assert!(!caller.has_ample_room(401), "an eighth of 6400");
+        assert_eq!(process.charged_bytes(), 400);
     }
 
     #[test]

@@ -192,6 +192,36 @@ async fn unread_endpoints_behind_tunnels_are_charged() {
     drop(tunnels);
 }
 
+/// Bytes of a download by which an endpoint's windows grow as far as they may.
+const DOWNLOAD_BYTES: usize = 64 << 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn windows_that_downloads_enlarge_stay_within_their_charge() {
+    let world = World::with_env(&[MEMORY_LIMIT]).await;
+    let ip = "127.0.9.1";
+    let (sent, _endpoint) = run_flooding_server(&world, "flood", ip).await;
+    world.serve_by_tunnel("flood", VIP, ip);
+    let client = world.client().await;
+    let (before, limit) = world.memory_budget();
+    let mut read = client.try_tunnel(VIP, TCP).await.unwrap();
+    let mut buffer = vec![0; 64 << 10];
+    let mut downloaded = 0;
+    while downloaded < DOWNLOAD_BYTES {
+        downloaded += read.read(&mut buffer).await.unwrap();
+    }
+    let (charged, _) = world.memory_budget();
+    assert!(
+        (before + (2 << 20)..limit / 8).contains(&charged),
+        "{charged} of {limit} charged, {before} before the download"
+    );
+    // What nobody reads now waits in these windows, in those of the client, and in the kernel.
+    let sent = wait_until_settled(&sent).await - downloaded;
+    let client_window = usize::try_from(Settings::default().stream_window).unwrap();
+    let most = charged + client_window + SLACK_BYTES;
+    assert!(sent <= most, "{sent} sent, {charged} charged");
+    drop(read);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upgraded_connections_are_charged_until_they_close() {
     let world = World::with_env(&[MEMORY_LIMIT]).await;
@@ -260,7 +290,8 @@ async fn send_message(send: &mut h2::SendStream<Bytes>) {
     send.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+// One thread, as a worker has: the tasks that take frames run before the connection reads on.
+#[tokio::test]
 async fn streams_of_small_messages_pass() {
     let world = World::new().await;
     let address = run_message_application().await;

@@ -9,6 +9,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::Permit;
 
 /// Number of stalled streams on a connection of a hundred.
 const STALLED_STREAMS: usize = 99;
@@ -25,18 +26,30 @@ async fn open_hundred_tunnels() -> Vec<(Tunnel, Tunnel)> {
 
 /// Opens tunnels on one connection, both ends of which have these settings.
 async fn open_tunnels(count: usize, settings: Settings) -> Vec<(Tunnel, Tunnel)> {
-    let (near, far) = tokio::io::duplex(1 << 20);
+    let pipe = tokio::io::duplex(1 << 20);
+    open_tunnels_over(pipe, [None, None], count, settings).await
+}
+
+/// Opens tunnels on one connection over a pipe, whose client and server end hold these permits.
+pub(super) async fn open_tunnels_over(
+    (near, far): (DuplexStream, DuplexStream),
+    [client_permit, server_permit]: [Option<Box<dyn Permit>>; 2],
+    count: usize,
+    settings: Settings,
+) -> Vec<(Tunnel, Tunnel)> {
     let (accepted, mut tunnels) = mpsc::unbounded_channel();
     let server_settings = settings.clone();
     ambit_rt::spawn("server", async move {
-        let served = server::serve(far, &server_settings, std::future::pending(), |incoming| {
+        let never = std::future::pending();
+        let permit = server_permit;
+        server::serve_with_permit(far, &server_settings, permit, never, |incoming| {
             let tunnel = incoming.accept(HeaderMap::new()).unwrap();
             accepted.send(tunnel).unwrap();
-        });
-        served.await
+        })
+        .await
     });
     let (connection, driver) = client::handshake(near, &settings).await.unwrap();
-    ambit_rt::spawn("driver", driver.run(|| {}));
+    ambit_rt::spawn("driver", driver.with_permit(client_permit).run(|| {}));
     let mut all = Vec::new();
     for _ in 0..count {
         let authority = Uri::from_static("10.0.0.2:80");
@@ -56,7 +69,7 @@ fn flood(writer: Tunnel) {
     });
 }
 
-async fn check_transfer(writer: Tunnel, reader: Tunnel) {
+pub(super) async fn check_transfer(writer: Tunnel, reader: Tunnel) {
     let (mut writer, mut reader) = (writer.into_io(), reader.into_io());
     let writing = ambit_rt::spawn("writer", async move {
         let piece = vec![0; 64 << 10];
@@ -107,15 +120,19 @@ async fn stalled_downloads_do_not_hold_up_a_sibling() {
     check_transfer(far, near).await;
 }
 
-/// Opens five tunnels with the smallest windows that a waypoint uses.
-async fn open_tunnels_with_small_windows() -> Vec<(Tunnel, Tunnel)> {
-    let settings = Settings {
+/// Returns settings with the smallest windows that a waypoint uses.
+pub(super) fn settings_with_small_windows() -> Settings {
+    Settings {
         connection_window: 64 << 10,
         stream_window: 64 << 10,
         min_stream_window: 16 << 10,
         ..Settings::default()
-    };
-    open_tunnels(5, settings).await
+    }
+}
+
+/// Opens five tunnels with the smallest windows that a waypoint uses.
+async fn open_tunnels_with_small_windows() -> Vec<(Tunnel, Tunnel)> {
+    open_tunnels(5, settings_with_small_windows()).await
 }
 
 /// Returns as many bytes as small frames are sent, of which two neighbours differ.

@@ -3,13 +3,15 @@
 //!
 //! The tunnels of one connection share a part of the free budget: with few connections each has large windows, with
 //! many connections small ones. A connection's charged window grows with its number of tunnels, and with the rate at
-//! which bytes arrive as long as little of the budgets is charged: windows limit the rate on a long path, and small ones
-//! cost time on a short one.
+//! which bytes arrive within a part of the budget: windows limit the rate on a long path, and small ones cost time on a
+//! short one.
 
 use ambit_hbone::{DialError, Permit, Settings, pool::ConnectionReservation};
 use ambit_model::FailureReason;
 
-use crate::memory::{BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryPermit};
+use crate::memory::{
+    BudgetExhausted, ChargePurpose, ConnectionMemory, MemoryAccount, MemoryPermit,
+};
 
 /// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
@@ -52,9 +54,23 @@ fn scaled_settings(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-impl Permit for MemoryPermit {
+/// Memory charge for the receive windows of one connection with tunnels, without those of its tunnels.
+#[derive(Debug)]
+pub(crate) struct ConnectionWindows {
+    initial: MemoryPermit,
+    growth: MemoryPermit,
+}
+
+impl ConnectionWindows {
+    /// Returns the memory account that the windows are charged to.
+    pub(crate) fn account(&self) -> &MemoryAccount {
+        self.initial.account()
+    }
+}
+
+impl Permit for ConnectionWindows {
     fn extend_to_larger_windows(&mut self, bytes: usize) -> bool {
-        self.account().has_ample_room(bytes) && self.grow(bytes).is_ok()
+        !self.account().is_mostly_charged() && self.growth.grow(bytes).is_ok()
     }
 }
 
@@ -76,10 +92,13 @@ impl ReceiveWindows {
     pub(crate) fn charge_connection(
         settings: &Settings,
         memory: &ConnectionMemory,
-    ) -> Result<(Self, MemoryPermit), BudgetExhausted> {
-        let connection = memory.charge_tunnel(settings.server_connection_window_bytes())?;
+    ) -> Result<(Self, ConnectionWindows), BudgetExhausted> {
+        let connection = ConnectionWindows {
+            initial: memory.charge_tunnel(settings.server_connection_window_bytes())?,
+            growth: memory.growth_permit(),
+        };
         let windows = Self {
-            permit: memory.charge_tunnel(0)?,
+            permit: memory.connections_account().empty_permit(),
             bytes_per_tunnel: settings.min_stream_window_bytes(),
             peak_tunnels: 0,
         };
@@ -170,7 +189,10 @@ impl<'a> UpstreamWindows<'a> {
         let settings = permit.grow(more).map_or(smallest, |()| settings);
         Ok(Some(ConnectionReservation {
             settings: settings.into(),
-            permit: Box::new(permit),
+            permit: Box::new(ConnectionWindows {
+                initial: permit,
+                growth: self.memory.growth_permit(),
+            }),
         }))
     }
 }

@@ -44,8 +44,8 @@ enum Limit {
     /// factor of 1.) The limit is never below a 64th of the enclosing one, for which the last quarter is reserved:
     /// accounts that reach their limits one after the other halve the free bytes each time.
     FreeBytesOfParent,
-    /// Half of the limit of the enclosing account.
-    HalfOfParent,
+    /// The limit of the enclosing account, divided by this number.
+    PartOfParent(usize),
 }
 
 /// Memory account with a limit. Clones share it.
@@ -73,7 +73,12 @@ impl MemoryAccount {
 
     /// Creates an account nested in this one, with half of its limit.
     pub(crate) fn nested_in_half(&self, scope: BudgetScope) -> Self {
-        Self::new(scope, Limit::HalfOfParent, Some(self.clone()))
+        Self::new(scope, Limit::PartOfParent(2), Some(self.clone()))
+    }
+
+    /// Creates an account nested in this one, with an eighth of its limit.
+    pub(crate) fn nested_in_eighth(&self, scope: BudgetScope) -> Self {
+        Self::new(scope, Limit::PartOfParent(8), Some(self.clone()))
     }
 
     fn new(scope: BudgetScope, limit: Limit, parent: Option<Self>) -> Self {
@@ -95,6 +100,14 @@ impl MemoryAccount {
             account: self.clone(),
             bytes,
         })
+    }
+
+    /// Returns a permit that covers no bytes yet.
+    pub(crate) fn empty_permit(&self) -> MemoryPermit {
+        MemoryPermit {
+            account: self.clone(),
+            bytes: 0,
+        }
     }
 
     /// Checks that this account and those that enclose it have room for more bytes, without charging them.
@@ -129,20 +142,13 @@ impl MemoryAccount {
                 let free = (all - all / 4).saturating_sub(parent.charged_bytes());
                 free.max(all / 64)
             }),
-            Limit::HalfOfParent => parent.map_or(0, Self::limit) / 2,
+            Limit::PartOfParent(divisor) => parent.map_or(0, Self::limit) / divisor.max(1),
         }
     }
 
     /// Returns the number of bytes that may still be charged to this account.
     pub(crate) fn free_bytes(&self) -> usize {
         self.limit().saturating_sub(self.charged_bytes())
-    }
-
-    /// Whether more bytes leave seven eighths of the limits of this account and of those that enclose it uncharged.
-    pub(crate) fn has_ample_room(&self, bytes: usize) -> bool {
-        let is_ample = self.charged_bytes().saturating_add(bytes) <= self.limit() / 8;
-        let above = self.0.parent.as_ref();
-        is_ample && above.is_none_or(|above| above.has_ample_room(bytes))
     }
 
     /// Whether more than half of the limit of this account or of an enclosing one is charged.
@@ -274,14 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn room_is_ample_while_an_eighth_of_each_limit_suffices() {
-        let (process, [caller, other], _) = accounts();
-        assert!(caller.has_ample_room(600));
-        assert!(!caller.has_ample_room(601), "an eighth of 4800");
-        let _other = other.charge(400).unwrap();
-        assert!(caller.has_ample_room(400));
-        assert!(!caller.has_ample_room(401), "an eighth of 6400");
-        assert_eq!(process.charged_bytes(), 400);
+    fn part_of_an_account_is_charged_to_it_as_well() {
+        let (process, [caller, _], _) = accounts();
+        let part = caller.nested_in_eighth(BudgetScope::Connection);
+        let mut permit = part.empty_permit();
+        // The limit shrinks as the bytes are charged.
+        permit.grow(533).unwrap();
+        assert!(permit.grow(1).is_err());
+        assert_eq!(
+            [&process, &caller].map(MemoryAccount::charged_bytes),
+            [533; 2]
+        );
+        let _caller = caller.charge(800).unwrap();
+        assert!(permit.grow(1).is_err());
+        drop(permit);
+        assert_eq!(part.limit(), (4800 - 800) / 8);
     }
 
     #[test]

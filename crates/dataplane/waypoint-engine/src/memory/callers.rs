@@ -66,12 +66,17 @@ struct CallerKey {
 struct CallerAccounts {
     requests: MemoryAccount,
     connections: MemoryAccount,
+    /// Part of `connections` for windows that grow.
+    growth: MemoryAccount,
 }
 
 impl CallerAccounts {
     /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
-        self.connections.reference_count() > 1 || self.requests.reference_count() > 1
+        // `growth` refers to `connections`.
+        self.connections.reference_count() > 2
+            || self.growth.reference_count() > 1
+            || self.requests.reference_count() > 1
     }
 }
 
@@ -119,10 +124,12 @@ impl Memory {
         let CallerAccounts {
             requests,
             connections,
+            growth,
         } = self.caller(identity, address);
         ConnectionMemory {
             requests: requests.nested_in_half(BudgetScope::Connection),
             connections,
+            growth,
             metrics: self.metrics.clone(),
         }
     }
@@ -137,9 +144,13 @@ impl Memory {
             callers.accounts.retain(|_, one| one.is_used());
             callers.sweep_threshold = callers.accounts.len() * 2;
         }
-        let new = || CallerAccounts {
-            requests: self.process.nested_in_free(BudgetScope::Caller),
-            connections: self.process.nested_in_free(BudgetScope::Connection),
+        let new = || {
+            let connections = self.process.nested_in_free(BudgetScope::Connection);
+            CallerAccounts {
+                requests: self.process.nested_in_free(BudgetScope::Caller),
+                growth: connections.nested_in_eighth(BudgetScope::Connection),
+                connections,
+            }
         };
         callers.accounts.entry(key).or_insert_with(new).clone()
     }
@@ -152,6 +163,8 @@ pub(crate) struct ConnectionMemory {
     requests: MemoryAccount,
     /// Account of all connections of the caller.
     connections: MemoryAccount,
+    /// Part of `connections` for windows that grow.
+    growth: MemoryAccount,
     metrics: Arc<HttpMetrics>,
 }
 
@@ -226,6 +239,12 @@ impl ConnectionMemory {
     /// Counts a connection to an endpoint for which the budget has no room, in metrics.
     pub(crate) fn count_upstream_refusal(&self, exhausted: BudgetExhausted) {
         let _counted = self.count_exhausted::<()>(ChargePurpose::Upstream, Err(exhausted));
+    }
+
+    /// Returns a permit that covers nothing yet, for windows that grow. All of a caller together cover at most an eighth of
+    /// what its connections may.
+    pub(crate) fn growth_permit(&self) -> MemoryPermit {
+        self.growth.empty_permit()
     }
 
     /// Returns the level at which the budget for connections is scarce, if it is: see [`MemoryAccount::scarce_level`].

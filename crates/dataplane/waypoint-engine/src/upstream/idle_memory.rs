@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use super::http_pool::{HttpPool, WeakHttpPool};
 use crate::{
-    memory::{BudgetExhausted, BudgetScope, ConnectionMemory, MemoryAccount, MemoryPermit},
-    tunnel_windows::UpstreamWindows,
+    memory::{BudgetExhausted, BudgetScope, ConnectionMemory, MemoryAccount},
+    tunnel_windows::{ConnectionWindows, UpstreamWindows},
 };
 
 /// Number of connections of each kind and worker that one scan closes.
@@ -133,7 +133,7 @@ fn close_in(pools: &mut Vec<(WeakHttpPool, WeakPool)>, account: Option<&MemoryAc
     let is_charged =
         |charged: &MemoryAccount| account.is_none_or(|account| account.is_same(charged));
     let is_permit_charged = |permit: &dyn Any| {
-        let permit = permit.downcast_ref::<MemoryPermit>();
+        let permit = permit.downcast_ref::<ConnectionWindows>();
         permit.is_some_and(|permit| is_charged(permit.account()))
     };
     let mut closed = 0;

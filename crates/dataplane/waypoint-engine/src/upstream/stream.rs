@@ -13,7 +13,10 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::memory::{MemoryAccount, MemoryPermit};
+use crate::{
+    memory::{MemoryAccount, MemoryPermit},
+    tunnel_windows::ConnectionWindows,
+};
 
 /// Byte stream of a connection to an endpoint.
 #[derive(Debug)]
@@ -45,7 +48,7 @@ impl Stream {
             Self::Plain(_) => ChargedAccounts::default(),
             Self::Tunnel(tunnel, permit) => {
                 let connection = tunnel.read_connection_permit(|permit| {
-                    let permit = permit.downcast_ref::<MemoryPermit>();
+                    let permit = permit.downcast_ref::<ConnectionWindows>();
                     permit.map(|permit| permit.account().clone())
                 });
                 let tunnel = permit.as_ref().map(|permit| permit.account().clone());

@@ -11,10 +11,10 @@ pub struct Settings {
     /// the window of each, down to `min_stream_window`. The announced connection window is larger, so that stalled
     /// streams never starve others.
     pub connection_window: u32,
-    /// Maximum of `stream_window` and of `connection_window` in bytes, to which a connection with a permit enlarges them
-    /// while it receives more than they allow on a long path.
+    /// Maximum receive window of a stream in bytes, to which `stream_window` grows while bytes arrive faster than it allows
+    /// on a long path. Windows grow only on connections with a permit.
     pub max_stream_window: u32,
-    /// See `max_stream_window`.
+    /// Maximum receive-window budget in bytes, to which `connection_window` grows likewise.
     pub max_connection_window: u32,
     /// Minimum receive window of a stream in bytes, however many streams are open. Each further stream grows the
     /// connection window by this amount.

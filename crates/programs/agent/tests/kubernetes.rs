@@ -158,16 +158,20 @@ fn labelled_namespace_is_captured_annotated_and_released() {
         "/api/v1/namespaces/shop/pods/running/status"
     );
 
-    // A pod counts again once its announcement and its probes follow its last update.
+    // A pod counts again once its announcement and its probes follow its last update, of which its annotation may be
+    // one that the agent has yet to see.
     until("both pods are counted", || {
         cluster.agent_status()["captured"] == 2
     });
     assert_eq!(cluster.agent_status()["node"], "n1");
-    let (code, body) = cluster
-        .node
-        .http_get("127.0.0.1:15014", "/v1/pods/shop/starting");
-    let body: Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((code, &body["state"]), (200, &json!("captured")));
+    let mut body = Value::Null;
+    until("the pod is captured", || {
+        let path = "/v1/pods/shop/starting";
+        let (code, page) = cluster.node.http_get("127.0.0.1:15014", path);
+        assert_eq!(code, 200, "{page}");
+        body = serde_json::from_str(&page).unwrap();
+        body["state"] == "captured"
+    });
     assert_eq!(
         body["netnsInode"],
         json!(starting.namespace.netns().id().ino)

@@ -383,7 +383,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
             }
             let ended = gatherer.poll(|| Pin::new(&mut *connection).poll(cx));
             if portion_end.take() {
-                end_portion(connection, shared, windows, growth);
+                shared.byte_receivers.take_received();
+                let grown = shared.change_permit(|permit| growth.count_portion(windows, permit));
+                if let Some(window) = grown {
+                    connection.set_target_window_size(window);
+                }
             }
             ended.map_err(io::Error::other)
         })
@@ -391,20 +395,6 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         if let Err(error) = result {
             tracing::debug!(%error, "an HBONE connection ended");
         }
-    }
-}
-
-/// Takes what has arrived for the tunnels of a connection, and enlarges its windows if they are too small for the rate.
-fn end_portion<IO: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut h2::client::Connection<IO, SendChunk>,
-    shared: &ConnectionState,
-    windows: &mut FlowControlWindows,
-    growth: &mut WindowGrowth,
-) {
-    shared.byte_receivers.take_received();
-    if let Some(larger) = growth.count_portion(windows, |bytes| shared.extend_permit(bytes)) {
-        connection.set_target_window_size(larger.peak_connection_window());
-        *windows = larger;
     }
 }
 

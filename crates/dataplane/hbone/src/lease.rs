@@ -119,11 +119,12 @@ impl ConnectionState {
         permit.as_deref().map(|permit| read(permit))
     }
 
-    /// Extends the connection's permit to windows that are larger by this number of bytes; false if it holds none.
-    pub(crate) fn extend_permit(&self, bytes: usize) -> bool {
-        let mut permit = self.permit.lock();
-        let permit = permit.as_deref_mut();
-        permit.is_some_and(|permit| permit.extend_to_larger_windows(bytes))
+    /// Calls `change` with the connection's permit, if it holds one.
+    pub(crate) fn change_permit<T>(
+        &self,
+        change: impl FnOnce(&mut Option<Box<dyn Permit>>) -> T,
+    ) -> T {
+        change(&mut self.permit.lock())
     }
 
     pub(crate) fn idle_time(&self) -> Duration {

@@ -237,7 +237,9 @@ where
                 Poll::Pending => {
                     if portion_end.take() {
                         streams.byte_receivers.take_received();
-                        grow(&mut connection, &mut windows, &mut growth, &mut permit);
+                        if let Some(window) = growth.count_portion(&mut windows, &mut permit) {
+                            connection.set_target_window_size(window);
+                        }
                     }
                     return Poll::Pending;
                 }
@@ -268,23 +270,6 @@ where
         }
     })
     .await
-}
-
-/// Enlarges the windows of a connection of which a portion has arrived, if they are too small for the rate.
-fn grow<IO: AsyncRead + AsyncWrite + Unpin>(
-    connection: &mut h2::server::Connection<IO, SendChunk>,
-    windows: &mut FlowControlWindows,
-    growth: &mut WindowGrowth,
-    permit: &mut Option<Box<dyn Permit>>,
-) {
-    let reserve = |bytes| {
-        let permit = permit.as_deref_mut();
-        permit.is_some_and(|permit| permit.extend_to_larger_windows(bytes))
-    };
-    if let Some(larger) = growth.count_portion(windows, reserve) {
-        connection.set_target_window_size(larger.peak_connection_window());
-        *windows = larger;
-    }
 }
 
 #[cfg(test)]

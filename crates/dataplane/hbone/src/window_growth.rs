@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::windows::FlowControlWindows;
+use crate::{Permit, windows::FlowControlWindows};
 
 /// Round-trip time up to which windows do not limit a connection that its permit allows to grow.
 const COVERED_ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -33,13 +33,13 @@ impl WindowGrowth {
         }
     }
 
-    /// Counts a portion that arrived. Returns the windows to use instead of `windows` if those are too small for the rate
-    /// and `reserve` returns true for the number of bytes by which the connection's window grows.
+    /// Counts a portion that arrived. Doubles the windows, and returns the new one of the connection in bytes, if they are
+    /// too small for the rate and the connection's permit can be extended to them.
     pub(crate) fn count_portion(
         &mut self,
-        windows: &FlowControlWindows,
-        reserve: impl FnOnce(usize) -> bool,
-    ) -> Option<FlowControlWindows> {
+        windows: &mut FlowControlWindows,
+        permit: &mut Option<Box<dyn Permit>>,
+    ) -> Option<u32> {
         self.arrived = self.arrived.saturating_add(self.portion);
         let budget = usize::try_from(windows.shared_window_budget()).unwrap_or(usize::MAX);
         if self.arrived < budget {
@@ -53,16 +53,47 @@ impl WindowGrowth {
         }
         let larger = windows.doubled()?;
         let more = larger.connection_window(0) - windows.connection_window(0);
-        reserve(usize::try_from(more).unwrap_or(usize::MAX)).then_some(larger)
+        let more = usize::try_from(more).unwrap_or(usize::MAX);
+        if !permit.as_mut()?.extend_to_larger_windows(more) {
+            return None;
+        }
+        *windows = larger;
+        Some(windows.peak_connection_window())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
     use super::*;
     use crate::Settings;
 
     const BUDGET: usize = 64 << 10;
+
+    /// Permit that records each extension, and refuses them if it is `full`.
+    #[derive(Clone, Debug, Default)]
+    struct RecordedPermit {
+        extensions: Arc<Mutex<Vec<usize>>>,
+        full: bool,
+    }
+
+    impl Permit for RecordedPermit {
+        fn extend_to_larger_windows(&mut self, bytes: usize) -> bool {
+            self.extensions.lock().push(bytes);
+            !self.full
+        }
+    }
+
+    fn permit(full: bool) -> (RecordedPermit, Option<Box<dyn Permit>>) {
+        let permit = RecordedPermit {
+            full,
+            ..RecordedPermit::default()
+        };
+        (permit.clone(), Some(Box::new(permit)))
+    }
 
     fn windows() -> FlowControlWindows {
         let settings = Settings {
@@ -79,37 +110,41 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn windows_double_while_a_budget_arrives_in_each_round_trip() {
         let (mut growth, mut windows) = (WindowGrowth::new(BUDGET / 4), windows());
-        let mut reserved = Vec::new();
+        let (recorded, mut permit) = permit(false);
         for portions in [4, 8] {
             for _ in 1..portions {
-                let grown = growth.count_portion(&windows, |_| true);
-                assert!(grown.is_none(), "before a whole budget");
+                let grown = growth.count_portion(&mut windows, &mut permit);
+                assert_eq!(grown, None, "before a whole budget");
             }
             tokio::time::advance(COVERED_ROUND_TRIP).await;
-            let grown = growth.count_portion(&windows, |bytes| {
-                reserved.push(bytes);
-                true
-            });
-            windows = grown.unwrap();
+            let grown = growth.count_portion(&mut windows, &mut permit);
+            assert_eq!(grown, Some(windows.connection_window(0)));
         }
         // Windows of 64, 32, 16 and 16 KiB for one to four streams double, as the budget does.
-        assert_eq!(reserved[0], (64 + 64 + 32 + 16 + 16) << 10);
+        let extensions = recorded.extensions.lock();
+        assert_eq!(extensions[0], (64 + 64 + 32 + 16 + 16) << 10);
+        assert_eq!(extensions.len(), 2);
+        drop(extensions);
         assert_eq!(windows.shared_window_budget(), 256 << 10);
         for _ in 0..100 {
-            let grown = growth.count_portion(&windows, |_| true);
-            assert!(grown.is_none(), "at the limit");
+            let grown = growth.count_portion(&mut windows, &mut permit);
+            assert_eq!(grown, None, "at the limit");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn windows_stay_if_bytes_arrive_slowly_or_memory_is_short() {
-        let (mut growth, windows) = (WindowGrowth::new(BUDGET), windows());
+        let (mut growth, mut windows) = (WindowGrowth::new(BUDGET), windows());
+        let (_, mut free) = permit(false);
         for _ in 0..10 {
             tokio::time::advance(COVERED_ROUND_TRIP + Duration::from_millis(1)).await;
-            let grown = growth.count_portion(&windows, |_| true);
-            assert!(grown.is_none(), "slow");
+            let grown = growth.count_portion(&mut windows, &mut free);
+            assert_eq!(grown, None, "slow");
         }
-        assert!(growth.count_portion(&windows, |_| false).is_none());
-        assert!(growth.count_portion(&windows, |_| true).is_some());
+        for mut permit in [permit(true).1, None] {
+            assert_eq!(growth.count_portion(&mut windows, &mut permit), None);
+            assert_eq!(windows.shared_window_budget(), 64 << 10);
+        }
+        assert!(growth.count_portion(&mut windows, &mut free).is_some());
     }
 }

@@ -158,8 +158,8 @@ fn labelled_namespace_is_captured_annotated_and_released() {
         "/api/v1/namespaces/shop/pods/running/status"
     );
 
-    // A pod counts again once its announcement and its probes follow its last update, of which its annotation may be
-    // one that the agent has yet to see.
+    // A pod counts again once its announcement and its probes follow its last update. The update by the pod's annotation
+    // may reach the agent later, so that the pod is enrolling once more.
     until("both pods are counted", || {
         cluster.agent_status()["captured"] == 2
     });

@@ -164,12 +164,18 @@ pub(crate) async fn run_flooding_server(
     (sent, run_tunnel_server(world, name, ip, script).await)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_endpoints_behind_tunnels_are_charged() {
+/// Creates a waypoint whose only endpoint is a flooding server; see [`run_flooding_server`].
+async fn world_with_flooding_endpoint() -> (World, Arc<AtomicUsize>, AbortOnDrop<()>) {
     let world = World::with_env(&[MEMORY_LIMIT]).await;
     let ip = "127.0.9.1";
-    let (sent, _endpoint) = run_flooding_server(&world, "flood", ip).await;
+    let (sent, endpoint) = run_flooding_server(&world, "flood", ip).await;
     world.serve_by_tunnel("flood", VIP, ip);
+    (world, sent, endpoint)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_endpoints_behind_tunnels_are_charged() {
+    let (world, sent, _endpoint) = world_with_flooding_endpoint().await;
     let window = 16 << 10;
     let settings = Settings {
         stream_window: window,
@@ -197,10 +203,7 @@ const DOWNLOAD_BYTES: usize = 64 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn windows_that_downloads_enlarge_stay_within_their_charge() {
-    let world = World::with_env(&[MEMORY_LIMIT]).await;
-    let ip = "127.0.9.1";
-    let (sent, _endpoint) = run_flooding_server(&world, "flood", ip).await;
-    world.serve_by_tunnel("flood", VIP, ip);
+    let (world, sent, _endpoint) = world_with_flooding_endpoint().await;
     let client = world.client().await;
     let (before, limit) = world.memory_budget();
     let mut read = client.try_tunnel(VIP, TCP).await.unwrap();
@@ -214,7 +217,7 @@ async fn windows_that_downloads_enlarge_stay_within_their_charge() {
         (before + (2 << 20)..limit / 8).contains(&charged),
         "{charged} of {limit} charged, {before} before the download"
     );
-    // What nobody reads now waits in these windows, in those of the client, and in the kernel.
+    // Unread bytes are in these windows, in the client's, and in kernel buffers.
     let sent = wait_until_settled(&sent).await - downloaded;
     let client_window = usize::try_from(Settings::default().stream_window).unwrap();
     let most = charged + client_window + SLACK_BYTES;

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    stalled::{check_transfer, open_tunnels_over, settings_with_small_windows},
+    stalled::{TEST_TIMEOUT, check_transfer, open_tunnels_over, settings_with_small_windows},
     *,
 };
 use crate::Permit;
@@ -24,7 +24,6 @@ const ONE_WAY_DELAY: Duration = Duration::from_millis(20);
 const MAX_WINDOW: u32 = 2 << 20;
 /// Bytes that the grown window of one of two tunnels holds, and the initial one does not.
 const UNREAD_BYTES: usize = 1 << 20;
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Permit with a limit, which records by how many bytes it was extended.
 #[derive(Debug)]

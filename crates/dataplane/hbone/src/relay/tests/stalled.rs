@@ -17,7 +17,7 @@ const STALLED_STREAMS: usize = 99;
 const RELAYED_BYTES: usize = 24 << 20;
 /// Bytes that are sent in frames of one byte: as many as the smallest stream window holds.
 const SMALL_FRAMES: usize = 16 << 10;
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Opens `STALLED_STREAMS` tunnels and one more on a connection; returns client and server side of each.
 async fn open_hundred_tunnels() -> Vec<(Tunnel, Tunnel)> {

@@ -39,8 +39,8 @@ pub(crate) fn run(arguments: Vec<String>) -> Result<()> {
         lines.extend(traffic::run()?);
     }
     if is_selected("paths") {
-        let rows = paths::run()?;
-        paths::print(&rows);
+        let (rows, wake_ups) = paths::run()?;
+        paths::print(&rows, wake_ups);
         figures.extend(rows.iter().flat_map(paths::PathRow::figures));
         if only.is_some() {
             return figure::write_figures(&figures);

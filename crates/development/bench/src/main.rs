@@ -13,6 +13,7 @@ mod relay;
 mod report;
 mod rig;
 mod traffic;
+mod wake_ups;
 mod waypoint;
 
 fn main() -> anyhow::Result<()> {

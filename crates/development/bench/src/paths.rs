@@ -11,6 +11,7 @@ use crate::{
     load, process,
     report::BetterDirection,
     rig::{BenchLab, BenchNodes, nginx_configuration},
+    wake_ups::{self, WakeUps},
 };
 
 /// Duration of each measurement in seconds.
@@ -71,6 +72,16 @@ pub(crate) struct PathRow {
     results: Vec<(&'static str, f64)>,
     /// Estimate for the last path without the time that proxies spend outside of the kernel.
     kernel_alone: f64,
+    /// CPU time of the last path's proxies for each request or connection, in microseconds.
+    proxy_time: Option<f64>,
+}
+
+/// Result of a load on a path, and the CPU time of its proxies.
+#[derive(Clone, Copy)]
+struct Measurement {
+    result: f64,
+    kernel_alone: f64,
+    proxy_time: Option<f64>,
 }
 
 impl PathLoad {
@@ -99,6 +110,14 @@ impl PathLoad {
             // One request at a time: the proxies' time is a part of its latency.
             Self::Latency => result * (1.0 - user),
             _ => result * processors / (processors - user),
+        }
+    }
+
+    /// Returns how many requests or connections a result is; `None` for loads that are not counted in these.
+    fn count(self, result: f64) -> Option<f64> {
+        match self {
+            Self::Requests(_) | Self::Connections(_) => Some(result * f64::from(SECONDS)),
+            Self::Bulk(_) | Self::Latency => None,
         }
     }
 
@@ -169,9 +188,13 @@ impl PathRow {
                 _ => format!("{:.2}", value / baseline),
             });
         let first = format!("{baseline:.*} {}", self.decimals(), self.load.unit());
+        let proxy_time = self
+            .proxy_time
+            .map_or_else(String::new, |time| format!("{time:.0} us"));
         [self.load.name(), self.place.to_owned(), first]
             .into_iter()
             .chain(of_paths)
+            .chain([proxy_time])
             .collect()
     }
 
@@ -183,15 +206,16 @@ impl PathRow {
     }
 }
 
-/// Prints the rows as a table: the result without a mesh, and the ratios of the other paths to it.
+/// Prints the rows as a table, the result without a mesh and the ratios of the other paths to it, and the time to wake a
+/// thread.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
-pub(crate) fn print(rows: &[PathRow]) {
+pub(crate) fn print(rows: &[PathRow], wake_ups: WakeUps) {
     let mut table = Table::new();
     let paths = rows.first().map(|row| &*row.results).unwrap_or_default();
     let header = ["", ""]
         .into_iter()
         .chain(paths.iter().map(|(path, _)| *path))
-        .chain(["kernel alone"]);
+        .chain(["kernel alone", "CPU of proxies"]);
     table
         .load_style(comfy_table::presets::ASCII_MARKDOWN)
         .set_content_arrangement(ContentArrangement::Disabled)
@@ -200,10 +224,14 @@ pub(crate) fn print(rows: &[PathRow]) {
         table.add_row(row.cells());
     }
     println!("{table}");
+    println!(
+        "\nWaking a thread takes {:.1} us on another processor, {:.1} us on the same one.",
+        wake_ups.other_processor, wake_ups.same_processor
+    );
 }
 
-/// Runs all loads on all paths.
-pub(crate) fn run() -> Result<Vec<PathRow>> {
+/// Runs all loads on all paths, and measures wake-ups beside them.
+pub(crate) fn run() -> Result<(Vec<PathRow>, WakeUps)> {
     let scratch = tempfile::tempdir()?;
     let mut labs = Vec::new();
     for (index, (backend, _)) in BACKENDS.into_iter().enumerate() {
@@ -220,27 +248,24 @@ pub(crate) fn run() -> Result<Vec<PathRow>> {
             rows.push(compare(load, place, &paths)?);
         }
     }
-    Ok(rows)
+    Ok((rows, wake_ups::measure()?))
 }
 
 /// Measures a load on all paths alternately.
 fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Result<PathRow> {
     let mut values = vec![Vec::new(); paths.len()];
-    let mut estimates = Vec::new();
-    let processors = f64::from(u32::try_from(thread::available_parallelism()?.get())?);
+    let (mut estimates, mut times) = (Vec::new(), Vec::new());
     for _ in 0..figure::configured_rounds(ROUNDS)? {
-        let mut kernel_alone = f64::NAN;
+        let mut of_last_path = None;
         for (path, values) in paths.iter().zip(&mut values) {
-            let proxies = path.lab.pids("proxy")?;
-            let (start, before) = (Instant::now(), process::user_time(&proxies)?);
-            let result = load.measure(path)?;
-            let spent = process::user_time(&proxies)? - before;
-            let user = spent.as_secs_f64() / start.elapsed().as_secs_f64();
-            kernel_alone = load.without_user_time(result, user, processors);
-            values.push(result);
+            let measurement = measure(load, path)?;
+            values.push(measurement.result);
+            of_last_path = Some(measurement);
         }
-        // Of the last path, which is the mesh with BPF programs.
-        estimates.push(kernel_alone);
+        // The last path is the mesh with BPF programs.
+        let last = of_last_path.context("there is a path")?;
+        estimates.push(last.kernel_alone);
+        times.extend(last.proxy_time);
     }
     let names = paths.iter().map(|path| path.name);
     let median = |values| figure::median(values).unwrap_or(f64::NAN);
@@ -249,9 +274,29 @@ fn compare(load: PathLoad, place: &'static str, paths: &[TrafficPath<'_>]) -> Re
         place,
         results: names.zip(values.into_iter().map(median)).collect(),
         kernel_alone: median(estimates),
+        proxy_time: figure::median(times),
     };
     eprintln!("  {}", row.cells().join(", "));
     Ok(row)
+}
+
+/// Measures a load on a path, and the CPU time of its proxies meanwhile.
+fn measure(load: PathLoad, path: &TrafficPath<'_>) -> Result<Measurement> {
+    let processors = f64::from(u32::try_from(thread::available_parallelism()?.get())?);
+    let proxies = path.lab.pids("proxy")?;
+    let start = Instant::now();
+    let (user_before, before) = (process::user_time(&proxies)?, process::cpu_time(&proxies)?);
+    let result = load.measure(path)?;
+    let user = process::user_time(&proxies)? - user_before;
+    let spent = process::cpu_time(&proxies)? - before;
+    let user = user.as_secs_f64() / start.elapsed().as_secs_f64();
+    Ok(Measurement {
+        result,
+        kernel_alone: load.without_user_time(result, user, processors),
+        proxy_time: load
+            .count(result)
+            .map(|count| spent.as_secs_f64() * 1e6 / count),
+    })
 }
 
 /// Starts a lab of two nodes with a redirection backend. The one `with_baselines` has pods outside of the mesh too.
@@ -415,18 +460,19 @@ mod tests {
             place: "one node",
             results,
             kernel_alone: 120.0,
+            proxy_time: load.count(200.0).map(|count| 30_000.0 / count),
         };
         let requests = row(
             PathLoad::Requests(32),
             vec![("no mesh", 200.0), ("two relays", 100.0)],
         );
         let cells = requests.cells();
-        assert_eq!(cells[2..], ["200 req/s", "0.50", "0.60"]);
+        assert_eq!(cells[2..], ["200 req/s", "0.50", "0.60", "30 us"]);
         let latency = row(
             PathLoad::Latency,
             vec![("no mesh", 20.0), ("two relays", 80.0)],
         );
-        assert_eq!(latency.cells()[2..], ["20 us", "+60 us", "+100 us"]);
+        assert_eq!(latency.cells()[2..], ["20 us", "+60 us", "+100 us", ""]);
         let figure = latency.figures().next().unwrap();
         assert!((figure.score - 0.25).abs() < 1e-9, "smaller is better");
         assert_eq!(

@@ -23,6 +23,7 @@ mod headers;
 mod hops;
 mod http;
 mod http1_io;
+mod http2;
 mod in_flight_checks;
 pub mod listeners;
 mod memory;

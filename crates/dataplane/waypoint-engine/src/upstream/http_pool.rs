@@ -39,6 +39,7 @@ use crate::{
     config::HeaderLimits,
     fair_share::{FairShare, TaskShare},
     http1_io::{Http1Io, TrailersBody},
+    http2::joined_data::JoinedDataReads,
     memory::MemoryAccount,
     message::{Body, TaskExecutor, Version},
 };
@@ -153,8 +154,9 @@ fn http2_builder(limits: HeaderLimits, share: &TaskShare) -> http2::Builder<Task
 }
 
 /// Wraps the transport of a connection that [`http2_builder`] sets up.
-fn http2_io<IO>(stream: IO) -> TokioIo<PortionedReads<IO>> {
-    TokioIo::new(PortionedReads::new(stream, CONNECTION_WINDOW_BYTES))
+fn http2_io<IO>(stream: IO) -> TokioIo<PortionedReads<JoinedDataReads<IO>>> {
+    let joined = JoinedDataReads::new(stream, 0);
+    TokioIo::new(PortionedReads::new(joined, CONNECTION_WINDOW_BYTES))
 }
 
 impl HttpPool {

@@ -37,6 +37,7 @@ mod receive_windows;
 mod reused_connections;
 mod revoked;
 mod routes;
+mod small_messages;
 mod spellings;
 mod stalls;
 mod trust_domains;

@@ -19,7 +19,13 @@ use tokio::{
 };
 
 use super::{header_timeout::HeaderTimeoutError, overload::HeaderBlocksTooLarge};
-use crate::memory::{ChargePurpose, ConnectionMemory, MemoryPermit};
+use crate::{
+    http2::frames::{
+        CONTINUATION, END_HEADERS, END_STREAM, FrameEvent, FrameParser, HEADERS, PREFACE_BYTES,
+        RST_STREAM,
+    },
+    memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
+};
 
 /// Bytes of a decoded field in a header map in addition to its name and value, including spare capacity.
 const FIELD_OVERHEAD_BYTES: usize = 128;
@@ -27,128 +33,12 @@ const FIELD_OVERHEAD_BYTES: usize = 128;
 const EMPTY_FIELD_BYTES: usize = 32;
 /// Maximum encoded size of trailers that are not charged: those of gRPC and checksums are smaller.
 const MAX_UNCHARGED_TRAILERS_BYTES: usize = 64;
-/// Length of the connection preface of HTTP/2 clients (RFC 9113, section 3.4).
-const PREFACE_BYTES: usize = 24;
-const FRAME_HEADER_BYTES: usize = 9;
 /// Bytes of header blocks after which a connection's task yields to other tasks of the worker: each byte may decode to
 /// a field of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
 /// Size of reads, in bytes, while the input is dense: more than half of this size in the last read was header blocks.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
-
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-/// Parsed header of an HTTP/2 frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FrameHeader {
-    length: usize,
-    frame_type: u8,
-    flags: u8,
-    stream: u32,
-}
-
-impl FrameHeader {
-    fn parse(bytes: [u8; FRAME_HEADER_BYTES]) -> Self {
-        let [a, b, c, kind, flags, stream @ ..] = bytes;
-        Self {
-            length: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
-            frame_type: kind,
-            flags,
-            stream: u32::from_be_bytes(stream) & 0x7fff_ffff,
-        }
-    }
-}
-
-/// Event of the frame parser for one direction of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FrameEvent {
-    /// Header of a new frame.
-    FrameBegin(FrameHeader),
-    /// Payload bytes of the frame, with their number.
-    Payload(FrameHeader, usize),
-    /// End of the frame's payload.
-    FrameEnd(FrameHeader),
-}
-
-impl FrameEvent {
-    /// Returns the number of payload bytes that belong to a header block.
-    fn header_block_bytes(self) -> usize {
-        match self {
-            Self::Payload(head, bytes) if matches!(head.frame_type, HEADERS | CONTINUATION) => {
-                bytes
-            }
-            Self::FrameBegin(_) | Self::Payload(..) | Self::FrameEnd(_) => 0,
-        }
-    }
-}
-
-/// Parser of the HTTP/2 frames in one direction of a connection.
-#[derive(Debug)]
-struct FrameParser {
-    /// Bytes to skip before the first frame (the connection preface).
-    bytes_to_skip: usize,
-    header: [u8; FRAME_HEADER_BYTES],
-    received_header_bytes: usize,
-    /// Frame whose payload is being received, and the remaining bytes of the payload.
-    frame: Option<(FrameHeader, usize)>,
-}
-
-impl FrameParser {
-    fn with_skipped_bytes(skip: usize) -> Self {
-        Self {
-            bytes_to_skip: skip,
-            header: [0; FRAME_HEADER_BYTES],
-            received_header_bytes: 0,
-            frame: None,
-        }
-    }
-
-    fn advance(&mut self, mut bytes: &[u8], mut on_event: impl FnMut(FrameEvent)) {
-        let skipped = self.bytes_to_skip.min(bytes.len());
-        self.bytes_to_skip -= skipped;
-        bytes = bytes.get(skipped..).unwrap_or_default();
-        while !bytes.is_empty() {
-            let Some((head, left)) = &mut self.frame else {
-                let missing = FRAME_HEADER_BYTES - self.received_header_bytes;
-                let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
-                if let Some(room) = self
-                    .header
-                    .get_mut(self.received_header_bytes..self.received_header_bytes + taken.len())
-                {
-                    room.copy_from_slice(taken);
-                }
-                self.received_header_bytes += taken.len();
-                bytes = rest;
-                if self.received_header_bytes == FRAME_HEADER_BYTES {
-                    self.received_header_bytes = 0;
-                    let head = FrameHeader::parse(self.header);
-                    on_event(FrameEvent::FrameBegin(head));
-                    if head.length == 0 {
-                        on_event(FrameEvent::FrameEnd(head));
-                    } else {
-                        self.frame = Some((head, head.length));
-                    }
-                }
-                continue;
-            };
-            let head = *head;
-            let taken = (*left).min(bytes.len());
-            *left -= taken;
-            let is_over = *left == 0;
-            bytes = bytes.get(taken..).unwrap_or_default();
-            on_event(FrameEvent::Payload(head, taken));
-            if is_over {
-                self.frame = None;
-                on_event(FrameEvent::FrameEnd(head));
-            }
-        }
-    }
-}
 
 /// HTTP/2 header block whose end has not been received.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::{sync::Arc, task::Waker};
 
 use super::*;
-use crate::memory::Memory;
+use crate::{http2::frames::FRAME_HEADER_BYTES, memory::Memory};
 
 /// Maximum size of a header section in the tests.
 const MAX_SECTION_BYTES: usize = 64 << 10;

@@ -1,0 +1,212 @@
+//! Transport that joins small DATA frames of HTTP/2.
+//!
+//! HTTP/2 counts DATA frames of less than 256 bytes that no stream has taken against a limit for the whole connection, and
+//! ends the connection with ENHANCE_YOUR_CALM beyond it. A stream of small messages reaches the limit while its receiver
+//! is slow, long before its flow-control window is full. [`JoinedDataReads`] makes one frame of adjacent ones of a stream
+//! (their borders have no meaning, RFC 9113, section 6.1), so that messages that arrive together count as one.
+
+use std::{
+    io::{self, IoSlice},
+    ops::Range,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::frames::{DATA, END_STREAM, FRAME_HEADER_BYTES, FrameHeader};
+
+/// Maximum payload of a joined frame in bytes: that of a frame which every receiver accepts (RFC 9113, section 4.2).
+const MAX_JOINED_BYTES: usize = 16 << 10;
+
+/// Wrapper of an HTTP/2 connection's transport, whose reads have fewer DATA frames.
+#[derive(Debug)]
+pub(crate) struct JoinedDataReads<IO> {
+    io: IO,
+    joiner: DataJoiner,
+}
+
+impl<IO> JoinedDataReads<IO> {
+    /// Wraps the transport `io`, on which this number of bytes precedes the first frame.
+    pub(crate) fn new(io: IO, preface_bytes: usize) -> Self {
+        Self {
+            io,
+            joiner: DataJoiner::with_skipped_bytes(preface_bytes),
+        }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for JoinedDataReads<IO> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, joiner } = self.get_mut();
+        let before = buf.filled().len();
+        ready!(Pin::new(io).poll_read(cx, buf))?;
+        let new = buf.filled_mut().get_mut(before..).unwrap_or_default();
+        let kept = joiner.join(new);
+        buf.set_filled(before + kept);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for JoinedDataReads<IO> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+/// Joins DATA frames in the bytes of one direction of a connection, read by read. Frames that a read has not completed
+/// stay as they are: the receiver must not wait for bytes that the peer sends later.
+#[derive(Debug)]
+struct DataJoiner {
+    /// Bytes to pass before the next frame: of the preface, or of a frame whose start was passed.
+    skipped: usize,
+    /// Received bytes of a frame header that a read has not completed.
+    header: [u8; FRAME_HEADER_BYTES],
+    header_bytes: usize,
+}
+
+/// Complete DATA frame in the current read, to which the next one may be joined.
+#[derive(Clone, Copy, Debug)]
+struct LastDataFrame {
+    /// Position of its header.
+    position: usize,
+    header: FrameHeader,
+}
+
+impl DataJoiner {
+    fn with_skipped_bytes(skipped: usize) -> Self {
+        Self {
+            skipped,
+            header: [0; FRAME_HEADER_BYTES],
+            header_bytes: 0,
+        }
+    }
+
+    /// Joins frames in `bytes`, and returns the number of bytes that remain, from its start.
+    fn join(&mut self, bytes: &mut [u8]) -> usize {
+        let mut position = self.pass_begun_frame(bytes);
+        let mut end = position;
+        let mut last: Option<LastDataFrame> = None;
+        while let Some(rest) = bytes.get(position..)
+            && let Some((header, rest)) = rest.split_first_chunk()
+        {
+            let header = FrameHeader::parse(*header);
+            if rest.len() < header.length {
+                break;
+            }
+            let frame = position..position + FRAME_HEADER_BYTES + header.length;
+            position = frame.end;
+            if let Some(before) = &mut last
+                && let Some(joined) = join_headers(before.header, header)
+            {
+                end = move_down(bytes, frame.start + FRAME_HEADER_BYTES..frame.end, end);
+                before.header = joined;
+                write_header(bytes, before);
+                continue;
+            }
+            last = (header.frame_type == DATA).then_some(LastDataFrame {
+                position: end,
+                header,
+            });
+            end = move_down(bytes, frame, end);
+        }
+        // The rest is a frame that has only begun.
+        self.begin_frame(bytes.get(position..).unwrap_or_default());
+        move_down(bytes, position..bytes.len(), end)
+    }
+
+    /// Passes bytes of a frame that an earlier read has begun, and returns their number.
+    fn pass_begun_frame(&mut self, bytes: &[u8]) -> usize {
+        let mut position = 0;
+        if self.header_bytes > 0 {
+            let missing = FRAME_HEADER_BYTES - self.header_bytes;
+            position = missing.min(bytes.len());
+            self.begin_frame(bytes.get(..position).unwrap_or_default());
+        }
+        let passed = self.skipped.min(bytes.len() - position);
+        self.skipped -= passed;
+        position + passed
+    }
+
+    /// Takes bytes from the start of a frame, which do not complete it.
+    fn begin_frame(&mut self, bytes: &[u8]) {
+        let missing = FRAME_HEADER_BYTES - self.header_bytes;
+        let (header, payload) = bytes.split_at(missing.min(bytes.len()));
+        let room = self.header_bytes..self.header_bytes + header.len();
+        if let Some(room) = self.header.get_mut(room) {
+            room.copy_from_slice(header);
+        }
+        self.header_bytes += header.len();
+        if self.header_bytes == FRAME_HEADER_BYTES {
+            self.header_bytes = 0;
+            self.skipped = FrameHeader::parse(self.header).length - payload.len();
+        }
+    }
+}
+
+/// Moves a part of `bytes` to a lower position, and returns the position after it there.
+fn move_down(bytes: &mut [u8], part: Range<usize>, to: usize) -> usize {
+    let end = to + part.len();
+    // Most reads have nothing to join, and stay where they are.
+    if part.start != to {
+        bytes.copy_within(part, to);
+    }
+    end
+}
+
+/// Returns the header of a frame with the payloads of two adjacent ones, unless they must stay apart. Those without a
+/// payload do, so that HTTP/2 counts them.
+fn join_headers(first: FrameHeader, second: FrameHeader) -> Option<FrameHeader> {
+    let are_joinable = second.frame_type == DATA
+        && second.stream == first.stream
+        && first.flags == 0
+        && second.flags & !END_STREAM == 0
+        && first.length > 0
+        && second.length > 0
+        && first.length + second.length <= MAX_JOINED_BYTES;
+    are_joinable.then_some(FrameHeader {
+        length: first.length + second.length,
+        ..second
+    })
+}
+
+/// Writes length and flags of a frame to its header.
+fn write_header(bytes: &mut [u8], frame: &LastDataFrame) {
+    // At most MAX_JOINED_BYTES, which two bytes hold.
+    let [.., high, low] = frame.header.length.to_be_bytes();
+    let start = [0, high, low, DATA, frame.header.flags];
+    if let Some(place) = bytes.get_mut(frame.position..frame.position + start.len()) {
+        place.copy_from_slice(&start);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,10 @@
 //! CPU time and resident memory of processes.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 
@@ -127,23 +131,32 @@ fn processes() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// Finds the process that has the ID `inside` in its innermost PID namespace and this (truncated) name; returns its ID
-/// in this program's PID namespace.
-pub(crate) fn find_outer_pid(inside: u32, name: &str) -> Result<u32> {
+/// Finds the process of a lab that has the ID `inside` in its innermost PID namespace and this (truncated) name; returns
+/// its ID in this program's PID namespace. Processes of several labs may have the same ID: those of the lab in `directory`
+/// have its path in their arguments or environment.
+pub(crate) fn find_outer_pid(inside: u32, name: &str, directory: &Path) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
-    for (pid, directory) in processes()? {
-        let Ok(status) = fs::read_to_string(directory.join("status")) else {
+    for (pid, process) in processes()? {
+        let Ok(status) = fs::read_to_string(process.join("status")) else {
             continue;
         };
         let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key));
         let innermost = field("NSpid:").and_then(|ids| ids.split_ascii_whitespace().last());
+        let has_path = |file: &str| {
+            let bytes = fs::read(process.join(file)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).contains(&*directory.to_string_lossy())
+        };
         if field("Name:").map(str::trim) == Some(&*name)
             && innermost == Some(inside.to_string().as_str())
+            && (has_path("cmdline") || has_path("environ"))
         {
             return Ok(pid);
         }
     }
-    anyhow::bail!("no process {name} with the id {inside}")
+    anyhow::bail!(
+        "no process {name} with the id {inside} in the lab of {}",
+        directory.display()
+    )
 }
 
 /// Finds the processes of this name whose environment has `variable`, as `NAME=value`.

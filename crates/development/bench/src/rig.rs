@@ -37,7 +37,7 @@ impl BenchNodes {
 pub(crate) struct BenchLab {
     client: Client,
     manifests: tempfile::TempDir,
-    _base: tempfile::TempDir,
+    base: tempfile::TempDir,
 }
 
 impl BenchLab {
@@ -93,7 +93,7 @@ impl BenchLab {
         Ok(Self {
             client: Client::new(state),
             manifests: directory,
-            _base: base,
+            base,
         })
     }
 
@@ -157,8 +157,8 @@ impl BenchLab {
                 let inside = process
                     .pid
                     .with_context(|| format!("no {daemon} runs on {:?}", process.node))?;
-                let pid = process::find_outer_pid(inside, &format!("ambit-{daemon}"))
-                    .or_else(|_| process::find_outer_pid(inside, "ambit-node-prox"))?;
+                let find = |name: &str| process::find_outer_pid(inside, name, self.base.path());
+                let pid = find(&format!("ambit-{daemon}")).or_else(|_| find("ambit-node-prox"))?;
                 pids.extend(process::with_descendants(pid)?);
             }
         }

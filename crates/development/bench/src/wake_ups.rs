@@ -1,5 +1,5 @@
-//! Time to wake a thread: what the scheduler and the processors take for a message between two threads that does nothing
-//! else. A request through a mesh wakes four threads more than one without, so that its latency depends on this time.
+//! Time to wake a thread: what the scheduler and the processors take for a message between two threads that do nothing
+//! else. A request and its response wake node proxies four times, so that their latency depends on this time.
 
 use std::{
     io::{self, Read, Write},

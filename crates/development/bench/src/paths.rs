@@ -230,8 +230,9 @@ pub(crate) fn print(rows: &[PathRow], wake_ups: WakeUps) {
     );
 }
 
-/// Runs all loads on all paths, and measures wake-ups beside them.
+/// Measures wake-ups, and runs all loads on all paths.
 pub(crate) fn run() -> Result<(Vec<PathRow>, WakeUps)> {
+    let wake_ups = wake_ups::measure()?;
     let scratch = tempfile::tempdir()?;
     let mut labs = Vec::new();
     for (index, (backend, _)) in BACKENDS.into_iter().enumerate() {
@@ -248,7 +249,7 @@ pub(crate) fn run() -> Result<(Vec<PathRow>, WakeUps)> {
             rows.push(compare(load, place, &paths)?);
         }
     }
-    Ok((rows, wake_ups::measure()?))
+    Ok((rows, wake_ups))
 }
 
 /// Measures a load on all paths alternately.

@@ -44,7 +44,7 @@ use crate::{
     config::{HeaderLimits, WEBSOCKET},
     fair_share::{FairShare, TaskShare},
     http1_io::{Http1Io, TrailersBody},
-    http2::{frames::PREFACE_BYTES, joined_data::JoinedDataReads},
+    http2::{frames::PREFACE, joined_data::JoinedDataReads},
     message::{TaskExecutor, Version},
     session::Session,
 };
@@ -190,7 +190,7 @@ where
             let limit = session.shard.waypoint.config.headers_timeout;
             let max_header_bytes = session.shard.waypoint.config.headers.bytes;
             let io = HeaderBlockIo::new(io, limit, max_header_bytes, session.memory.clone());
-            let io = JoinedDataReads::new(io, PREFACE_BYTES);
+            let io = JoinedDataReads::new(io, PREFACE.len());
             let io = PortionedReads::new(io, u32::try_from(window.bytes()).unwrap_or(u32::MAX));
             let mut builder = http2_builder(window.bytes(), max_header_bytes, &session.share);
             let upgrades = &session.shard.waypoint.config.upgrades;

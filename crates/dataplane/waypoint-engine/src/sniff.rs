@@ -15,10 +15,8 @@ use std::{
 use ambit_tls::{FirstMessage, HelloError, HelloReader};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::message::Version;
+use crate::{http2::frames::PREFACE, message::Version};
 
-/// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Version at the end of an HTTP/1 request line, without the minor version's digit.
 const HTTP1_VERSION_PREFIX: &[u8] = b"HTTP/1.";
 /// Maximum length of a recognized HTTP method.

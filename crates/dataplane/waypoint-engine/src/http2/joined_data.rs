@@ -14,7 +14,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frames::{DATA, END_STREAM, FRAME_HEADER_BYTES, FrameHeader};
+use super::frames::{DATA, END_STREAM, FRAME_HEADER_BYTES, FrameHeader, FrameParser};
 
 /// Maximum payload of a joined frame in bytes: that of a frame which every receiver accepts (RFC 9113, section 4.2).
 const MAX_JOINED_BYTES: usize = 16 << 10;
@@ -86,11 +86,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for JoinedDataReads<IO> {
 /// stay as they are: the receiver must not wait for bytes that the peer sends later.
 #[derive(Debug)]
 struct DataJoiner {
-    /// Bytes to pass before the next frame: of the preface, or of a frame whose start was passed.
-    skipped: usize,
-    /// Received bytes of a frame header that a read has not completed.
-    header: [u8; FRAME_HEADER_BYTES],
-    header_bytes: usize,
+    /// Parser of the preface, and of frames that a read has not completed.
+    begun: FrameParser,
 }
 
 /// Complete DATA frame in the current read, to which the next one may be joined.
@@ -104,15 +101,13 @@ struct LastDataFrame {
 impl DataJoiner {
     fn with_skipped_bytes(skipped: usize) -> Self {
         Self {
-            skipped,
-            header: [0; FRAME_HEADER_BYTES],
-            header_bytes: 0,
+            begun: FrameParser::with_skipped_bytes(skipped),
         }
     }
 
     /// Joins frames in `bytes`, and returns the number of bytes that remain, from its start.
     fn join(&mut self, bytes: &mut [u8]) -> usize {
-        let mut position = self.pass_begun_frame(bytes);
+        let mut position = bytes.len() - self.begun.finish_frame(bytes).len();
         let mut end = position;
         let mut last: Option<LastDataFrame> = None;
         while let Some(rest) = bytes.get(position..)
@@ -138,37 +133,9 @@ impl DataJoiner {
             });
             end = move_down(bytes, frame, end);
         }
-        // The rest is a frame that has only begun.
-        self.begin_frame(bytes.get(position..).unwrap_or_default());
+        let rest = bytes.get(position..).unwrap_or_default();
+        self.begun.advance(rest, |_| {});
         move_down(bytes, position..bytes.len(), end)
-    }
-
-    /// Passes bytes of a frame that an earlier read has begun, and returns their number.
-    fn pass_begun_frame(&mut self, bytes: &[u8]) -> usize {
-        let mut position = 0;
-        if self.header_bytes > 0 {
-            let missing = FRAME_HEADER_BYTES - self.header_bytes;
-            position = missing.min(bytes.len());
-            self.begin_frame(bytes.get(..position).unwrap_or_default());
-        }
-        let passed = self.skipped.min(bytes.len() - position);
-        self.skipped -= passed;
-        position + passed
-    }
-
-    /// Takes bytes from the start of a frame, which do not complete it.
-    fn begin_frame(&mut self, bytes: &[u8]) {
-        let missing = FRAME_HEADER_BYTES - self.header_bytes;
-        let (header, payload) = bytes.split_at(missing.min(bytes.len()));
-        let room = self.header_bytes..self.header_bytes + header.len();
-        if let Some(room) = self.header.get_mut(room) {
-            room.copy_from_slice(header);
-        }
-        self.header_bytes += header.len();
-        if self.header_bytes == FRAME_HEADER_BYTES {
-            self.header_bytes = 0;
-            self.skipped = FrameHeader::parse(self.header).length - payload.len();
-        }
     }
 }
 

@@ -12,8 +12,9 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// HPACK-encoded header sections: `GET` is `GET /` with the host `web`, `CONNECT` a CONNECT to the service.
+/// HPACK-encoded header sections: `GET` and `POST` are requests for `/` with the host `web`, `CONNECT` a CONNECT to the service.
 pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
+pub(crate) const POST: &[u8] = b"\x83\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
 pub(crate) const DATA: u8 = 0;

@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     application::run_scripted_server,
     fixture::{HTTP2, TIMEOUT, World},
-    http2::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame},
+    http2::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, POST, PREFACE, SETTINGS, frame},
 };
 
 const VIP: &str = "10.0.0.1";
@@ -30,8 +30,6 @@ const DOWNLOADS: usize = 6;
 const DOWNLOADED_MESSAGES: usize = 6_500;
 /// Budget for small DATA frames of the client and the endpoint, whose limit is not what is tested.
 const PEER_FRAME_BUDGET: usize = 1 << 30;
-/// HPACK-encoded header section of `POST /` with the host `web`.
-const POST: &[u8] = b"\x83\x86\x84\x41\x03web";
 const ACK: u8 = 1;
 
 /// Sends the messages of a download as one frame each, as soon as windows permit.

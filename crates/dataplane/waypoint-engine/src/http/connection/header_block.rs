@@ -21,7 +21,7 @@ use tokio::{
 use super::{header_timeout::HeaderTimeoutError, overload::HeaderBlocksTooLarge};
 use crate::{
     http2::frames::{
-        CONTINUATION, END_HEADERS, END_STREAM, FrameEvent, FrameParser, HEADERS, PREFACE_BYTES,
+        CONTINUATION, END_HEADERS, END_STREAM, FrameEvent, FrameParser, HEADERS, PREFACE,
         RST_STREAM,
     },
     memory::{ChargePurpose, ConnectionMemory, MemoryPermit},
@@ -153,7 +153,7 @@ impl<IO> HeaderBlockIo<IO> {
     ) -> Self {
         Self {
             io,
-            from_client: FrameParser::with_skipped_bytes(PREFACE_BYTES),
+            from_client: FrameParser::with_skipped_bytes(PREFACE.len()),
             to_client: FrameParser::with_skipped_bytes(0),
             blocks: HeaderBlockTracker {
                 max_section_bytes: most,

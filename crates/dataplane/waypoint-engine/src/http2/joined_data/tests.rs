@@ -5,19 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::http2::frames::{FrameEvent, FrameParser, HEADERS, RST_STREAM};
+use crate::http2::frames::{FrameEvent, HEADERS, PREFACE, RST_STREAM, frame};
 
 const PADDED: u8 = 8;
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-fn frame(frame_type: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    let mut frame = length[1..].to_vec();
-    frame.extend([frame_type, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend(payload);
-    frame
-}
 
 /// Joins frames that arrive in reads of this size, after a preface.
 fn join_in_reads(bytes: &[u8], read_bytes: usize) -> Vec<u8> {
@@ -133,7 +123,11 @@ proptest! {
                 prop_oneof![4 => Just(DATA), 1 => Just(HEADERS), 1 => Just(8)],
                 prop_oneof![6 => Just(0), 1 => Just(END_STREAM), 1 => Just(PADDED)],
                 0..3_u32,
-                proptest::collection::vec(any::<u8>(), 0..40),
+                prop_oneof![
+                    proptest::collection::vec(any::<u8>(), 0..40),
+                    // A payload that looks like frames.
+                    Just(frame(DATA, 0, 1, b"a").repeat(4)),
+                ],
             ),
             0..60,
         ),

@@ -3,20 +3,16 @@
 use std::{sync::Arc, task::Waker};
 
 use super::*;
-use crate::{http2::frames::FRAME_HEADER_BYTES, memory::Memory};
+use crate::{http2::frames, memory::Memory};
 
 /// Maximum size of a header section in the tests.
 const MAX_SECTION_BYTES: usize = 64 << 10;
 /// Maximum memory charge of a header block within the limit of header sections.
 const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_OVERHEAD_BYTES;
 
+/// Encodes a frame with a payload of this length.
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
-    let size = u32::try_from(length).unwrap().to_be_bytes();
-    let mut frame = size[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.resize(FRAME_HEADER_BYTES + length, 0xbe);
-    frame
+    frames::frame(kind, flags, stream, &vec![0xbe; length])
 }
 
 /// Parses the bytes of a client in pieces of this size. Returns the resulting tracker and parser.
@@ -125,7 +121,7 @@ fn read_sizes(bytes: &[u8]) -> Vec<Option<usize>> {
 
 #[tokio::test]
 async fn header_blocks_are_read_in_small_parts_between_other_tasks() {
-    let preface = [b'p'; PREFACE_BYTES];
+    let preface = [b'p'; PREFACE.len()];
     let blocks = frame(HEADERS, WHOLE, 1, 1500).repeat(20);
     let reads_of = |parts: &[&[u8]]| read_sizes(&parts.concat());
     let dense = reads_of(&[&preface, &blocks]);

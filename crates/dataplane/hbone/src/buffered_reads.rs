@@ -6,15 +6,14 @@
 
 use std::{
     cell::RefCell,
-    fmt,
-    io::{self, IoSlice},
+    fmt, io,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use ambit_tls::TrustWithdrawalReason;
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
 use crate::{scratch::SCRATCH_BYTES, withdrawal};
@@ -119,35 +118,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for BufferedReads<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for BufferedReads<IO> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
+crate::pass_writes!(BufferedReads);
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,7 @@ pub mod client;
 mod frames;
 mod gathered_writes;
 mod lease;
+mod passed_writes;
 mod pinger;
 pub mod pool;
 mod portioned_reads;

@@ -6,13 +6,13 @@
 //! (their borders have no meaning, RFC 9113, section 6.1), so that messages that arrive together count as one.
 
 use std::{
-    io::{self, IoSlice},
+    io,
     ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 use super::frames::{DATA, END_STREAM, FRAME_HEADER_BYTES, FrameHeader, FrameParser};
 
@@ -52,35 +52,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for JoinedDataReads<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for JoinedDataReads<IO> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
+ambit_hbone::pass_writes!(JoinedDataReads);
 
 /// Joins DATA frames in the bytes of one direction of a connection, read by read. Frames that a read has not completed
 /// stay as they are: the receiver must not wait for bytes that the peer sends later.

@@ -15,7 +15,7 @@ use std::{
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, ReadBuf},
     time::{Sleep, sleep},
 };
 
@@ -178,37 +178,9 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderTimeoutIo<IO> {
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for HeaderTimeoutIo<IO> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
-    }
-
-    /// Whether writes of several buffers are supported, as they are by tunnels. hyper then keeps the buffers of a body,
-    /// which are charged until they are sent, instead of copying them into its own.
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
+// Writes of several buffers are supported, as they are by tunnels. hyper then keeps the buffers of a body, which are charged
+// until they are sent, instead of copying them into its own.
+ambit_hbone::pass_writes!(HeaderTimeoutIo);
 
 /// Response body that holds the guard of its request.
 #[derive(Debug)]
